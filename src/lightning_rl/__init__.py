@@ -1,0 +1,50 @@
+"""Reinforcement learning for embodied agents, structured by PyTorch Lightning."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_rl.algorithms import PPO, Algorithm
+    from lightning_rl.collectors import Collector, SyncCollector
+    from lightning_rl.data import RLDataModule
+    from lightning_rl.envs import GymnasiumEnv, TorchEnv, VectorEnv
+    from lightning_rl.errors import ConfigurationError
+    from lightning_rl.policies import ActorCritic, Policy
+    from lightning_rl.trainer import RLTrainer
+
+_HOMES = {
+    "PPO": "algorithms",
+    "ActorCritic": "policies",
+    "Algorithm": "algorithms",
+    "Collector": "collectors",
+    "ConfigurationError": "errors",
+    "GymnasiumEnv": "envs",
+    "Policy": "policies",
+    "RLDataModule": "data",
+    "RLTrainer": "trainer",
+    "SyncCollector": "collectors",
+    "TorchEnv": "envs",
+    "VectorEnv": "envs",
+}
+
+__all__ = [
+    "PPO",
+    "ActorCritic",
+    "Algorithm",
+    "Collector",
+    "ConfigurationError",
+    "GymnasiumEnv",
+    "Policy",
+    "RLDataModule",
+    "RLTrainer",
+    "SyncCollector",
+    "TorchEnv",
+    "VectorEnv",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `rl-cli --help` must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lightning_rl' has no attribute '{name}'")
+    return getattr(import_module(f"lightning_rl.{_HOMES[name]}"), name)

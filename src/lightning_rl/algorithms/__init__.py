@@ -1,0 +1,6 @@
+"""Algorithms: LightningModules that improve a policy."""
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.ppo import PPO
+
+__all__ = ["PPO", "Algorithm"]

@@ -1,0 +1,294 @@
+"""Give an algorithm everything but its loss: values, minibatches, the optimizer step, counters, evaluation."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from tensordict import TensorDict
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms.schedule import LearningRateSchedule
+from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics
+from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.evaluation import Episode, run_episodes, summarize
+from lightning_rl.policies import Policy, RewardNormalizer
+from lightning_rl.rollout import flat_transitions, minibatches
+
+OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+"""Makes an optimizer from parameters; in YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`."""
+
+
+class Algorithm(LightningModule):
+    """A policy and a way to improve it; a subclass writes `training_step`, which reads top to bottom.
+
+    Lightning's automatic optimization is off: a training step is one iteration, that is one rollout and its whole
+    update of many optimizer steps, and `trainer.global_step` counts iterations.
+
+    Args:
+        policy: what is trained.
+        learning_rate: initial learning rate.
+        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided by 1.5 where the KL of
+            an epoch exceeds twice `desired_kl` and multiplied by 1.5 where it is below half of it.
+        desired_kl: of the adaptive schedule.
+        n_epochs: passes over a rollout.
+        batch_size: transitions per minibatch; the last one of a pass is smaller where it does not divide N*T.
+        gamma: discount per env step.
+        max_grad_norm: bound on the norm of the whole gradient; null for none.
+        normalize_reward: scale rewards by the running standard deviation of the discounted return, clipped to ±10.
+        optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
+        max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient that is not finite,
+            before the run ends.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        learning_rate: float = 3e-4,
+        lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
+        desired_kl: float = 0.01,
+        n_epochs: int = 10,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        max_grad_norm: float | None = 0.5,
+        normalize_reward: bool = False,
+        optimizer: OptimizerFactory | None = None,
+        max_nonfinite_steps: int = 10,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        require(learning_rate > 0, f"learning_rate must be positive, got {learning_rate}.")
+        require(desired_kl > 0, f"desired_kl must be positive, got {desired_kl}.")
+        require(n_epochs >= 1, f"n_epochs must be at least 1, got {n_epochs}.")
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
+        require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}.")
+        require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be positive, got {max_grad_norm}.")
+        require(max_nonfinite_steps >= 1, f"max_nonfinite_steps must be at least 1, got {max_nonfinite_steps}.")
+        self.policy = policy
+        self.n_epochs = n_epochs
+        self.batch_size = batch_size
+        self.gamma = gamma
+        self.max_grad_norm = max_grad_norm
+        self.make_optimizer = optimizer
+        self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
+        self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
+        self.env_steps = 0
+        self.optimizer_steps = 0
+        self.statistics = UpdateStatistics()
+        self.guard = NonFiniteGuard(max_nonfinite_steps)
+        self.metrics: dict[str, float] = {}
+        self.evaluation: dict[str, Any] = {}
+        self.generator = torch.Generator()
+        self._episodes: list[Episode] = []
+        self._restored_rng: dict[str, Tensor] | None = None
+
+    # --- what training_step is made of ---------------------------------------------------------------------------
+
+    def rewards(self, rollout: TensorDict) -> Tensor:
+        """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
+        reward: Tensor = rollout["reward"][:, :-1]
+        if self.reward_normalizer is None:
+            return reward
+        return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
+
+    @torch.no_grad()
+    def evaluate_values(self, rollout: TensorDict) -> None:
+        """Write `value` of all T+1 observations, and `final_value` where only the time ran out, in one batched pass."""
+        observations = TensorDict({"observation": rollout["observation"]}, rollout.batch_size)
+        rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+        finals = TensorDict({"observation": rollout["final_observation"][rows, steps]}, [rows.shape[0]])
+        flat = flat_transitions(observations, ["observation"], bootstrap=True)
+        value = self.policy.get_value(torch.cat([flat, finals]))["value"]
+        size = rollout.batch_size
+        rollout["value"].copy_(value[: size.numel()].view(size[1], size[0]).t())
+        rollout["final_value"].zero_()
+        rollout["final_value"][rows, steps] = value[size.numel() :]
+
+    def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
+        """Yield one pass over the rollout, freshly shuffled, with the policy's own fields beside those named."""
+        yield from minibatches(rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields])
+
+    def optimizer_update(self, loss: Tensor, statistics: dict[str, Tensor]) -> None:
+        """Take one optimizer step down the loss, unless it or its gradient is not finite, and keep the statistics."""
+        optimizer = self.trainer.optimizers[0]
+        optimizer.zero_grad(set_to_none=True)
+        self.manual_backward(loss)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        statistics = {"loss": loss, **statistics, "grad_norm": grad_norm}
+        if self.guard.passes(statistics):
+            # Through the strategy, not the LightningOptimizer: that would count each minibatch as a global step.
+            self.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
+            self.optimizer_steps += 1
+            self.statistics.add(statistics)
+
+    def finish_iteration(self, rollout: TensorDict) -> None:
+        """Close an update: normaliser statistics, policy version, counters and metrics.
+
+        Raises:
+            FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was not finite.
+        """
+        if self.guard.exhausted:
+            raise FloatingPointError(self.guard.message(self.named_sources(rollout)))
+        self.policy.update_normalization(rollout)
+        self.policy.version += 1
+        steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
+        self.env_steps += steps * self.trainer.world_size
+        self.metrics = {f"train/{key}": value for key, value in self.statistics.means().items()}
+        self.metrics |= {
+            "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+            "train/optimizer_steps": float(self.optimizer_steps),
+            "train/skipped_steps": float(self.guard.skipped),
+        }
+        _count_iteration(self)
+
+    def named_sources(self, rollout: TensorDict) -> dict[str, Tensor]:
+        """Return what a loss is made of, by name, for the message about a number that is not finite."""
+        names = ("observation", "action", "reward", "sample_log_prob", "value", "final_value", "advantage", "return")
+        flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
+        return dict(flat.items()) | {f"parameter {name}": p for name, p in self.policy.named_parameters()}
+
+    # --- Lightning's hooks -----------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Optimizer:
+        """Make the optimizer; its learning rate is set by the schedule."""
+        parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        if self.make_optimizer is not None:
+            return self.make_optimizer(parameters)
+        return torch.optim.Adam(parameters, lr=self.schedule.initial, eps=1e-5, fused=True)
+
+    def setup(self, stage: str) -> None:
+        """Check the settings against the data, as soon as both are known."""
+        if stage != "fit":
+            return
+        if self.trainer.world_size > 1:
+            raise ConfigurationError(
+                f"Training on {self.trainer.world_size} processes is not supported: normaliser statistics and early stops "
+                "would not agree between them. Use --trainer.devices 1."
+            )
+        if self.trainer.precision not in ("32-true", "bf16-mixed"):
+            raise ConfigurationError(
+                f"trainer.precision {self.trainer.precision} is not supported: it converts log-probs and rewards. "
+                "Use 32-true or bf16-mixed."
+            )
+        per_iteration = self.trainer.datamodule.env_steps_per_iteration
+        require(
+            self.batch_size <= per_iteration,
+            f"model.batch_size={self.batch_size} is larger than a rollout: data.num_envs * data.buffer_size = "
+            f"{per_iteration} transitions. Lower batch_size, or raise num_envs or buffer_size.",
+        )
+
+    def on_fit_start(self) -> None:
+        """Seed the shuffling, apart from every other random stream; a checkpoint's state is taken up afterwards."""
+        self.generator = torch.Generator(self.device)
+        self.generator.manual_seed(self.trainer.datamodule.seed_for("shuffle"))
+        self.schedule.total_iterations = self.trainer.datamodule.total_iterations
+
+    def on_train_start(self) -> None:
+        """Take up the random streams of a checkpoint, after everything else that might have drawn from them."""
+        if self._restored_rng is not None:
+            self.generator.set_state(self._restored_rng["shuffle"].cpu())
+            torch.set_rng_state(self._restored_rng["torch"].cpu())
+            self._restored_rng = None
+
+    def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
+        """Refuse a rollout that is too old, set the learning rate, and put the policy in eval mode.
+
+        Raises:
+            RuntimeError: where the rollout is staler than the collector promises.
+        """
+        staleness = self.staleness(batch)
+        allowed = self.trainer.datamodule.max_staleness
+        if staleness > allowed:
+            raise RuntimeError(
+                f"The rollout was collected {staleness} updates ago, {allowed} are allowed: the loader must have a length "
+                "and hand out each rollout when it is asked for."
+            )
+        self.schedule.apply(self.trainer.optimizers[0], int(self.policy.version))
+        self.policy.eval()
+
+    def staleness(self, rollout: TensorDict) -> int:
+        """Return how many updates the oldest step of a rollout lags the learner."""
+        return int(self.policy.version - rollout["policy_version"][:, :-1].min())
+
+    def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds."""
+        self._episodes += run_episodes(self.policy, self.trainer.datamodule.eval_env, seeds)
+
+    def on_validation_epoch_end(self) -> None:
+        """Summarise the episodes, for the monitors and the log."""
+        self.evaluation = summarize(self._episodes) | {"env_steps": self.env_steps}
+        self._episodes = []
+        results = {
+            "eval/avg_reward": self.evaluation["avg_reward"],
+            "eval/avg_length": self.evaluation["avg_length"],
+            "eval/success_rate": self.evaluation["success_rate"],
+        }
+        self.log_dict({key: value for key, value in results.items() if value is not None})
+
+    def test_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds."""
+        self.validation_step(seeds, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Summarise the episodes."""
+        self.on_validation_epoch_end()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add counters and random streams."""
+        checkpoint["lightning_rl"] = {
+            "env_steps": self.env_steps,
+            "optimizer_steps": self.optimizer_steps,
+            "guard": self.guard.state_dict(),
+            "rng": {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up counters; random streams wait until training starts.
+
+        Raises:
+            ConfigurationError: where the checkpoint is not one of ours, or is one of another policy.
+        """
+        if "lightning_rl" not in checkpoint:
+            raise ConfigurationError("The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'.")
+        _check_weights(self.state_dict(), checkpoint["state_dict"])
+        saved = checkpoint["lightning_rl"]
+        self.env_steps = saved["env_steps"]
+        self.optimizer_steps = saved["optimizer_steps"]
+        self.guard.load_state_dict(saved["guard"])
+        self._restored_rng = saved["rng"]
+
+
+def _no_closure() -> None:
+    """Stand for the closure that Lightning wants: the gradients are there already."""
+
+
+def _count_iteration(module: LightningModule) -> None:
+    """Make `trainer.global_step` count iterations; in manual optimization it counts steps of LightningOptimizers.
+
+    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
+    """
+    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()
+
+
+def _check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Compare names and shapes, and name the first that differ."""
+    differing = sorted(own.keys() ^ saved.keys())
+    differing += [
+        f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
+        for key, value in own.items()
+        if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
+    ]
+    require(
+        not differing,
+        f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
+        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that it was trained with "
+        "(`--ckpt_path` alone does).",
+    )

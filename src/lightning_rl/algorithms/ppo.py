@@ -1,0 +1,130 @@
+"""Improve a policy by proximal policy optimization."""
+
+from typing import Any, Literal
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.errors import require
+from lightning_rl.functional import (
+    approx_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+    explained_variance,
+    gae,
+    normalize_advantage,
+    value_loss,
+)
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import add_transition_field
+
+
+class PPO(Algorithm):
+    """PPO with a clipped ratio, and advantages by generalised advantage estimation.
+
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper: time limits bootstrap
+    from the true final observation; advantages may be normalised; the value loss may be clipped.
+
+    Args:
+        policy: an actor with a critic.
+        gae_lambda: trace decay of the advantage.
+        clip_coef: bound on |ratio - 1|.
+        clip_value_loss: clip the value's move by `clip_coef` too.
+        normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
+        ent_coef: weight of the entropy bonus.
+        vf_coef: weight of the value loss.
+        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null for never.
+        kwargs: see `Algorithm`.
+    """
+
+    FIELDS = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
+
+    def __init__(
+        self,
+        policy: Policy,
+        gae_lambda: float = 0.95,
+        clip_coef: float = 0.2,
+        clip_value_loss: bool = False,
+        normalize_advantage: Literal["minibatch", "rollout", "off"] = "minibatch",
+        ent_coef: float = 0.0,
+        vf_coef: float = 0.5,
+        target_kl: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        require(0 <= gae_lambda <= 1, f"gae_lambda must lie in [0, 1], got {gae_lambda}.")
+        require(0 < clip_coef < 1, f"clip_coef must lie in (0, 1), got {clip_coef}.")
+        require(ent_coef >= 0, f"ent_coef must not be negative, got {ent_coef}.")
+        require(vf_coef >= 0, f"vf_coef must not be negative, got {vf_coef}.")
+        require(target_kl is None or target_kl > 0, f"target_kl must be positive, got {target_kl}.")
+        self.gae_lambda = gae_lambda
+        self.clip_coef = clip_coef
+        self.clip_value_loss = clip_value_loss
+        self.normalize_advantage = normalize_advantage
+        self.ent_coef = ent_coef
+        self.vf_coef = vf_coef
+        self.target_kl = target_kl
+
+    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+        """Improve the policy by one rollout [N, T+1]."""
+        self.evaluate_values(rollout)
+        self.add_advantages(rollout)
+        for _ in range(self.n_epochs):
+            first = len(self.statistics)
+            for minibatch in self.minibatches(rollout, self.FIELDS):
+                loss, statistics = self.loss(minibatch)
+                self.optimizer_update(loss, statistics)
+            if self.stops_early(first):
+                break
+        self.finish_iteration(rollout)
+
+    def add_advantages(self, rollout: TensorDict) -> None:
+        """Write `advantage` and `return` [N, T+1] into the rollout."""
+        transitions = rollout[:, :-1]
+        advantage, target = gae(
+            self.rewards(rollout),
+            rollout["value"],
+            transitions["terminated"],
+            transitions["truncated"],
+            transitions["final_value"],
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
+        if self.normalize_advantage == "rollout":
+            advantage = normalize_advantage(advantage)
+        add_transition_field(rollout, "advantage", advantage)
+        add_transition_field(rollout, "return", target)
+
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch [B], and scalars to report."""
+        new = self.policy.evaluate_actions(minibatch)
+        log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
+        advantage, target = minibatch["advantage"], minibatch["return"]
+        if self.normalize_advantage == "minibatch":
+            advantage = normalize_advantage(advantage)
+        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
+        policy_loss = clipped_surrogate_loss(log_prob, sample_log_prob, advantage, **clip)
+        if self.clip_value_loss:
+            critic_loss = clipped_value_loss(new["value"], target, minibatch["value"], clip_coef=self.clip_coef)
+        else:
+            critic_loss = value_loss(new["value"], target)
+        entropy = new["entropy"].mean()
+        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef * entropy
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": critic_loss,
+            "entropy": entropy,
+            "approx_kl": approx_kl(log_prob.detach(), sample_log_prob),
+            "clip_fraction": clip_fraction(log_prob.detach(), sample_log_prob, **clip),
+        }
+
+    def stops_early(self, first: int) -> bool:
+        """Tell, after an epoch that began with minibatch `first`, whether the KL ends the update; adapt the rate."""
+        if self.target_kl is None and self.schedule.kind != "adaptive":
+            return False
+        kl = self.statistics.mean_since("approx_kl", first)
+        self.schedule.adapt(self.trainer.optimizers[0], kl)
+        return self.target_kl is not None and kl > self.target_kl

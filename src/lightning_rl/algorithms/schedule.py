@@ -1,0 +1,50 @@
+"""Set the learning rate of an iteration."""
+
+from torch.optim import Optimizer
+
+
+class LearningRateSchedule:
+    """Constant, linear to zero at the end of the budget, or adaptive to the KL of an update.
+
+    The adaptive rule is rsl_rl's (Rudin et al. 2022, "Learning to Walk in Minutes", section 3), once per epoch instead of
+    once per minibatch; its state is the optimizer's own learning rate.
+
+    Args:
+        kind: `constant`, `linear` or `adaptive`.
+        initial: learning rate of the first iteration.
+        desired_kl: KL per epoch that the adaptive schedule aims at.
+
+    Attributes:
+        total_iterations: length of the run.
+    """
+
+    FACTOR = 1.5
+    BOUNDS = (1e-5, 1e-2)
+
+    def __init__(self, kind: str, initial: float, desired_kl: float) -> None:
+        self.kind = kind
+        self.initial = initial
+        self.desired_kl = desired_kl
+        self.total_iterations = 1
+
+    def apply(self, optimizer: Optimizer, iteration: int) -> None:
+        """Set the rate of an iteration, counted from 0; the adaptive rate is only set at the first."""
+        if self.kind == "linear":
+            _set_rate(optimizer, self.initial * max(0.0, 1.0 - iteration / self.total_iterations))
+        elif self.kind == "constant" or iteration == 0:
+            _set_rate(optimizer, self.initial)
+
+    def adapt(self, optimizer: Optimizer, kl: float) -> None:
+        """Move the adaptive rate by the KL of an epoch."""
+        if self.kind != "adaptive":
+            return
+        rate = optimizer.param_groups[0]["lr"]
+        if kl > 2.0 * self.desired_kl:
+            _set_rate(optimizer, max(self.BOUNDS[0], rate / self.FACTOR))
+        elif 0.0 < kl < 0.5 * self.desired_kl:
+            _set_rate(optimizer, min(self.BOUNDS[1], rate * self.FACTOR))
+
+
+def _set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,97 @@
+"""Watch the optimizer steps of an update: average what they report, and stop on numbers that are not finite."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class UpdateStatistics:
+    """Averages over the minibatches of an iteration, summed on the device and read once."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._rows: list[Tensor] = []
+        self._single: dict[str, Tensor] = {}
+
+    def add(self, statistics: dict[str, Tensor]) -> None:
+        """Add the scalars of one minibatch."""
+        self._names = list(statistics)
+        self._rows.append(torch.stack([value.detach() for value in statistics.values()]))
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set a scalar that there is one of per iteration."""
+        self._single[name] = value
+
+    def mean_since(self, name: str, first: int) -> float:
+        """Return the average of one scalar over the minibatches from index `first` on; 0 where there are none."""
+        rows = self._rows[first:]
+        if not rows:
+            return 0.0
+        return float(torch.stack(rows)[:, self._names.index(name)].mean())
+
+    def means(self) -> dict[str, float]:
+        """Return the averages, in one transfer from the device, and start anew."""
+        result: dict[str, float] = {}
+        if self._rows:
+            result = dict(zip(self._names, torch.stack(self._rows).mean(0).tolist(), strict=True))
+        if self._single:
+            values = torch.stack([value.float() for value in self._single.values()]).tolist()
+            result |= dict(zip(self._single, values, strict=True))
+        self._rows, self._single = [], {}
+        return result
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class NonFiniteGuard:
+    """Tell which optimizer steps to skip, and when to give up.
+
+    Args:
+        limit: steps skipped in a row that are too many.
+
+    Attributes:
+        skipped: steps skipped so far, in the whole run.
+        exhausted: whether the limit was reached.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.skipped = 0
+        self.in_a_row = 0
+        self.exhausted = False
+        self._failing: list[str] = []
+
+    def passes(self, statistics: dict[str, Tensor]) -> bool:
+        """Tell whether loss and gradient norm are finite; the one thing per minibatch that waits for the device."""
+        if bool((statistics["loss"].detach() + statistics["grad_norm"]).isfinite()):
+            self.in_a_row = 0
+            return True
+        self.skipped += 1
+        self.in_a_row += 1
+        self.exhausted |= self.in_a_row >= self.limit
+        self._failing = _not_finite(statistics)
+        return False
+
+    def message(self, sources: dict[str, Tensor]) -> str:
+        """Say what was not finite, in the loss and in the named tensors that it was made of."""
+        blamed = _not_finite(sources)
+        origin = f"Not finite among what they are made of: {', '.join(blamed)}." if blamed else (
+            "What they are made of is finite, so the loss itself overflows: lower learning_rate or max_grad_norm."
+        )
+        return (
+            f"{self.limit} optimizer steps in a row were skipped, because {', '.join(self._failing)} were not finite. {origin}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up saved counters."""
+        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    return [name for name, value in tensors.items() if not value.isfinite().all()]

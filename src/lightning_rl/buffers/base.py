@@ -1,0 +1,38 @@
+"""Say what a buffer is: where rollouts wait between the collector and the learner, each handed out once."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from tensordict import TensorDict
+
+
+class Buffer(ABC):
+    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once."""
+
+    @abstractmethod
+    def extend(self, rollout: TensorDict) -> None:
+        """Take a rollout in.
+
+        Raises:
+            ValueError: where it is no rollout.
+            RuntimeError: where there is no room.
+        """
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Tell whether `get` has something to give."""
+
+    @abstractmethod
+    def get(self) -> TensorDict:
+        """Give out the oldest rollout, which is then no longer in the buffer.
+
+        Raises:
+            RuntimeError: where there is none.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what waits in the buffer, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most buffers are empty between iterations
+        """Take up a saved state."""

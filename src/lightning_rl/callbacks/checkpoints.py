@@ -1,0 +1,65 @@
+"""Keep the last and the best checkpoint of a run, each whole or absent."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from lightning_rl.runs import CHECKPOINTS
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write to a temporary file beside the target, flush it to the disk, and rename it.
+
+    Lightning's own way goes through the system's temporary directory, which often is another file system, where a move
+    is a copy that can be cut short.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Save a checkpoint; a kill at any moment leaves the file that was there before."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".tmp-")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+class LastCheckpoint(Checkpoint):
+    """Save `last.ckpt` after every epoch, whatever the evaluation said.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKPOINTS / "last.ckpt"
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, unless the epoch was cut short by a signal: that has been saved, in the middle of the epoch."""
+        if getattr(trainer, "stop_signal", None) is None:
+            trainer.save_checkpoint(self.path)
+
+
+def best_checkpoint(directory: Path) -> ModelCheckpoint:
+    """Return Lightning's callback, set to keep the checkpoint of the best evaluation as `best.ckpt`."""
+    return ModelCheckpoint(
+        dirpath=directory / CHECKPOINTS,
+        filename="best",
+        monitor="eval/avg_reward",
+        mode="max",
+        auto_insert_metric_name=False,
+        enable_version_counter=False,
+        save_on_train_epoch_end=False,
+    )

@@ -1,0 +1,72 @@
+"""Leave on a signal without losing anything: finish the iteration, save, stop."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_rl.runs import CHECKPOINTS
+
+
+class GracefulStop(Callback):
+    """On SIGTERM, SIGUSR1 or Ctrl-C save `last.ckpt` after the iteration under way, and end the run.
+
+    A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
+
+    Args:
+        directory: of the run.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKPOINTS / "last.ckpt"
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over from Lightning's handlers, which would raise and skip the checkpoint."""
+        self._received = None
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Save and stop in the middle of an epoch; at its end, the evaluation and `LastCheckpoint` come first."""
+        if self._received is None or trainer.is_last_batch or trainer.should_stop:
+            return
+        trainer.save_checkpoint(self.path)
+        trainer.limit_val_batches = 0
+        self._stop(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop between epochs. This callback comes after `LastCheckpoint`."""
+        if self._received is not None and not trainer.should_stop:
+            self._stop(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the signals back."""
+        self._restore()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
+        again = " (Ctrl-C again to stop at once, without saving)" if number == signal.SIGINT else ""
+        sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
+
+    def _stop(self, trainer: Trainer) -> None:
+        trainer.should_stop = True
+        trainer.stop_signal = self._received  # type: ignore[attr-defined]  # RLTrainer
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}

@@ -1,0 +1,82 @@
+"""Write every metric to the loggers, once per logging interval, over env steps."""
+
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+
+class EnvStepTensorBoard(TensorBoardLogger):
+    """TensorBoard with env steps as the x-axis of everything, callbacks that count iterations included.
+
+    A resumed run drops what an interrupted one wrote after the checkpoint.
+    """
+
+    module: LightningModule | None = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Write scalars at the env steps of the moment."""
+        super().log_metrics(metrics, step if self.module is None else int(self.module.env_steps))
+
+    def purge_after(self, env_steps: int) -> None:
+        """Have TensorBoard forget what was logged after a number of env steps; before the first metric only."""
+        self._kwargs["purge_step"] = env_steps + 1
+
+
+class MetricsWriter(Callback):
+    """Gather what algorithm, collector and clocks have to say, and hand it to the loggers.
+
+    `self.log` costs a quarter of a millisecond per metric and step even where nothing is written, so only what monitors
+    may ask for goes through it.
+
+    Attributes:
+        latest: the metrics of the last iteration.
+    """
+
+    def __init__(self) -> None:
+        self.latest: dict[str, float] = {}
+        self._started = 0.0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell the loggers where env steps are counted."""
+        for logger in trainer.loggers:
+            if isinstance(logger, EnvStepTensorBoard):
+                logger.module = pl_module
+                if pl_module.env_steps:
+                    logger.purge_after(int(pl_module.env_steps))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Begin the clock of the update."""
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Write the metrics of the iteration."""
+        update = time.perf_counter() - self._started
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        collect = data.dataset.collect_seconds
+        steps = data.env_steps_per_iteration
+        self.latest = {
+            **pl_module.metrics,
+            **data.collector.statistics.averages(),
+            "charts/episodes": float(data.collector.statistics.episodes),
+            "charts/SPS": steps / (collect + update),
+            "charts/SPS_collect": steps / collect,
+            "charts/SPS_update": steps / update,
+        }
+        reward = self.latest.get("charts/episode_reward_avg_100")
+        if reward is not None:
+            pl_module.log("charts/episode_reward_avg_100", reward, logger=False, batch_size=1)
+        if (pl_module.trainer.global_step) % trainer.log_every_n_steps == 0 or trainer.should_stop:
+            self._write(trainer, self.latest, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the results of an evaluation during training."""
+        if trainer.training or trainer.state.fn == "fit":
+            names = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
+            values = {name: pl_module.evaluation[name.split("/")[1]] for name in names}
+            self._write(trainer, {name: value for name, value in values.items() if value is not None}, pl_module)
+
+    def _write(self, trainer: Trainer, metrics: dict[str, float], pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=int(pl_module.env_steps))

@@ -1,0 +1,60 @@
+"""Print the result of `validate` or `test` as a table, and write it to a file."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+
+
+class EvaluationReport(Callback):
+    """Write `evaluation.json` after `validate`, `test.json` after `test`, and print what is in it.
+
+    Args:
+        directory: where the file goes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report, unless this is an evaluation during training."""
+        if trainer.state.fn == "validate":
+            self._report(pl_module.evaluation, "evaluation.json")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report."""
+        self._report(pl_module.evaluation, "test.json")
+
+    def _report(self, evaluation: dict[str, Any], name: str) -> None:
+        path = self.directory / name
+        write_json(path, evaluation)
+        low, high = evaluation["ci95"]
+        success = evaluation["success_rate"]
+        table = Table(title="Evaluation", show_header=False)
+        for label, text in {
+            "episodes": f"{evaluation['episodes']} (deterministic, one per seed)",
+            "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
+            "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
+            "average length": f"{evaluation['avg_length']:.1f} env steps",
+            "success rate": "not reported by the env" if success is None else f"{success:.1%}",
+            "ended by the task / by time": f"{evaluation['terminations']} / {evaluation['truncations']}",
+            "trained for": f"{evaluation['env_steps']:,} env steps",
+        }.items():
+            table.add_row(label, text)
+        console = Console(highlight=False)
+        console.print(table)
+        console.print(f"Written to {path}", soft_wrap=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, indent=2)
+    os.replace(temporary, path)

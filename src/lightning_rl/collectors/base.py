@@ -1,0 +1,53 @@
+"""Say what a collector is: it steps the env with the policy, and counts what it did."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from tensordict import TensorDict
+
+from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.envs import VectorEnv
+from lightning_rl.policies import Policy
+
+
+class Collector(ABC):
+    """Collects rollouts of batch shape [N, T+1].
+
+    A subclass's constructor begins with these four arguments; the data module fills them in, the config sets the rest.
+
+    Args:
+        env: stepped by this collector alone.
+        policy: acts; the collector reads its weights and never writes them.
+        num_steps: T, steps per env in a rollout.
+        seed: of the env and of the sampling of actions.
+
+    Attributes:
+        statistics: returns and lengths of finished episodes.
+        env_steps: steps collected so far, over all N envs of this process.
+        max_staleness: by how many updates the weights behind a step may lag the learner's when it is trained on.
+    """
+
+    max_staleness: int = 0
+
+    def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
+        self.env = env
+        self.policy = policy
+        self.num_steps = num_steps
+        self.seed = seed
+        self.statistics = EpisodeStatistics(env.num_envs)
+        self.env_steps = 0
+
+    @abstractmethod
+    def collect(self) -> TensorDict:
+        """Return a rollout of batch shape [N, T+1]; its storage holds until the next call."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to collect on, bit for bit."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state before the first `collect`."""
+
+    def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
+        """Stop threads and processes of the collector. May be called more than once; the env is not its to close."""

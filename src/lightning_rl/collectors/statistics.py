@@ -1,0 +1,81 @@
+"""Work out returns and lengths of finished episodes, once per rollout."""
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WINDOW = 100
+"""How many of the last episodes the averages are taken over."""
+
+
+class EpisodeStatistics:
+    """Follow N envs through rollouts; nothing is done per env step.
+
+    Attributes:
+        returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env steps).
+        episodes: finished so far.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._return = torch.zeros(num_envs, dtype=torch.float64)
+        self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self.returns: deque[float] = deque(maxlen=WINDOW)
+        self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.episodes = 0
+
+    def update(self, reward: Tensor, done: Tensor) -> None:
+        """Take in the next T steps of all envs, in order.
+
+        Args:
+            reward: [N, T].
+            done: [N, T] bool.
+        """
+        total = reward.double().cumsum(1).cpu() + self._return[:, None]
+        steps = torch.arange(1, reward.shape[1] + 1) + self._length[:, None]
+        done = done.cpu()
+        time, env = done.t().nonzero(as_tuple=True)
+        self._return, self._length = total[:, -1].clone(), steps[:, -1].clone()
+        offsets: dict[int, tuple[float, int]] = {}
+        for t, n in zip(time.tolist(), env.tolist(), strict=True):
+            base_return, base_length = offsets.get(n, (0.0, 0))
+            offsets[n] = (float(total[n, t]), int(steps[n, t]))
+            self.returns.append(offsets[n][0] - base_return)
+            self.lengths.append(offsets[n][1] - base_length)
+            self.episodes += 1
+        for n, (ended_return, ended_length) in offsets.items():
+            self._return[n] -= ended_return
+            self._length[n] -= ended_length
+
+    def averages(self) -> dict[str, float]:
+        """Return the averages under the names of their charts; empty before the first episode has finished."""
+        if not self.returns:
+            return {}
+        return {
+            "charts/episode_reward_avg_100": sum(self.returns) / len(self.returns),
+            "charts/episode_length_avg_100": sum(self.lengths) / len(self.lengths),
+        }
+
+    def restart_episodes(self) -> None:
+        """Forget the episodes under way: their envs have been reset."""
+        self._return.zero_()
+        self._length.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything, as plain numbers and tensors."""
+        return {
+            "return": self._return.clone(),
+            "length": self._length.clone(),
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "episodes": self.episodes,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state."""
+        self._return.copy_(state["return"])
+        self._length.copy_(state["length"])
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+        self.episodes = state["episodes"]

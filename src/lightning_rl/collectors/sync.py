@@ -1,0 +1,106 @@
+"""Collect rollouts in the learner's own thread, with the learner's own weights."""
+
+import warnings
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.collectors.base import Collector
+from lightning_rl.envs import RestoreError, VectorEnv
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import allocate_rollout, clear_added, copy_tree, step_views, time_major
+
+
+class SyncCollector(Collector):
+    """Step the env T times with the current policy; policy lag is 0. See `Collector` for the arguments.
+
+    The env is reset once, by the first `collect`; later rollouts go on where the last one stopped. The rollout lives in
+    one preallocated storage on the policy's device, written through views that are made once.
+    """
+
+    def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
+        super().__init__(env, policy, num_steps, seed)
+        device = policy.version.device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.rollout = allocate_rollout(
+            env.single_observation_space,
+            env.single_action_space,
+            env.num_envs,
+            num_steps,
+            extra_fields=policy.extra_fields,
+            device=device,
+        )
+        self._fields = tuple(self.rollout.keys())
+        self._storage = time_major(self.rollout)
+        self._steps = step_views(self.rollout)
+        self._observations = [step.get("observation") for step in self._steps]
+        self._final_observations = [step.get("final_observation") for step in self._steps]
+        self._actions = [step.get("action") for step in self._steps]
+        self._rewards, self._terminated, self._truncated = (
+            self._storage[key].unbind(0) for key in ("reward", "terminated", "truncated")
+        )
+        self._started = False
+
+    @torch.no_grad()
+    def collect(self) -> TensorDict:
+        """See `Collector.collect`."""
+        if not self._started:
+            self._start(self.env.reset(seed=self.seed)[0])
+        clear_added(self.rollout, self._fields)
+        copy_tree(self._observations[0], self._observations[-1])
+        self.policy.eval()
+        for t in range(self.num_steps):
+            self.policy(self._steps[t], generator=self.generator)
+            observation, reward, terminated, truncated, info = self.env.step(self._actions[t])
+            copy_tree(self._observations[t + 1], observation)
+            self._rewards[t].copy_(reward)
+            self._terminated[t].copy_(terminated)
+            self._truncated[t].copy_(truncated)
+            if "final_obs" in info:
+                copy_tree(self._final_observations[t], info["final_obs"])
+        self._finish()
+        return self.rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Collector.state_dict`."""
+        return {
+            "env": self.env.state_dict() if self._started else None,
+            "generator": self.generator.get_state(),
+            "statistics": self.statistics.state_dict(),
+            "env_steps": self.env_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Collector.load_state_dict`; warns where the env cannot be restored, and then restarts its episodes."""
+        self.generator.set_state(state["generator"].cpu())
+        self.env_steps = state["env_steps"]
+        if len(state["statistics"]["return"]) == self.env.num_envs:
+            self.statistics.load_state_dict(state["statistics"])
+        try:
+            if state["env"] is None:
+                raise RestoreError("its state could not be saved")
+            self._start(self.env.load_state_dict(state["env"]))
+        except RestoreError as error:
+            warnings.warn(
+                f"The env could not be restored to where the checkpoint left it ({error}): its episodes restart, and "
+                "the resumed run will differ from an uninterrupted one.",
+                stacklevel=2,
+            )
+            self.statistics.restart_episodes()
+            self._start(self.env.reset(seed=self.seed + self.env_steps)[0])
+
+    def _start(self, observation: Observation) -> None:
+        """Put the observation where the next rollout looks for its first one."""
+        copy_tree(self._observations[-1], observation)
+        self._started = True
+
+    def _finish(self) -> None:
+        """Fill in what the steps did not write, and count."""
+        storage = self._storage
+        torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
+        storage["policy_version"].fill_(self.policy.version)
+        transitions = self.rollout[:, :-1]
+        self.statistics.update(transitions["reward"], transitions["done"])
+        self.env_steps += self.num_steps * self.env.num_envs

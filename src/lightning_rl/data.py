@@ -1,0 +1,203 @@
+"""Feed rollouts to the trainer: the dataset, the seeds of the evaluation, and the data module that owns the envs."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset
+
+from lightning_rl.buffers import Buffer, RolloutBuffer
+from lightning_rl.collectors import Collector, SyncCollector
+from lightning_rl.envs import VectorEnv
+from lightning_rl.errors import require
+from lightning_rl.policies import Policy
+
+EnvFactory = Callable[[int], VectorEnv]
+"""Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`."""
+
+CollectorFactory = Callable[[VectorEnv, Policy, int, int], Collector]
+"""Makes a collector from the env, the policy, the steps per rollout and a seed; in YAML the class and other arguments."""
+
+
+class RolloutDataset(IterableDataset[TensorDict]):
+    """One rollout per training step, collected when it is asked for.
+
+    It must have a length: Lightning fetches one batch ahead from a loader without one, and every rollout would then come
+    from the policy before the last update.
+
+    Attributes:
+        collect_seconds: how long the last rollout took to come.
+    """
+
+    def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
+        self.collector = collector
+        self.buffer = buffer
+        self.iterations_per_epoch = iterations_per_epoch
+        self.collect_seconds = 0.0
+
+    def __len__(self) -> int:
+        return self.iterations_per_epoch
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        for _ in range(len(self)):
+            start = time.perf_counter()
+            while not self.buffer.ready():
+                self.buffer.extend(self.collector.collect())
+            rollout = self.buffer.get()
+            self.collect_seconds = time.perf_counter() - start
+            yield rollout
+
+
+class EpisodeSeeds(IterableDataset[list[int]]):
+    """The seeds of the evaluation episodes, in batches of at most as many as there are evaluation envs."""
+
+    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
+        seeds = list(range(first_seed, first_seed + num_episodes))
+        self.batches = [seeds[i : i + num_envs] for i in range(0, num_episodes, num_envs)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+class RLDataModule(LightningDataModule):
+    """Own the envs, the collector and the buffer, and hand rollouts to the trainer.
+
+    Args:
+        env: which env, as a factory of `num_envs`.
+        num_envs: N, envs stepped in parallel.
+        buffer_size: T, steps per env in a rollout.
+        total_env_steps: the budget: training stops after the iteration that reaches it.
+        collector: how rollouts are collected.
+        iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation and a checkpoint
+            follow each epoch. Where not given, a twentieth of the budget.
+        num_eval_episodes: episodes per evaluation, one per seed.
+        num_eval_envs: envs that play them side by side; at most one per episode.
+        eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops. Where not given,
+            the run's seed + 10,000.
+        seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
+
+    Raises:
+        ConfigurationError: for a number out of range, and what the env raises for its own settings.
+    """
+
+    def __init__(
+        self,
+        env: EnvFactory,
+        num_envs: int = 8,
+        buffer_size: int = 128,
+        total_env_steps: int = 1_000_000,
+        collector: CollectorFactory = SyncCollector,
+        iterations_per_epoch: int | None = None,
+        num_eval_episodes: int = 10,
+        num_eval_envs: int | None = None,
+        eval_seed: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {
+            "num_envs": num_envs,
+            "buffer_size": buffer_size,
+            "total_env_steps": total_env_steps,
+            "iterations_per_epoch": iterations_per_epoch,
+            "num_eval_episodes": num_eval_episodes,
+            "num_eval_envs": num_eval_envs,
+        }.items():
+            require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
+        self.num_envs = num_envs
+        self.buffer_size = buffer_size
+        self.total_env_steps = total_env_steps
+        self.iterations_per_epoch = iterations_per_epoch or max(1, self.total_iterations // 20)
+        self.num_eval_episodes = num_eval_episodes
+        self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
+        self.seed = seed if seed is not None else torch.initial_seed() % 2**31
+        self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
+        self.collector: Collector | None = None
+        self.dataset: RolloutDataset | None = None
+        self._make_env = env
+        self._make_collector = collector
+        self._eval_env: VectorEnv | None = None
+        self._restored: dict[str, Any] | None = None
+        self._env: VectorEnv | None = env(num_envs)
+        self.observation_space = self._env.single_observation_space
+        self.action_space = self._env.single_action_space
+
+    @property
+    def env_steps_per_iteration(self) -> int:
+        """N * T."""
+        return self.num_envs * self.buffer_size
+
+    @property
+    def total_iterations(self) -> int:
+        """How many iterations the budget takes; the last one may overshoot it."""
+        return -(-self.total_env_steps // self.env_steps_per_iteration)
+
+    @property
+    def max_staleness(self) -> int:
+        """By how many updates a rollout may lag the learner when it is trained on."""
+        return self.collector.max_staleness if self.collector is not None else 0
+
+    @property
+    def eval_env(self) -> VectorEnv:
+        """The env of the evaluation, apart from that of the training; made when first asked for."""
+        if self._eval_env is None:
+            self._eval_env = self._make_env(self.num_eval_envs)
+        return self._eval_env
+
+    def train_dataloader(self) -> RolloutDataset:
+        """Make the collector: by now the policy's weights are restored and on their device."""
+        policy: Policy = self.trainer.lightning_module.policy
+        if self._env is None:
+            self._env = self._make_env(self.num_envs)
+        self.collector = self._make_collector(self._env, policy, self.buffer_size, self.seed_for("collector"))
+        if self._restored is not None:
+            self.collector.load_state_dict(self._restored)
+            self._restored = None
+        self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
+        return self.dataset
+
+    def val_dataloader(self) -> EpisodeSeeds:
+        """Return the evaluation's seeds, `eval_seed` onwards."""
+        return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
+
+    def test_dataloader(self) -> EpisodeSeeds:
+        """Return the seeds that follow those of the evaluation, so that no episode is played in both."""
+        return EpisodeSeeds(self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leave the batch: rollouts are collected on the policy's device already."""
+        return batch
+
+    def seed_for(self, purpose: str) -> int:
+        """Derive the seed of one random stream from the run's seed, so that no two purposes share a stream."""
+        entropy = [self.seed, *purpose.encode()]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the collector's state, with the envs' in it."""
+        return {"collector": self.collector.state_dict()} if self.collector is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a saved state until there is a collector to take it up."""
+        self._restored = state_dict.get("collector")
+
+    def close(self) -> None:
+        """Stop the collector, and close the envs. May be called more than once."""
+        for resource in (self.collector, self._env, self._eval_env):
+            if resource is not None:
+                resource.close()
+        self.collector, self._env, self._eval_env = None, None, None
+
+    def teardown(self, stage: str) -> None:
+        """Close everything at the end of a run."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close everything when a run fails: Lightning does not tear down then."""
+        self.close()

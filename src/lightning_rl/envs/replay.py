@@ -1,0 +1,66 @@
+"""Bring a Gymnasium env back to the middle of an episode, exactly and without pickle."""
+
+import multiprocessing
+import signal
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+class ReplayableEpisode(gymnasium.Wrapper):  # type: ignore[type-arg]  # any observation, any action
+    """Remember how the episode began, so that it can be begun again and its actions replayed.
+
+    What an episode depends on is the state of the env's generator at its reset and the actions since. The wrapper keeps
+    the former; `GymnasiumEnv` keeps the latter for all envs at once. An env that depends on anything else gives another
+    observation on replay, which the caller compares.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:  # type: ignore[type-arg]
+        super().__init__(env)
+        self.episode_start: dict[str, Any] | None = None
+        self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
+        if multiprocessing.parent_process() is not None:
+            # In a worker process: the learner decides when to stop, also if Ctrl-C reaches the whole process group.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset, and remember the seed, or the generator's state from before."""
+        if seed is not None:
+            self.episode_start = {"seed": int(seed)}
+        else:
+            self.episode_start = _generator_state(self.unwrapped)
+        return self.env.reset(seed=seed, options=options)
+
+    def replay_episode(self) -> Any:
+        """Do as `replay_request` says, (episode start, actions); return the last observation, or None if it ended."""
+        assert self.replay_request is not None
+        start, actions = self.replay_request
+        self.replay_request = None
+        if "seed" in start:
+            observation, _ = self.env.reset(seed=start["seed"])
+        else:
+            self.unwrapped.np_random = _generator(start)
+            observation, _ = self.env.reset()
+        self.episode_start = start
+        for action in actions:
+            observation, _, terminated, truncated, _ = self.env.step(action)
+            if terminated or truncated:
+                return None
+        return observation
+
+
+def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:  # type: ignore[type-arg]
+    generator = env.np_random
+    if not isinstance(generator, np.random.Generator):
+        return None
+    state = dict(generator.bit_generator.state)
+    # Only plain numbers go into a checkpoint; generators that keep arrays (MT19937) cannot be saved this way.
+    return state if state.get("bit_generator") == "PCG64" else None
+
+
+def _generator(state: dict[str, Any]) -> np.random.Generator:
+    bit_generator = np.random.PCG64()
+    bit_generator.state = state
+    return np.random.Generator(bit_generator)

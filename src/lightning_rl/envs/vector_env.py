@@ -1,0 +1,72 @@
+"""Say what an env is: the API of Gymnasium's `VectorEnv`, with tensors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+Observation = Tensor | TensorDict
+Seed = int | Sequence[int] | None
+
+
+class RestoreError(RuntimeError):
+    """An env cannot be brought back to a saved state; the message says why."""
+
+
+class VectorEnv(ABC):
+    """N copies of an env stepped together; finished ones reset inside `step` ("same-step autoreset").
+
+    Failure or success is `terminated`; running out of time is `truncated`. Tensors that an env returns hold until its
+    next step. The first argument of a subclass's constructor is `num_envs`; the command line fills it in.
+    """
+
+    num_envs: int
+    device: torch.device
+    single_observation_space: gymnasium.Space
+    single_action_space: gymnasium.Space
+
+    @abstractmethod
+    def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode in every env.
+
+        Args:
+            seed: an int seeds env i with `seed + i`, a sequence gives one seed per env, None goes on with the generators
+                as they are.
+            options: passed on to the envs.
+
+        Returns:
+            observation [N, ...], info.
+        """
+
+    @abstractmethod
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Step every env, and reset those that finish.
+
+        Args:
+            action: [N, *A].
+
+        Returns:
+            observation [N, ...] (of the next episode where one finished), reward [N] float, terminated [N] bool,
+            truncated [N] bool, and info. Where an env finished, `info["final_obs"]` [N, ...] holds its true final
+            observation (other rows mean nothing; the key may be absent where no env finished). `info["success"]` [N]
+            bool is read where present: of the finished episode, from before the reset.
+        """
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return what `load_state_dict` needs to go on bit for bit, of plain numbers and tensors; None if it cannot."""
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """Go on from a saved state, and return the observation [N, ...] it was saved with.
+
+        Raises:
+            RestoreError: where that is not possible.
+        """
+        raise RestoreError(f"{type(self).__name__} does not save its state")
+
+    def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
+        """Free processes and windows. May be called more than once."""

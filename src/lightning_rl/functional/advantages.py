@@ -1,0 +1,97 @@
+"""Turn rewards and values into advantages and value targets: pure functions of tensors."""
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_value: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Estimate advantages by generalised advantage estimation.
+
+        delta_t = r_t + gamma * V'_t - V(s_t)
+        A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}
+
+    with done = terminated or truncated, and V'_t = V(s_{t+1}) inside an episode, 0 after a failure or success
+    (`terminated`), and V(true final observation) where only the time ran out (`truncated`).
+
+    Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
+    equations 11 and 16. Differs from the paper: truncated episodes bootstrap from `final_value` (Pardo et al. 2018,
+    "Time Limits in Reinforcement Learning").
+
+    Args:
+        reward: [N, T].
+        value: [N, T+1], the bootstrap value of the last observation included.
+        terminated: [N, T] bool.
+        truncated: [N, T] bool.
+        final_value: [N, T], V of the true final observation; read only where truncated and not terminated.
+        gamma: discount per step.
+        gae_lambda: trace decay per step.
+
+    Returns:
+        advantage [N, T], and value_target [N, T] = advantage + value (the lambda-return).
+
+    Raises:
+        ValueError: where the shapes do not fit.
+    """
+    _check_shapes(reward, value, terminated, truncated, final_value)
+    done = terminated | truncated
+    next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
+    delta = reward + gamma * next_value - value[:, :-1]
+    advantage = _reversed_scan(delta, torch.where(done, 0.0, gamma * gae_lambda))
+    return advantage, advantage + value[:, :-1]
+
+
+def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float) -> Tensor:
+    """Accumulate rewards forward in time: G_t = r_t + gamma * (1 - done_{t-1}) * G_{t-1}.
+
+    The running quantity whose variance scales rewards (Engstrom et al. 2020, "Implementation Matters in Deep RL", 3.2);
+    it is not the return-to-go.
+
+    Args:
+        reward: [N, T].
+        done: [N, T] bool.
+        initial: [N], gamma-free carry: G of the step before the first, zero where an episode begins.
+        gamma: discount per step.
+
+    Returns:
+        G, [N, T].
+    """
+    decay = torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
+    start = reward.clone()
+    start[:, 0] += gamma * initial
+    decay[:, 0] = 0.0
+    return _reversed_scan(start.flip(1), decay.flip(1)).flip(1)
+
+
+def _reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
+    """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T], one fused operation per step."""
+    terms = term.t().contiguous()
+    scan = torch.empty_like(terms)
+    carry = torch.zeros_like(terms[0])
+    for x, b, a in zip(
+        reversed(scan.unbind()), reversed(terms.unbind()), reversed(decay.t().contiguous().unbind()), strict=True
+    ):
+        carry = torch.addcmul(b, a, carry, out=x)
+    return scan.t()
+
+
+def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
+    if reward.ndim != 2 or value.shape != (reward.shape[0], reward.shape[1] + 1):
+        raise ValueError(
+            f"Expected reward [N, T] and value [N, T + 1], got {list(reward.shape)} and {list(value.shape)}. "
+            "Pass whole rollouts, with the bootstrap value in the last column, not flattened transitions."
+        )
+    for other in others:
+        if other.shape != reward.shape:
+            raise ValueError(
+                f"Expected terminated, truncated and final_value of shape {list(reward.shape)} like reward, "
+                f"got {list(other.shape)}."
+            )

@@ -1,0 +1,126 @@
+"""Compute the terms of a policy-gradient loss: pure functions of tensors, each returning a scalar to minimise."""
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Bound on |log ratio| before exp, so that a collapsed probability gives a large number rather than infinity."""
+
+
+def masked_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Average over the elements where `mask` is true, or over all; zero where no element counts.
+
+    Args:
+        value: any shape.
+        mask: bool, same shape, or None.
+    """
+    if mask is None:
+        return value.mean()
+    return torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def clipped_surrogate_loss(
+    log_prob: Tensor,
+    sample_log_prob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return PPO's policy loss, -mean(min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A)).
+
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. Differs from the paper: the two
+    sides of the clip may differ ("clip-higher", Yu et al. 2025, DAPO, equation 10), and log rho is bounded to ±20.
+
+    Args:
+        log_prob: [B], of the policy being trained.
+        sample_log_prob: [B], of the policy that acted.
+        advantage: [B].
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        mask: [B] bool, true where a sample counts, or None.
+    """
+    rho = ratio(log_prob, sample_log_prob)
+    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -masked_mean(torch.minimum(rho * advantage, clipped * advantage), mask)
+
+
+def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
+    """Return pi(a|s) / mu(a|s) from log-probs, with the log bounded to ±20."""
+    return (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def value_loss(value: Tensor, value_target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return mean((V - target)^2); all tensors [B]."""
+    return masked_mean((value - value_target).square(), mask)
+
+
+def clipped_value_loss(
+    value: Tensor, value_target: Tensor, old_value: Tensor, *, clip_coef: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return mean(max((V - target)^2, (V_old + clip(V - V_old, ±clip_coef) - target)^2)).
+
+    Source: the value clipping of OpenAI's baselines `ppo2`; Engstrom et al. 2020, "Implementation Matters in Deep RL",
+    section 3.1. Differs from them: no factor one half, as in `value_loss`.
+
+    Args:
+        value: [B], of the critic being trained.
+        value_target: [B].
+        old_value: [B], of the critic before the update.
+        clip_coef: how far the value may move from the old one, in units of the value.
+        mask: [B] bool, true where a sample counts, or None.
+    """
+    clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
+    return masked_mean(torch.maximum((value - value_target).square(), (clipped - value_target).square()), mask)
+
+
+def approx_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho: unbiased, never negative, low variance.
+
+    Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of pi, pass the
+    reference's log-prob first.
+    """
+    log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
+
+
+def simple_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Estimate KL(mu || pi) from samples of mu by k1 = -log rho: unbiased, of high variance, may be negative."""
+    return masked_mean(sample_log_prob - log_prob, mask)
+
+
+def clip_fraction(
+    log_prob: Tensor, sample_log_prob: Tensor, *, clip_low: float, clip_high: float, mask: Tensor | None = None
+) -> Tensor:
+    """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high]."""
+    rho = ratio(log_prob, sample_log_prob)
+    return masked_mean(((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype), mask)
+
+
+def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
+    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant; NaN for constant targets.
+
+    Args:
+        value: any shape.
+        value_target: the same shape.
+    """
+    variance = value_target.var(correction=0)
+    explained = 1.0 - (value_target - value).var(correction=0) / variance
+    return torch.where(variance > 0, explained, torch.nan)
+
+
+def normalize_advantage(advantage: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8) -> Tensor:
+    """Shift to mean 0 and scale to standard deviation 1 (unbiased); a single sample becomes 0 rather than NaN.
+
+    Args:
+        advantage: any shape.
+        mask: bool, same shape, or None; the statistics are those of the samples that count.
+        eps: added to the standard deviation.
+    """
+    count = advantage.numel() if mask is None else mask.sum()
+    centered = advantage - masked_mean(advantage, mask)
+    variance = masked_mean(centered.square(), mask)
+    correction = torch.as_tensor(count, device=advantage.device, dtype=advantage.dtype)
+    std = (variance * correction / (correction - 1).clamp(min=1)).sqrt()
+    return centered / (std + eps)

@@ -1,0 +1,7 @@
+"""Policies: how to act, to value, and to re-evaluate stored actions."""
+
+from lightning_rl.policies.actor_critic import ActorCritic
+from lightning_rl.policies.base import Policy
+from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
+
+__all__ = ["ActorCritic", "ObservationNormalizer", "Policy", "RewardNormalizer"]

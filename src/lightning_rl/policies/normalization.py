@@ -1,0 +1,96 @@
+"""Keep running statistics of observations and rewards, in buffers that only the learner writes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.functional import discounted_return
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, merged batch by batch.
+
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation 2.1.
+
+    Attributes:
+        mean, var: [D] float32; 0 and 1 before the first update.
+        count: int64, how many samples they describe.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("var", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        """Merge the samples of a batch [M, D]; one with a value that is not finite is left out as a whole."""
+        var, mean = torch.var_mean(batch, dim=0, correction=0)
+        usable = (mean + var).isfinite().all()
+        total = self.count + batch.shape[0]
+        weight = (batch.shape[0] / total).to(mean.dtype)
+        shift = mean - self.mean
+        merged = self.var + (var - self.var) * weight + shift.square() * weight * (1 - weight)
+        self.var.copy_(torch.where(usable, merged, self.var))
+        self.mean.copy_(torch.where(usable, self.mean + shift * weight, self.mean))
+        self.count.copy_(torch.where(usable, total, self.count))
+
+
+class ObservationNormalizer(RunningMoments):
+    """Scale observations to zero mean and unit variance, clipped: clip((x - mean) / sqrt(var + eps), ±limit)."""
+
+    def __init__(self, size: int, *, limit: float = 10.0, eps: float = 1e-8) -> None:
+        super().__init__(size)
+        self.limit = limit
+        self.eps = eps
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the normalised observation, shape [..., D]."""
+        return ((observation - self.mean) * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
+
+
+class RewardNormalizer(RunningMoments):
+    """Scale rewards by the standard deviation of the discounted return, clipped: clip(r / sqrt(var(G) + eps), ±limit).
+
+    G is the forward-accumulated return of `discounted_return`, which is why the mean is kept but not subtracted.
+    Source: Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2, and gymnasium's `NormalizeReward`.
+    Differs from them: the statistics take in a whole rollout before they scale it, so no reward is scaled by the few
+    that happened to come before it.
+    """
+
+    def __init__(self, gamma: float, *, limit: float = 10.0, eps: float = 1e-8) -> None:
+        super().__init__(1)
+        self.gamma = gamma
+        self.limit = limit
+        self.eps = eps
+        self._carry: Tensor | None = None
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor, done: Tensor) -> Tensor:
+        """Take a rollout into the statistics, and return its scaled rewards.
+
+        Args:
+            reward: [N, T].
+            done: [N, T] bool.
+        """
+        if self._carry is None or self._carry.shape[0] != reward.shape[0]:
+            self._carry = torch.zeros_like(reward[:, 0])
+        returns = discounted_return(reward, done, self._carry.to(reward.device), gamma=self.gamma)
+        carry = torch.where(done[:, -1], 0.0, returns[:, -1])
+        self._carry = torch.where(carry.isfinite(), carry, 0.0)
+        self.update(returns.reshape(-1, 1))
+        return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the running return [N] of the episodes under way; part of the module's state dict."""
+        return {"carry": self._carry}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take up the running return; another number of envs starts from zero."""
+        self._carry = state["carry"]

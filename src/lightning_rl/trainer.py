@@ -1,0 +1,131 @@
+"""Set Lightning's trainer up for reinforcement learning."""
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+
+from lightning_rl.callbacks import (
+    AtomicCheckpointIO,
+    EnvStepBudget,
+    EnvStepProgress,
+    EnvStepTensorBoard,
+    EvaluationReport,
+    GracefulStop,
+    LastCheckpoint,
+    MetricsWriter,
+    best_checkpoint,
+)
+from lightning_rl.errors import require
+from lightning_rl.runs import new_run_dir
+
+NOISE = (
+    "GPU available",
+    "TPU available",
+    "HPU available",
+    "Tip:",
+    "LOCAL_RANK",
+    "You are using the plain ModelCheckpoint",
+    "Restoring states from the checkpoint",
+    "Restored all states from the checkpoint",
+    "Loaded model weights from the checkpoint",
+    "`Trainer.fit` stopped",
+    "Seed set to",
+    "`weights_only` was not set",
+)
+"""How messages of the framework begin, or what they hold, that say nothing about the run."""
+
+
+class RLTrainer(Trainer):
+    """Lightning's `Trainer` with the callbacks, the logger and the checkpoint files of this package.
+
+    An iteration is one rollout and its update, an epoch is `data.iterations_per_epoch` of them; `global_step` counts
+    iterations. Training ends at `data.total_env_steps`, whatever `max_epochs` and `max_steps` allow beyond it.
+
+    Args:
+        num_threads: CPU threads for torch's arithmetic, set for the whole process. One is fastest for small networks
+            (two threads that wait for each other on a busy machine can be a hundred times slower), and results do not
+            depend on the number of cores; raise it for large networks on a CPU.
+        exp_name: first part of the run directory's name.
+        output_dir: where run directories are made.
+        run_dir: the directory of this run; where not given, a new one `output_dir/exp_name_<timestamp>`. Nothing is
+            written before training starts.
+        logger: where not given, TensorBoard in `run_dir/logs`; false for none.
+        callbacks: of the user, beside the package's own.
+        enable_checkpointing: write `last.ckpt` and `best.ckpt`.
+        enable_progress_bar: show progress.
+        kwargs: see Lightning's `Trainer`.
+
+    Attributes:
+        stop_signal: the signal that ended training, or None.
+    """
+
+    def __init__(
+        self,
+        num_threads: int = 1,
+        exp_name: str = "run",
+        output_dir: str = "outputs",
+        run_dir: str | None = None,
+        logger: Logger | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        max_epochs: int = -1,
+        num_sanity_val_steps: int = 0,
+        log_every_n_steps: int = 1,
+        enable_model_summary: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        quieten_framework()
+        require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
+        torch.set_num_threads(num_threads)
+        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        self.stop_signal: int | None = None
+        own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+        metrics = MetricsWriter()
+        package: list[Callback] = [EnvStepBudget(), metrics, EvaluationReport(self.run_dir)]
+        if enable_progress_bar:
+            package.append(EnvStepProgress(metrics))
+        if enable_checkpointing:
+            # GracefulStop comes last: at the end of an epoch the checkpoint has been written by then.
+            package += [best_checkpoint(self.run_dir), LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+        plugins = kwargs.pop("plugins", None) or []
+        super().__init__(
+            logger=EnvStepTensorBoard(self.run_dir / "logs", name="", version="") if logger is None else logger,
+            callbacks=[*own, *package],
+            enable_checkpointing=enable_checkpointing,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            max_epochs=max_epochs,
+            num_sanity_val_steps=num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
+            default_root_dir=str(self.run_dir),
+            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
+            **kwargs,
+        )
+
+
+def quieten_framework() -> None:
+    """Silence the framework's device lines, tips and advertisements; its warnings about a run stay."""
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero", "lightning.pytorch"):
+        logger = logging.getLogger(name)
+        if _is_news not in logger.filters:
+            logger.addFilter(_is_news)
+    for message in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*your dataloader is not resumable.*",
+        ".*Your `IterableDataset` has `__len__` defined.*",
+        ".*The dirpath has changed from.*",
+        ".*isinstance.treespec, LeafSpec.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(noise in message for noise in NOISE)

@@ -1,0 +1,78 @@
+"""Float64 references, written from the definitions and not from the code under test."""
+
+import math
+
+import numpy as np
+
+
+def gae_by_sum(reward, value, terminated, truncated, final_value, gamma, gae_lambda):
+    """A_t = sum over l of (gamma lambda)^l delta_{t+l}, up to the end of the episode (Schulman et al. 2016, eq. 16)."""
+    n_envs, n_steps = reward.shape
+    advantage = np.zeros((n_envs, n_steps))
+    for n in range(n_envs):
+        for t in range(n_steps):
+            for k in range(t, n_steps):
+                if terminated[n, k]:
+                    successor = 0.0
+                elif truncated[n, k]:
+                    successor = final_value[n, k]
+                else:
+                    successor = value[n, k + 1]
+                delta = reward[n, k] + gamma * successor - value[n, k]
+                advantage[n, t] += (gamma * gae_lambda) ** (k - t) * delta
+                if terminated[n, k] or truncated[n, k]:
+                    break
+    return advantage
+
+
+def monte_carlo_return(reward, value, terminated, truncated, final_value, gamma):
+    """Discounted sum of rewards to the end of the episode, plus what it is cut off from."""
+    n_envs, n_steps = reward.shape
+    result = np.zeros((n_envs, n_steps))
+    for n in range(n_envs):
+        for t in range(n_steps):
+            discount, total, k = 1.0, 0.0, t
+            while True:
+                total += discount * reward[n, k]
+                discount *= gamma
+                if terminated[n, k]:
+                    break
+                if truncated[n, k]:
+                    total += discount * final_value[n, k]
+                    break
+                if k == n_steps - 1:
+                    total += discount * value[n, n_steps]
+                    break
+                k += 1
+            result[n, t] = total
+    return result
+
+
+def forward_returns(reward, done, initial, gamma):
+    """The running discounted return of each env, restarting after each end of an episode."""
+    result = np.zeros_like(reward, dtype=np.float64)
+    for n in range(reward.shape[0]):
+        running = float(initial[n])
+        for t in range(reward.shape[1]):
+            running = running * gamma + reward[n, t]
+            result[n, t] = running
+            if done[n, t]:
+                running = 0.0
+    return result
+
+
+def ppo_policy_loss(log_prob, sample_log_prob, advantage, low, high, mask=None):
+    """Schulman et al. 2017, equation 7, sample by sample."""
+    mask = np.ones(len(log_prob), dtype=bool) if mask is None else mask
+    total = 0.0
+    for new, old, a, counts in zip(log_prob, sample_log_prob, advantage, mask, strict=True):
+        if counts:
+            r = math.exp(new - old)
+            total += min(r * a, min(max(r, 1 - low), 1 + high) * a)
+    return -total / max(1, mask.sum())
+
+
+def gaussian_log_prob(action, mean, std):
+    """Log of the product of univariate normal densities."""
+    density = np.exp(-((action - mean) ** 2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))
+    return np.log(density).sum(-1)
