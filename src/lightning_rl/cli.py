@@ -79,7 +79,7 @@ class RLCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Offer what the package supports."""
         standard = LightningCLI.subcommands()
-        return {name: standard[name] for name in ("fit", "validate", "test")}
+        return {name: standard[name] | {"verbose"} for name in ("fit", "validate", "test")}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the run, and let the spaces flow from the env to the policy."""
@@ -91,6 +91,10 @@ class RLCLI(LightningCLI):
             target = f"model.init_args.policy.init_args.{key}"
             parser.link_arguments(f"data.{key}", target, apply_on="instantiate")
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments given, without a warning that `sys.argv` holds others."""
+        self.config = parser.parse_args(args)
+
     def _parse_ckpt_path(self) -> None:
         """Find the checkpoint. Its config does not come in here, where it would beat the command line."""
         config = self.config[self.config.subcommand]
@@ -100,9 +104,16 @@ class RLCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to."""
         config = self.config[self.subcommand]
+        if self.subcommand != "fit":
+            kwargs["logger"] = False
         if config.ckpt_path and (run_dir := _continued_run(config)) is not None:
             kwargs["run_dir"] = str(run_dir)
         return super().instantiate_trainer(**kwargs)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Leave the printing of results to `EvaluationReport`."""
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs if subcommand == "fit" else kwargs | {"verbose": False}
 
     def before_fit(self) -> None:
         """Say where the output goes."""

@@ -111,10 +111,10 @@ class RLTrainer(Trainer):
 
 def quieten_framework() -> None:
     """Silence the framework's device lines, tips and advertisements; its warnings about a run stay."""
-    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero", "lightning.pytorch"):
-        logger = logging.getLogger(name)
-        if _is_news not in logger.filters:
-            logger.addFilter(_is_news)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            if _is_news not in handler.filters:
+                handler.addFilter(_is_news)
     for message in (
         ".*does not have many workers.*",
         ".*Checkpoint directory .* exists and is not empty.*",

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_rl.runs import CHECKPOINTS
 
@@ -36,8 +36,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise
 
 
-class LastCheckpoint(Checkpoint):
+class LastCheckpoint(Callback):
     """Save `last.ckpt` after every epoch, whatever the evaluation said.
+
+    Not a `Checkpoint` of Lightning's, which would be moved behind `GracefulStop`.
 
     Args:
         directory: of the run.

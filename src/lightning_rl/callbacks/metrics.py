@@ -20,7 +20,12 @@ class EnvStepTensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, step if self.module is None else int(self.module.env_steps))
 
     def purge_after(self, env_steps: int) -> None:
-        """Have TensorBoard forget what was logged after a number of env steps; before the first metric only."""
+        """Have TensorBoard forget what was logged after a number of env steps.
+
+        Lightning has opened a writer before the checkpoint was read; another one takes its place.
+        """
+        self.finalize("success")
+        self._experiment = None
         self._kwargs["purge_step"] = env_steps + 1
 
 

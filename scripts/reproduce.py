@@ -1,0 +1,78 @@
+"""Train one config with several seeds, evaluate the final policies, and append one JSON line per seed to a file.
+
+Reports, per seed, the mean return of the last 100 training episodes (stochastic policy) and of the deterministic
+evaluation of the last checkpoint; and over the seeds the mean with its 95 % interval (Student's t).
+
+    python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import torch
+
+STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10: 2.262}
+"""97.5 % quantile of Student's t for a number of seeds."""
+
+
+def rl_cli(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "lightning_rl", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def train(config: str, seed: int, overrides: list[str], output_dir: Path) -> dict:
+    name = f"{Path(config).stem}_seed{seed}"
+    where = ["--exp_name", name, "--output_dir", str(output_dir)]
+    start = time.perf_counter()
+    rl_cli("fit", "--config", config, "--seed_everything", str(seed), *where, *overrides)
+    seconds = time.perf_counter() - start
+    run_dir = max(output_dir.glob(f"{name}_2*"), key=lambda path: path.stat().st_mtime)
+    rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", "20")
+    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
+    statistics = checkpoint["RLDataModule"]["collector"]["statistics"]
+    return {
+        "config": Path(config).name,
+        "overrides": overrides,
+        "seed": seed,
+        "env_steps": evaluation["env_steps"],
+        "train_return_last_100": float(np.mean(statistics["returns"])),
+        "eval_return": evaluation["avg_reward"],
+        "seconds": round(seconds, 1),
+        "gymnasium": gymnasium.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def interval(values: list[float]) -> str:
+    if len(values) not in STUDENT_T_975:
+        return f"{np.mean(values):.1f}"
+    half = STUDENT_T_975[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.1f} ± {half:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="ppo.yaml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
+    parser.add_argument("--results", type=Path, default=Path("outputs/reproduce/results.jsonl"))
+    args, overrides = parser.parse_known_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for seed in args.seeds:
+        rows.append(train(args.config, seed, overrides, args.output_dir))
+        print(json.dumps(rows[-1]), flush=True)
+        with args.results.open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+    for key in ("train_return_last_100", "eval_return"):
+        print(f"{args.config} {' '.join(overrides)} {key}: {interval([row[key] for row in rows])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""A run that was stopped and resumed ends exactly where an uninterrupted one does."""
+
+import os
+import signal
+
+import gymnasium
+import pytest
+from lightning.pytorch import Callback
+
+from lightning_rl.envs import ActionProbe, GymnasiumEnv, ValueProbe
+from tests.helpers import assert_same_run, last, load, scalars, train
+
+
+class SignalAt(Callback):
+    """Send this process a signal after some iterations, as an operator or a scheduler would."""
+
+    def __init__(self, iteration, number=signal.SIGTERM, during="on_train_batch_start"):
+        self.iteration, self.number = iteration, number
+        setattr(self, during, self._send)
+
+    def _send(self, trainer, *args):
+        if trainer.global_step == self.iteration and not trainer.sanity_checking:
+            self.iteration = -1
+            os.kill(os.getpid(), self.number)
+
+
+def stop_and_resume(run_dir, iteration, number=signal.SIGTERM, during="on_train_batch_start", **kwargs):
+    _, _, trainer = train(run_dir, trainer={"callbacks": [SignalAt(iteration, number, during)]}, **kwargs)
+    assert trainer.stop_signal == number
+    module, _, _ = train(run_dir, ckpt_path=last(run_dir), **kwargs)
+    return module
+
+
+ENVS = {
+    "CartPole": {"env": "CartPole-v1"},
+    "Pendulum": {"env": "Pendulum-v1", "policy": {"normalize_observation": True}, "model": {"normalize_reward": True}},
+    "Acrobot": {"env": "Acrobot-v1"},
+    "MountainCar": {"env": "MountainCarContinuous-v0", "policy": {"squash": True}},
+    "torch-native": {"env": lambda n: ActionProbe(n, continuous=True), "policy": {"squash": True}},
+    "torch-native discrete": {"env": lambda n: ValueProbe(n, delay=3)},
+    "async": {"env": lambda n: GymnasiumEnv(n, "CartPole-v1", vectorization="async")},
+}
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_resume_is_exact_for(name, tmp_path):
+    train(tmp_path / "whole", **ENVS[name])
+    stop_and_resume(tmp_path / "stopped", 3, **ENVS[name])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", ["HalfCheetah-v5", "Hopper-v5"])
+def test_resume_is_exact_for_mujoco(name, tmp_path):
+    pytest.importorskip("mujoco")
+    kwargs = {
+        "env": name,
+        "policy": {"normalize_observation": True},
+        "model": {"normalize_reward": True, "clip_value_loss": True},
+        "data": {"num_envs": 2, "total_env_steps": 2 * 16 * 6},
+    }
+    train(tmp_path / "whole", **kwargs)
+    stop_and_resume(tmp_path / "stopped", 3, **kwargs)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("iteration", range(6))
+def test_resume_is_exact_from_every_iteration(iteration, tmp_path):
+    """In the middle of an epoch, at its last iteration, and at the last one of the budget."""
+    train(tmp_path / "whole")
+    if iteration == 5:  # nothing is left to do: the run ends as if nobody had asked it to
+        train(tmp_path / "stopped", trainer={"callbacks": [SignalAt(5)]})
+    else:
+        stop_and_resume(tmp_path / "stopped", iteration)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("during", ["on_validation_start", "on_train_epoch_end", "on_train_epoch_start"])
+def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path):
+    train(tmp_path / "whole")
+    stop_and_resume(tmp_path / "stopped", 3, during=during)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_ctrl_c_saves_too(tmp_path):
+    train(tmp_path / "whole")
+    stop_and_resume(tmp_path / "stopped", 1, signal.SIGINT)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_run_stopped_twice_is_exact(tmp_path):
+    train(tmp_path / "whole")
+    run_dir = tmp_path / "stopped"
+    train(run_dir, trainer={"callbacks": [SignalAt(1)]})
+    train(run_dir, trainer={"callbacks": [SignalAt(3)]}, ckpt_path=last(run_dir))
+    train(run_dir, ckpt_path=last(run_dir))
+    assert_same_run(tmp_path / "whole", run_dir)
+
+
+class DieAt(Callback):
+    """Fail after some iterations, without a checkpoint: what SIGKILL leaves behind, less the process."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.iteration:
+            raise RuntimeError("killed")
+
+
+def test_a_run_killed_after_a_checkpoint_repeats_what_was_lost(tmp_path):
+    train(tmp_path / "whole")
+    run_dir = tmp_path / "killed"
+    with pytest.raises(RuntimeError, match="killed"):
+        train(run_dir, trainer={"callbacks": [DieAt(5)]})
+    assert load(last(run_dir))["global_step"] == 3
+    train(run_dir, ckpt_path=last(run_dir))
+    assert_same_run(tmp_path / "whole", run_dir)
+
+
+@pytest.mark.parametrize("lr_schedule", ["constant", "adaptive"])
+def test_resume_keeps_the_learning_rate(lr_schedule, tmp_path):
+    model = {"lr_schedule": lr_schedule, "desired_kl": 1e-4, "target_kl": 0.05}
+    train(tmp_path / "whole", model=model)
+    stop_and_resume(tmp_path / "stopped", 3, model=model)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    rates = [value for _, value in scalars(tmp_path / "whole")["train/learning_rate"]]
+    assert (len(set(rates)) > 1) == (lr_schedule == "adaptive")
+
+
+def test_a_finished_run_can_be_extended(tmp_path):
+    """With a rate that does not depend on the budget, a longer run is the shorter one and then more."""
+    model = {"lr_schedule": "constant"}
+    longer = {"total_env_steps": 4 * 16 * 9}
+    train(tmp_path / "whole", model=model, data=longer)
+    train(tmp_path / "extended", model=model)
+    train(tmp_path / "extended", model=model, data=longer, ckpt_path=last(tmp_path / "extended"))
+    assert_same_run(tmp_path / "whole", tmp_path / "extended")
+
+
+def test_a_run_cut_in_the_middle_of_an_epoch_can_be_extended(tmp_path):
+    run_dir = tmp_path / "run"
+    train(run_dir, data={"total_env_steps": 4 * 16 * 4})
+    module, _, trainer = train(run_dir, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(run_dir))
+    assert trainer.global_step == 9
+    assert module.env_steps == 4 * 16 * 9
+
+
+def test_resuming_a_finished_run_trains_nothing(tmp_path):
+    train(tmp_path)
+    before = load(last(tmp_path))
+    module, _, trainer = train(tmp_path, ckpt_path=last(tmp_path))
+    assert trainer.global_step == before["global_step"]
+    assert module.env_steps == before["lightning_rl"]["env_steps"]
+
+
+class Amnesiac(gymnasium.Env):
+    """An env whose episodes depend on more than their seed and actions."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        Amnesiac.steps += 1
+        return self._observe(), 0.0, False, Amnesiac.steps % 7 == 0, {}
+
+    def _observe(self):
+        return self.observation_space.low + Amnesiac.steps % 20
+
+
+def test_an_env_that_cannot_be_restored_restarts_with_a_warning(tmp_path):
+    gymnasium.register("Amnesiac-v0", Amnesiac)
+    try:
+        train(tmp_path, env="Amnesiac-v0", trainer={"callbacks": [SignalAt(3)]})
+        with pytest.warns(UserWarning, match="its episodes restart"):
+            train(tmp_path, env="Amnesiac-v0", ckpt_path=last(tmp_path))
+    finally:
+        del gymnasium.registry["Amnesiac-v0"]

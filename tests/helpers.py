@@ -1,0 +1,86 @@
+"""Build small training runs, and compare them."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning.pytorch import seed_everything
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+
+
+def make_data(env="CartPole-v1", **kwargs):
+    factory = partial(GymnasiumEnv, id=env) if isinstance(env, str) else env
+    settings = {
+        "num_envs": 4,
+        "buffer_size": 16,
+        "total_env_steps": 4 * 16 * 6,
+        "iterations_per_epoch": 3,
+        "num_eval_episodes": 2,
+    }
+    return RLDataModule(factory, **settings | kwargs)
+
+
+def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
+    settings = {"n_epochs": 2, "batch_size": 32, "lr_schedule": "linear"}
+    policy = ActorCritic(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
+    return algorithm(policy, **settings | kwargs)
+
+
+def train(run_dir, *, env="CartPole-v1", data=None, policy=None, model=None, trainer=None, ckpt_path=None, seed=3):
+    """Train in a directory, and return (module, data module, trainer)."""
+    seed_everything(seed)
+    datamodule = make_data(env, **(data or {}))
+    module = make_ppo(datamodule, policy, **(model or {}))
+    runner = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **(trainer or {}))
+    runner.fit(module, datamodule, ckpt_path=ckpt_path)
+    return module, datamodule, runner
+
+
+def load(checkpoint):
+    return torch.load(checkpoint, weights_only=True)
+
+
+def last(run_dir):
+    return Path(run_dir) / "checkpoints" / "last.ckpt"
+
+
+def scalars(run_dir, ignore=("charts/SPS",)):
+    """Return {tag: [(env steps, value), ...]} of a run, without what depends on the clock."""
+    events = EventAccumulator(str(Path(run_dir) / "logs"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if not tag.startswith(ignore)
+    }
+
+
+def assert_same(a, b, path=""):
+    """Assert that two trees of tensors and plain values are equal bit for bit."""
+    assert type(a) is type(b), f"{path}: {type(a)} and {type(b)}"
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype, path
+        assert torch.equal(a.nan_to_num(7.0) if a.is_floating_point() else a, b.nan_to_num(7.0) if b.is_floating_point() else b), path
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), f"{path}: {a.keys() ^ b.keys()}"
+        for key in a:
+            assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}/{i}")
+    else:
+        assert a == b or (a != a and b != b), f"{path}: {a} and {b}"
+
+
+def assert_same_run(one, other):
+    """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
+    a, b = load(last(one)), load(last(other))
+    for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule", "global_step", "epoch"):
+        assert_same(a[key], b[key], key)
+    curves, others = scalars(one), scalars(other)
+    assert curves.keys() == others.keys()
+    for tag in curves:
+        assert_same(curves[tag], others[tag], tag)
