@@ -1,7 +1,10 @@
-"""Train Stable-Baselines3's PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, as the reference beside ours.
+"""Train Stable-Baselines3's PPO with the hyperparameters of `configs/ppo_mujoco.yaml`.
 
-Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints, and appends to `--output`, one JSON line:
-the mean return of the last 100 training episodes and of 20 deterministic evaluation episodes (raw rewards).
+As the reference beside ours.
+
+Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints, and appends to `--output`, one
+JSON line: the mean return of the last 100 training episodes and of 20 deterministic evaluation
+episodes (raw rewards).
 """
 
 import argparse
@@ -33,9 +36,14 @@ class Returns(BaseCallback):
 
 
 def normalized_env(env_id: str, training: bool) -> VecNormalize:
-    """Make the env as CleanRL wraps it: observations and rewards normalised, both clipped to ±10."""
+    """Make the env as CleanRL wraps it.
+
+    Observations and rewards normalised, both clipped to ±10.
+    """
     envs = DummyVecEnv([lambda: Monitor(gymnasium.make(env_id))])
-    return VecNormalize(envs, training=training, norm_reward=training, gamma=0.99, clip_obs=10.0, clip_reward=10.0)
+    return VecNormalize(
+        envs, training=training, norm_reward=training, gamma=0.99, clip_obs=10.0, clip_reward=10.0
+    )
 
 
 def main() -> None:
@@ -64,7 +72,10 @@ def main() -> None:
         max_grad_norm=0.5,
         seed=args.seed,
         device="cpu",
-        policy_kwargs={"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": torch.nn.Tanh},
+        policy_kwargs={
+            "net_arch": {"pi": [64, 64], "vf": [64, 64]},
+            "activation_fn": torch.nn.Tanh,
+        },
     )
     start = time.perf_counter()
     model.learn(args.total_env_steps, callback=returns)
@@ -73,7 +84,9 @@ def main() -> None:
     eval_env = normalized_env(args.id, training=False)
     eval_env.obs_rms = env.obs_rms
     eval_env.seed(args.seed + 10_000)
-    evaluation, _ = evaluate_policy(model, eval_env, n_eval_episodes=20, return_episode_rewards=True)
+    evaluation, _ = evaluate_policy(
+        model, eval_env, n_eval_episodes=20, return_episode_rewards=True
+    )
     row = {
         "library": f"stable-baselines3 {stable_baselines3.__version__}",
         "id": args.id,

@@ -1,7 +1,10 @@
-"""Train one config with several seeds, evaluate the final policies, and append one JSON line per seed to a file.
+"""Train one config with several seeds, evaluate the final policies.
 
-Reports, per seed, the mean return of the last 100 training episodes (stochastic policy) and of the deterministic
-evaluation of the last checkpoint; and over the seeds the mean with its 95 % interval (Student's t).
+And append one JSON line per seed to a file.
+
+Reports, per seed, the mean return of the last 100 training episodes (stochastic policy) and of the
+deterministic evaluation of the last checkpoint; and over the seeds the mean with its 95 % interval
+(Student's t).
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5
 """
@@ -22,7 +25,9 @@ STUDENT_T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 8: 2.365, 10
 
 
 def rl_cli(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "lightning_rl", *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "lightning_rl", *arguments], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def train(config: str, seed: int, overrides: list[str], output_dir: Path) -> dict:
@@ -57,7 +62,9 @@ def interval(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import seed_everything
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util import tensor_util
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 
@@ -28,12 +29,24 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     return algorithm(policy, **settings | kwargs)
 
 
-def train(run_dir, *, env="CartPole-v1", data=None, policy=None, model=None, trainer=None, ckpt_path=None, seed=3):
+def train(
+    run_dir,
+    *,
+    env="CartPole-v1",
+    data=None,
+    policy=None,
+    model=None,
+    trainer=None,
+    ckpt_path=None,
+    seed=3,
+):
     """Train in a directory, and return (module, data module, trainer)."""
     seed_everything(seed)
     datamodule = make_data(env, **(data or {}))
     module = make_ppo(datamodule, policy, **(model or {}))
-    runner = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **(trainer or {}))
+    runner = RLTrainer(
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **(trainer or {})
+    )
     runner.fit(module, datamodule, ckpt_path=ckpt_path)
     return module, datamodule, runner
 
@@ -47,14 +60,25 @@ def last(run_dir):
 
 
 def scalars(run_dir, ignore=("charts/SPS",)):
-    """Return {tag: [(env steps, value), ...]} of a run, without what depends on the clock."""
-    events = EventAccumulator(str(Path(run_dir) / "logs"), size_guidance={"scalars": 0})
-    events.Reload()
-    return {
-        tag: [(event.step, event.value) for event in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-        if not tag.startswith(ignore)
-    }
+    """Return {tag: [(env steps, value), ...]} of a run, without what depends on the clock.
+
+    Reads the files in the order in which they were opened: TensorBoard sorts them by name, and takes the tenth that a
+    process opens within a second for an earlier one than the ninth.
+    """
+    files = Path(run_dir, "logs").glob("events.out.tfevents.*")
+    rows = []
+    for file in sorted(
+        files, key=lambda path: (path.name.split(".")[3], int(path.name.split(".")[-1]))
+    ):
+        for event in EventFileLoader(str(file)).Load():
+            if event.HasField("session_log"):
+                rows = [row for row in rows if row[0] < event.step]
+            rows += [
+                (event.step, value.tag, tensor_util.make_ndarray(value.tensor).item())
+                for value in event.summary.value
+            ]
+    tags = sorted({tag for _, tag, _ in rows if not tag.startswith(ignore)})
+    return {tag: [(step, value) for step, name, value in rows if name == tag] for tag in tags}
 
 
 def assert_same(a, b, path=""):
@@ -62,7 +86,10 @@ def assert_same(a, b, path=""):
     assert type(a) is type(b), f"{path}: {type(a)} and {type(b)}"
     if isinstance(a, torch.Tensor):
         assert a.dtype == b.dtype, path
-        assert torch.equal(a.nan_to_num(7.0) if a.is_floating_point() else a, b.nan_to_num(7.0) if b.is_floating_point() else b), path
+        assert torch.equal(
+            a.nan_to_num(7.0) if a.is_floating_point() else a,
+            b.nan_to_num(7.0) if b.is_floating_point() else b,
+        ), path
     elif isinstance(a, dict):
         assert a.keys() == b.keys(), f"{path}: {a.keys() ^ b.keys()}"
         for key in a:
@@ -78,7 +105,14 @@ def assert_same(a, b, path=""):
 def assert_same_run(one, other):
     """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
     a, b = load(last(one)), load(last(other))
-    for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule", "global_step", "epoch"):
+    for key in (
+        "state_dict",
+        "optimizer_states",
+        "lightning_rl",
+        "RLDataModule",
+        "global_step",
+        "epoch",
+    ):
         assert_same(a[key], b[key], key)
     curves, others = scalars(one), scalars(other)
     assert curves.keys() == others.keys()

@@ -6,7 +6,7 @@ from importlib.metadata import version
 USAGE = """usage: rl-cli {fit,validate,test} [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
-            change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1 --data.num_envs 16
+            change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
             resume:              rl-cli fit --ckpt_path last
   validate  evaluate:            rl-cli validate --ckpt_path last
   test      evaluate on seeds that no evaluation has used
@@ -32,7 +32,9 @@ def main() -> None:
         print(f"lightning-rl {version('lightning-rl')}")
         return
     if arguments[0] not in SUBCOMMANDS:
-        sys.stderr.write(f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n")
+        sys.stderr.write(
+            f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n"
+        )
         sys.exit(2)
     from lightning_rl.cli import run
 

@@ -1,27 +1,28 @@
-"""Run `rl-cli fit`, `validate` and `test`: LightningCLI with our trainer, our data, and errors that one can read."""
+"""Run `rl-cli fit`, `validate` and `test`.
+
+LightningCLI with our trainer, our data, and errors that one can read.
+"""
 
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import lightning_rl.envs
-import lightning_rl.policies
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.messages import shorten
-from lightning_rl.runs import ALIASES, find_checkpoint, run_dir_of
+from lightning_rl.messages import check_sections, explain
+from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
 
 CONFIG_KEY = "rl_config"
@@ -35,12 +36,15 @@ class RLArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong, and leave with status 2."""
-        sys.stderr.write(f"rl-cli: error: {shorten(message)}\n")
+        sys.stderr.write(f"rl-cli: error: {explain(message)}\n")
         sys.exit(2)
 
 
 class RunConfig(SaveConfigCallback):
-    """Write the configuration to `config.yaml` of a training run, and into each of its checkpoints."""
+    """Write the configuration to `config.yaml` of a training run.
+
+    And into each of its checkpoints.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write it before anything else of the run; an evaluation leaves it alone."""
@@ -49,13 +53,17 @@ class RunConfig(SaveConfigCallback):
             trainer.run_dir.mkdir(parents=True, exist_ok=True)
             (trainer.run_dir / self.config_filename).write_text(self._dump())
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Let the checkpoint say how to rebuild its policy."""
         checkpoint[CONFIG_KEY] = self._dump()
 
     def _dump(self) -> str:
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        return yaml.safe_dump({key: config[key] for key in SAVED_SECTIONS if key in config}, sort_keys=False)
+        return yaml.safe_dump(
+            {key: config[key] for key in SAVED_SECTIONS if key in config}, sort_keys=False
+        )
 
 
 class RLCLI(LightningCLI):
@@ -81,10 +89,18 @@ class RLCLI(LightningCLI):
         standard = LightningCLI.subcommands()
         return {name: standard[name] | {"verbose"} for name in ("fit", "validate", "test")}
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """Make a parser that takes no abbreviated options: a misspelt one is an error."""
+        return super().init_parser(**kwargs, allow_abbrev=False)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Name the run, and let the spaces flow from the env to the policy."""
-        parser.add_argument("--exp_name", type=str, default="run", help="First part of the run directory's name.")
-        parser.add_argument("--output_dir", type=str, default="outputs", help="Where run directories are made.")
+        parser.add_argument(
+            "--exp_name", type=str, default="run", help="First part of the run directory's name."
+        )
+        parser.add_argument(
+            "--output_dir", type=str, default="outputs", help="Where run directories are made."
+        )
         for key in ("exp_name", "output_dir"):
             parser.link_arguments(key, f"trainer.{key}")
         for key in ("observation_space", "action_space"):
@@ -96,10 +112,15 @@ class RLCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
-        """Find the checkpoint. Its config does not come in here, where it would beat the command line."""
+        """Find the checkpoint.
+
+        Its config does not come in here, where it would beat the command line.
+        """
         config = self.config[self.config.subcommand]
         if config.ckpt_path:
-            config.ckpt_path = str(find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name))
+            config.ckpt_path = str(
+                find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to."""
@@ -117,58 +138,126 @@ class RLCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Say where the output goes."""
-        print(f"Run directory: {self.trainer.run_dir}", flush=True)
+        print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
 
     def after_fit(self) -> None:
-        """Say where everything is, and leave with the status of the signal that ended the run, if one did."""
-        run_dir, signal = self.trainer.run_dir, self.trainer.stop_signal
+        """Say where everything is, and leave with the status of the signal that ended the run.
+
+        If one did.
+        """
+        trainer = cast(RLTrainer, self.trainer)
+        run_dir, signal = trainer.run_dir, trainer.stop_signal
         print(f"Run directory: {run_dir}")
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}"
         if signal is not None:
-            print(f"Stopped by a signal, after {self.model.env_steps:,} env steps. Resume: {resume}", flush=True)
+            print(
+                f"Stopped by a signal, after {self.model.env_steps:,} env steps. Resume: {resume}",
+                flush=True,
+            )
             sys.exit(128 + signal)
         best = run_dir / "checkpoints" / "best.ckpt"
-        print(f"Evaluate:  rl-cli validate --ckpt_path {best}\nTrain on:  {resume} --data.total_env_steps ...")
+        print(
+            f"Evaluate:  rl-cli validate --ckpt_path {best}\nTrain on:  {resume} "
+            "--data.total_env_steps ..."
+        )
         print(f"Curves:    tensorboard --logdir {run_dir / 'logs'}", flush=True)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command line, and turn the errors that a user can cure into one message and status 1."""
+    """Run the command line.
+
+    And turn the errors that a user can cure into one message and status 1.
+    """
     quieten_framework()
-    sys.path.append(os.getcwd())  # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
+    sys.path.append(
+        os.getcwd()
+    )  # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
     try:
         with tempfile.TemporaryDirectory(prefix="rl-cli-") as scratch:
             RLCLI(_with_configs(list(arguments), Path(scratch)))
-    except (ConfigurationError, MisconfigurationException, FloatingPointError) as error:
-        sys.stderr.write(f"rl-cli: error: {error}\n")
+    except Exception as error:
+        cause = _curable(error)
+        if cause is None:
+            raise
+        sys.stderr.write(f"rl-cli: error: {cause}\n")
         sys.exit(1)
 
 
+def _curable(error: BaseException) -> BaseException | None:
+    """Return the error in a chain of causes that its user can cure.
+
+    The parser wraps what constructors raise.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, ConfigurationError | MisconfigurationException | FloatingPointError):
+            return chain
+        chain = chain.__cause__ or chain.__context__
+    return None
+
+
 def _with_configs(arguments: list[str], scratch: Path) -> list[str]:
-    """Resolve bare config names; where there is a checkpoint and no config, take the one inside the checkpoint."""
+    """Resolve bare config names.
+
+    Where there is a checkpoint and no config, take the one inside the checkpoint.
+    """
     subcommand, options = arguments[0], arguments[1:]
     if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
         return arguments
     options, configs = _resolve_config_names(options)
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
-        raise ConfigurationError(f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or best.")
+        raise ConfigurationError(
+            f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
+            "best."
+        )
+    for config in configs:
+        _check_file(config)
     if configs:
-        named = "--exp_name" in options or any(option.startswith("--exp_name=") for option in options)
+        named = "--exp_name" in options or any(
+            option.startswith("--exp_name=") for option in options
+        )
         return [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
     if checkpoint is not None:
         path = find_checkpoint(
-            checkpoint, _value_of("--output_dir", options) or "outputs", _value_of("--exp_name", options)
+            checkpoint,
+            _value_of("--output_dir", options) or "outputs",
+            _value_of("--exp_name", options),
         )
         base = scratch / "config.yaml"
         base.write_text(read_config(path))
         # The run that was found is meant from here on, not the newest of its name.
-        return [subcommand, "--config", str(base), *_without("--ckpt_path", options), "--ckpt_path", str(path)]
+        return [
+            subcommand,
+            "--config",
+            str(base),
+            *_without("--ckpt_path", options),
+            "--ckpt_path",
+            str(path),
+        ]
     if _value_of("--model", options) is None:
         raise ConfigurationError(
-            f"fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: {', '.join(shipped_configs())}."
+            "fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
+            f"{', '.join(shipped_configs())}."
         )
     return arguments
+
+
+def _check_file(config: Path) -> None:
+    """Check what the parser lets pass: that a config file is a mapping of known sections."""
+    try:
+        content = yaml.safe_load(config.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"{config} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{config} holds no settings; expected sections such as model: and data:."
+        )
+    allowed = (*SAVED_SECTIONS, "ckpt_path", "weights_only")
+    if (wrong := check_sections(content, allowed, str(config))) is not None:
+        raise ConfigurationError(wrong)
 
 
 def read_config(checkpoint: Path) -> str:
@@ -179,18 +268,22 @@ def read_config(checkpoint: Path) -> str:
     """
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # noqa: BLE001  # a damaged file fails in many ways, all of them meaning the same
+    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigurationError(f"The checkpoint {checkpoint} cannot be read: {reason}") from error
     if not isinstance(content, dict) or CONFIG_KEY not in content:
         raise ConfigurationError(
-            f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was trained with as --config."
+            f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
+            "trained with as --config."
         )
     return str(content[CONFIG_KEY])
 
 
 def _continued_run(config: Namespace) -> Path | None:
-    """Return the directory of the run that a checkpoint is of, unless another experiment name was asked for."""
+    """Return the directory of the run that a checkpoint is of.
+
+    Unless another experiment name was asked for.
+    """
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None
@@ -217,7 +310,7 @@ def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:
 def _value_of(flag: str, options: Sequence[str]) -> str | None:
     """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
     value = None
-    for option, following in zip(options, [*options[1:], None], strict=True):
+    for option, following in zip(options, [*options, None][1:], strict=True):
         if option == flag:
             value = following
         elif option.startswith(f"{flag}="):

@@ -6,7 +6,9 @@ from lightning_rl.errors import ConfigurationError, closest
 
 
 def find_config(name: str) -> Path:
-    """Return the file that `--config NAME` means: one that exists, or a shipped one of that bare name.
+    """Return the file that `--config NAME` means.
+
+    One that exists, or a shipped one of that bare name.
 
     Raises:
         ConfigurationError: where there is neither.
@@ -18,12 +20,16 @@ def find_config(name: str) -> Path:
     if name in shipped:
         return shipped[name]
     raise ConfigurationError(
-        f"No config '{name}': there is no such file, and the shipped ones are {', '.join(shipped)}{closest(name, shipped)}."
+        f"No config '{name}': there is no such file, and the shipped ones are "
+        f"{', '.join(shipped)}{closest(name, shipped)}."
     )
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs by name: inside the installed package, or beside `src` in a checkout."""
+    """Return the shipped configs by name.
+
+    Inside the installed package, or beside `src` in a checkout.
+    """
     here = Path(__file__).resolve().parent
     for folder in (here / "configs", here.parents[1] / "configs"):
         if folder.is_dir():

@@ -1,8 +1,11 @@
-"""Feed rollouts to the trainer: the dataset, the seeds of the evaluation, and the data module that owns the envs."""
+"""Feed rollouts to the trainer.
+
+The dataset, the seeds of the evaluation, and the data module that owns the envs.
+"""
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,16 +20,23 @@ from lightning_rl.errors import require
 from lightning_rl.policies import Policy
 
 EnvFactory = Callable[[int], VectorEnv]
-"""Makes an env from `num_envs`; in YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`."""
+"""Makes an env from `num_envs`.
+
+In YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
+"""
 
 CollectorFactory = Callable[[VectorEnv, Policy, int, int], Collector]
-"""Makes a collector from the env, the policy, the steps per rollout and a seed; in YAML the class and other arguments."""
+"""Makes a collector from the env, the policy, the steps per rollout and a seed.
+
+In YAML the class and other arguments.
+"""
 
 
 class RolloutDataset(IterableDataset[TensorDict]):
     """One rollout per training step, collected when it is asked for.
 
-    It must have a length: Lightning fetches one batch ahead from a loader without one, and every rollout would then come
+    It must have a length: Lightning fetches one batch ahead from a loader without one, and every
+    rollout would then come
     from the policy before the last update.
 
     Attributes:
@@ -53,7 +63,10 @@ class RolloutDataset(IterableDataset[TensorDict]):
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
-    """The seeds of the evaluation episodes, in batches of at most as many as there are evaluation envs."""
+    """The seeds of the evaluation episodes.
+
+    In batches of at most as many as there are evaluation envs.
+    """
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
         seeds = list(range(first_seed, first_seed + num_episodes))
@@ -75,12 +88,12 @@ class RLDataModule(LightningDataModule):
         buffer_size: T, steps per env in a rollout.
         total_env_steps: the budget: training stops after the iteration that reaches it.
         collector: how rollouts are collected.
-        iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation and a checkpoint
-            follow each epoch. Where not given, a twentieth of the budget.
+        iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
+            and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
         num_eval_episodes: episodes per evaluation, one per seed.
         num_eval_envs: envs that play them side by side; at most one per episode.
-        eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops. Where not given,
-            the run's seed + 10,000.
+        eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
+            Where not given, the run's seed + 10,000.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -152,10 +165,13 @@ class RLDataModule(LightningDataModule):
 
     def train_dataloader(self) -> RolloutDataset:
         """Make the collector: by now the policy's weights are restored and on their device."""
-        policy: Policy = self.trainer.lightning_module.policy
+        assert self.trainer is not None
+        policy = cast(Policy, self.trainer.lightning_module.policy)
         if self._env is None:
             self._env = self._make_env(self.num_envs)
-        self.collector = self._make_collector(self._env, policy, self.buffer_size, self.seed_for("collector"))
+        self.collector = self._make_collector(
+            self._env, policy, self.buffer_size, self.seed_for("collector")
+        )
         if self._restored is not None:
             self.collector.load_state_dict(self._restored)
             self._restored = None
@@ -167,15 +183,25 @@ class RLDataModule(LightningDataModule):
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        """Return the seeds that follow those of the evaluation, so that no episode is played in both."""
-        return EpisodeSeeds(self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs)
+        """Return the seeds that follow those of the evaluation.
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        So that no episode is played in both.
+        """
+        return EpisodeSeeds(
+            self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
+        )
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         """Leave the batch: rollouts are collected on the policy's device already."""
         return batch
 
     def seed_for(self, purpose: str) -> int:
-        """Derive the seed of one random stream from the run's seed, so that no two purposes share a stream."""
+        """Derive the seed of one random stream from the run's seed.
+
+        So that no two purposes share a stream.
+        """
         entropy = [self.seed, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 

@@ -1,11 +1,17 @@
-"""Name the errors that a user can cure: the message says what was wrong, what is allowed, and what to do."""
+"""Name the errors that a user can cure.
+
+The message says what was wrong, what is allowed, and what to do.
+"""
 
 import difflib
 from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
-    """A setting, a file or an environment is not usable as given; `rl-cli` prints the message without a traceback."""
+    """A setting, a file or an environment is not usable as given.
+
+    `rl-cli` prints the message without a traceback.
+    """
 
 
 def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:

@@ -14,15 +14,20 @@ MAX_EPISODE_STEPS = 100_000
 """Steps after which an evaluation episode without a time limit is cut, and counted as truncated."""
 
 Episode = dict[str, Any]
-"""`seed`, `return` (undiscounted, raw reward), `length` (env steps), `terminated` and `success` (bool or None)."""
+"""`seed`, `return` (undiscounted, raw reward), `length` (env steps).
+
+`terminated` and `success` (bool or None).
+"""
 
 
 @torch.no_grad()
 def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[Episode]:
     """Play one deterministic episode per seed, all of them side by side.
 
-    Each env plays the one episode of its seed, however long it takes, and what it does afterwards is ignored: counting
-    the first episodes to finish would favour the short ones. No random stream but the env's own is touched.
+    Each env plays the one episode of its seed, however long it takes, and what it does afterwards
+    is ignored: counting
+    the first episodes to finish would favour the short ones. No random stream but the env's own is
+    touched.
 
     Args:
         policy: acts by the mode of its distribution.
@@ -41,7 +46,9 @@ def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[E
     episodes: dict[int, Episode] = {}
     for step in range(1, MAX_EPISODE_STEPS + 1):
         td = TensorDict({"observation": observation}, [total]).to(device)
-        observation, reward, terminated, truncated, info = env.step(policy(td, deterministic=True)["action"])
+        observation, reward, terminated, truncated, info = env.step(
+            policy(td, deterministic=True)["action"]
+        )
         terminated, success = terminated.cpu(), info.get("success")
         returns += torch.where(running, reward.cpu(), 0.0)
         ended = running & (terminated | truncated.cpu() | torch.tensor(step == MAX_EPISODE_STEPS))
@@ -79,7 +86,9 @@ def summarize(episodes: Sequence[Episode]) -> dict[str, Any]:
 
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
-    """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979), the same at every call.
+    """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979).
+
+    The same at every call.
 
     Args:
         values: [M].

@@ -1,22 +1,24 @@
 """Define the rollout: the one container that flows from the collector to the loss.
 
-A rollout is a TensorDict of batch shape [N, T+1]: N envs, T steps, and one bootstrap slot at index T, where only
-`observation` and `value` are valid. It is stored time-major, as [T+1, N], and handed out transposed: each env step
-then writes contiguous memory, and the first T slots flatten to [T*N] without a copy.
+A rollout is a TensorDict of batch shape [N, T+1]: N envs, T steps, and one bootstrap slot at index
+T, where only `observation` and `value` are valid. It is stored time-major, as [T+1, N], and handed
+out transposed: each env step then writes contiguous memory, and the first T slots flatten to [T*N]
+without a copy.
 
-| key                            | shape [N, T+1, ...] | dtype   | written by                                  |
-|--------------------------------|---------------------|---------|---------------------------------------------|
-| `observation` (tensor or tree) | env's               | env's   | collector                                   |
-| `final_observation` (same)     | env's               | env's   | collector, where an episode ended           |
-| `action`                       | env's               | env's   | policy                                      |
-| `sample_log_prob`              | -                   | float32 | policy (of the behaviour policy)            |
-| `value`                        | -                   | float32 | algorithm, one batched pass                 |
-| `final_value`                  | -                   | float32 | the same pass, where only the time ran out  |
-| `reward`                       | -                   | float32 | env                                         |
-| `terminated` `truncated` `done`| -                   | bool    | env (`done` is their or)                    |
-| `policy_version`               | -                   | int64   | collector                                   |
+| key                           | shape [N, T+1, ...] | dtype   | written by                    |
+|-------------------------------|---------------------|---------|-------------------------------|
+| observation (tensor or tree)  | env's               | env's   | collector                     |
+| final_observation (likewise)  | env's               | env's   | collector, at episode ends    |
+| action                        | env's               | env's   | policy                        |
+| sample_log_prob               | -                   | float32 | policy (the behaviour policy) |
+| value                         | -                   | float32 | algorithm, one batched pass   |
+| final_value, where time ran out | -                 | float32 | the same pass                 |
+| reward                        | -                   | float32 | env                           |
+| terminated, truncated, done   | -                   | bool    | env (done is their or)        |
+| policy_version                | -                   | int64   | collector                     |
 
-An algorithm adds fields of its own (`advantage`, `return`); `clear_added` drops them when the storage is reused.
+An algorithm adds fields of its own (`advantage`, `return`); `clear_added` drops them when the
+storage is reused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +49,8 @@ STEP_FIELDS: dict[str, torch.dtype] = {
 
 
 def allocate_rollout(
-    observation_space: gymnasium.Space,
-    action_space: gymnasium.Space,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
     num_envs: int,
     num_steps: int,
     *,
@@ -57,16 +59,19 @@ def allocate_rollout(
 ) -> TensorDict:
     """Allocate a zeroed rollout, batch shape [N, T+1], for the spaces of one env.
 
-    `extra_fields` are what a policy stores beside `action` so that the update can recompute its log-prob.
+    `extra_fields` are what a policy stores beside `action` so that the update can recompute its
+    log-prob.
     """
     size = (num_steps + 1, num_envs)
 
     def field(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros((*size, *shape), dtype=dtype, device=device)
 
-    def tree(space: gymnasium.Space) -> Tensor | TensorDict:
+    def tree(space: gymnasium.Space[Any]) -> Tensor | TensorDict:
         if isinstance(space, gymnasium.spaces.Dict):
-            return TensorDict({key: tree(child) for key, child in space.items()}, size, device=device)
+            return TensorDict(
+                {key: tree(child) for key, child in space.items()}, size, device=device
+            )
         return field(*space_spec(space))
 
     fields: dict[str, Tensor | TensorDict] = {
@@ -79,27 +84,35 @@ def allocate_rollout(
     return time_major(TensorDict(fields, size, device=device))
 
 
-def space_spec(space: gymnasium.Space) -> FieldSpec:
-    """Return the shape and dtype with which one element of a space is stored; floats are stored as float32.
+def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
+    """Return the shape and dtype with which one element of a space is stored.
+
+    Floats are stored as float32.
 
     Raises:
-        ConfigurationError: for a space that is not one array (Dict spaces are trees of arrays: see `allocate_rollout`).
+        ConfigurationError: for a space that is not one array (Dict spaces are trees of arrays: see
+            `allocate_rollout`).
     """
     if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
         dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
-        return tuple(space.shape), torch.float32 if dtype.is_floating_point else dtype
+        return tuple(space.shape or ()), torch.float32 if dtype.is_floating_point else dtype
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
-        return tuple(space.shape), torch.int64
+        return tuple(space.shape or ()), torch.int64
     raise ConfigurationError(
-        f"Space {space} cannot be stored in a rollout: use Box, Discrete, MultiDiscrete or MultiBinary, or a Dict of "
-        "them for observations (gymnasium.wrappers.FlattenObservation turns most others into a Box)."
+        f"Space {space} cannot be stored in a rollout: use Box, Discrete, MultiDiscrete or "
+        "MultiBinary, or a Dict of "
+        "them for observations (gymnasium.wrappers.FlattenObservation turns most others into a "
+        "Box)."
     )
 
 
 def time_major(data: TensorDict) -> TensorDict:
-    """Swap the first two batch dimensions of every field, as views: [N, T] becomes [T, N] and back."""
+    """Swap the first two batch dimensions of every field, as views.
 
-    def swap(value: Tensor | TensorDict) -> Tensor | TensorDict:
+    [N, T] becomes [T, N] and back.
+    """
+
+    def swap(value: Any) -> Any:
         return time_major(value) if isinstance(value, TensorDict) else value.transpose(0, 1)
 
     size = (data.batch_size[1], data.batch_size[0], *data.batch_size[2:])
@@ -109,22 +122,29 @@ def time_major(data: TensorDict) -> TensorDict:
 def step_views(rollout: TensorDict) -> list[TensorDict]:
     """Return, for each of the T+1 slots, a TensorDict [N] of views that write into the rollout.
 
-    Make them once per allocation: slicing a TensorDict costs several times what the write itself does.
+    Make them once per allocation: slicing a TensorDict costs several times what the write itself
+    does.
     """
     return list(time_major(rollout).unbind(0))
 
 
-def copy_tree(target: Tensor | TensorDict, source: Tensor | Mapping[str, Any]) -> None:
-    """Copy an observation, a tensor or a tree of them, into storage of the same structure, in place."""
+def copy_tree(target: Any, source: Any) -> None:
+    """Copy an observation, a tensor or a tree of them, into storage of the same structure.
+
+    In place.
+    """
     if isinstance(target, Tensor):
-        target.copy_(source)  # type: ignore[arg-type]  # a tree of another structure fails here, loudly
+        target.copy_(source)
         return
     for key, value in target.items():
         copy_tree(value, source[key])
 
 
 def transition_view(rollout: TensorDict) -> TensorDict:
-    """Return the [N, T] part of a rollout, with `next_value` [N, T] = `value` one slot later; a view, no copy."""
+    """Return the [N, T] part of a rollout, with `next_value` [N, T] = `value` one slot later.
+
+    A view, no copy.
+    """
     validate(rollout)
     transitions = rollout[:, :-1]
     transitions["next_value"] = rollout["value"][:, 1:]
@@ -139,8 +159,10 @@ def validate(rollout: TensorDict) -> None:
     """
     if len(rollout.batch_size) != 2 or rollout.batch_size[1] < 2:
         raise ValueError(
-            f"Expected a rollout of batch shape [num_envs, steps + 1], got {list(rollout.batch_size)}. Returns and "
-            "advantages need the time structure: pass what the buffer hands out, before flattening it into minibatches."
+            "Expected a rollout of batch shape [num_envs, steps + 1], got "
+            f"{list(rollout.batch_size)}. Returns and "
+            "advantages need the time structure: pass what the buffer hands out, before "
+            "flattening it into minibatches."
         )
     for key in ("observation", "action", *STEP_FIELDS):
         if key not in rollout.keys():
@@ -149,13 +171,17 @@ def validate(rollout: TensorDict) -> None:
         value = rollout[key]
         if value.shape != rollout.batch_size or value.dtype != dtype:
             raise ValueError(
-                f"Rollout field '{key}' is {value.dtype} of shape {list(value.shape)}; expected {dtype} of shape "
+                f"Rollout field '{key}' is {value.dtype} of shape {list(value.shape)}; expected "
+                f"{dtype} of shape "
                 f"{list(rollout.batch_size)}, without a trailing dimension of one."
             )
 
 
 def clear_added(rollout: TensorDict, keys: Sequence[str]) -> None:
-    """Drop every field whose name is not in `keys`, in place: what an algorithm added to a rollout it has used."""
+    """Drop every field whose name is not in `keys`, in place.
+
+    What an algorithm added to a rollout it has used.
+    """
     for key in [key for key in rollout.keys() if key not in keys]:
         del rollout[key]
 
@@ -167,7 +193,8 @@ def minibatches(
 
     Args:
         rollout: data of batch shape [N, T+1]; the bootstrap slot is left out.
-        batch_size: transitions per minibatch; the last minibatch is smaller where N*T is no multiple of it.
+        batch_size: transitions per minibatch; the last minibatch is smaller where N*T is no
+            multiple of it.
         generator: draws the permutation, on the rollout's device.
         keys: the fields that the loss needs. Only these are copied.
     """
@@ -177,8 +204,12 @@ def minibatches(
         yield flat[index]
 
 
-def flat_transitions(rollout: TensorDict, keys: Sequence[str], *, bootstrap: bool = False) -> TensorDict:
-    """Return the named fields as one TensorDict of batch shape [T*N], time-major; a view where storage allows.
+def flat_transitions(
+    rollout: TensorDict, keys: Sequence[str], *, bootstrap: bool = False
+) -> TensorDict:
+    """Return the named fields as one TensorDict of batch shape [T*N], time-major.
+
+    A view where storage allows.
 
     With `bootstrap` the slot at index T is kept: [(T+1)*N].
     """
@@ -187,7 +218,10 @@ def flat_transitions(rollout: TensorDict, keys: Sequence[str], *, bootstrap: boo
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field to a rollout [N, T+1] from its values at the transitions, [N, T]; zero in the bootstrap slot."""
+    """Add a field to a rollout [N, T+1] from its values at the transitions, [N, T].
+
+    Zero in the bootstrap slot.
+    """
     storage = value.new_zeros((rollout.batch_size[1], rollout.batch_size[0]))
     storage[:-1].copy_(value.t())
     rollout[key] = storage.t()

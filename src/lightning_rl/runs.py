@@ -12,7 +12,10 @@ ALIASES = ("last", "best")
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
-    """Return `output_dir/exp_name_YYYYmmdd_HHMMSS`, with a number behind it where that exists; nothing is created."""
+    """Return `output_dir/exp_name_YYYYmmdd_HHMMSS`, with a number behind it where that exists.
+
+    Nothing is created.
+    """
     base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
     while path.exists():
@@ -24,14 +27,19 @@ def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
 def run_dir_of(checkpoint: str | Path) -> Path | None:
     """Return the run directory that a checkpoint lies in, or None if it lies elsewhere."""
     parent = Path(checkpoint).absolute().parent
-    return parent.parent if parent.name == CHECKPOINTS and (parent.parent / "config.yaml").is_file() else None
+    return (
+        parent.parent
+        if parent.name == CHECKPOINTS and (parent.parent / "config.yaml").is_file()
+        else None
+    )
 
 
 def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = None) -> Path:
     """Turn what `--ckpt_path` says into the path of a file.
 
     Args:
-        spec: a checkpoint, a run directory (then its last checkpoint), or `last` or `best` of the newest run.
+        spec: a checkpoint, a run directory (then its last checkpoint), or `last` or `best` of the
+            newest run.
         output_dir: where runs are looked for.
         exp_name: consider only the runs of this name; None for all.
 
@@ -45,14 +53,20 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
             near = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []
             there = f"; there is {', '.join(sorted(near))}" if near else ""
             raise ConfigurationError(
-                f"No checkpoint at {path}{there}{closest(spec, ALIASES)}. Give a .ckpt file, a run directory, last or best."
+                f"No checkpoint at {path}{there}{closest(spec, ALIASES)}. Give a .ckpt file, a run "
+                "directory, last or best."
             )
         return path
-    found = [p for p in Path(output_dir).glob(f"*/{CHECKPOINTS}/{spec}.ckpt") if _is_run(p.parent.parent.name, exp_name)]
+    found = [
+        p
+        for p in Path(output_dir).glob(f"*/{CHECKPOINTS}/{spec}.ckpt")
+        if _is_run(p.parent.parent.name, exp_name)
+    ]
     if not found:
         whose = f"of '{exp_name}' " if exp_name else ""
         raise ConfigurationError(
-            f"No run {whose}with a checkpoint {spec}.ckpt in '{output_dir}'. Train one first, or set --output_dir, "
+            f"No run {whose}with a checkpoint {spec}.ckpt in '{output_dir}'. Train one first, or "
+            "set --output_dir, "
             "--exp_name or the path of a checkpoint."
         )
     return max(found, key=lambda p: p.stat().st_mtime)

@@ -41,19 +41,23 @@ NOISE = (
 
 
 class RLTrainer(Trainer):
-    """Lightning's `Trainer` with the callbacks, the logger and the checkpoint files of this package.
+    """Lightning's `Trainer` with the callbacks.
 
-    An iteration is one rollout and its update, an epoch is `data.iterations_per_epoch` of them; `global_step` counts
-    iterations. Training ends at `data.total_env_steps`, whatever `max_epochs` and `max_steps` allow beyond it.
+    The logger and the checkpoint files of this package.
+
+    An iteration is one rollout and its update, an epoch is `data.iterations_per_epoch` of them;
+    `global_step` counts iterations. Training ends at `data.total_env_steps`, whatever `max_epochs`
+    and `max_steps` allow beyond it.
 
     Args:
-        num_threads: CPU threads for torch's arithmetic, set for the whole process. One is fastest for small networks
-            (two threads that wait for each other on a busy machine can be a hundred times slower), and results do not
-            depend on the number of cores; raise it for large networks on a CPU.
+        num_threads: CPU threads for torch's arithmetic, set for the whole process. One is fastest
+            for small networks (two threads that wait for each other on a busy machine can be a
+            hundred times slower), and results do not depend on the number of cores; raise it for
+            large networks on a CPU.
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
-        run_dir: the directory of this run; where not given, a new one `output_dir/exp_name_<timestamp>`. Nothing is
-            written before training starts.
+        run_dir: the directory of this run; where not given, a new one
+            `output_dir/exp_name_<timestamp>`. Nothing is written before training starts.
         logger: where not given, TensorBoard in `run_dir/logs`; false for none.
         callbacks: of the user, beside the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
@@ -91,11 +95,17 @@ class RLTrainer(Trainer):
         if enable_progress_bar:
             package.append(EnvStepProgress(metrics))
         if enable_checkpointing:
-            # GracefulStop comes last: at the end of an epoch the checkpoint has been written by then.
-            package += [best_checkpoint(self.run_dir), LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+            # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
+            package += [
+                best_checkpoint(self.run_dir),
+                LastCheckpoint(self.run_dir),
+                GracefulStop(self.run_dir),
+            ]
         plugins = kwargs.pop("plugins", None) or []
         super().__init__(
-            logger=EnvStepTensorBoard(self.run_dir / "logs", name="", version="") if logger is None else logger,
+            logger=EnvStepTensorBoard(self.run_dir / "logs", name="", version="")
+            if logger is None
+            else logger,
             callbacks=[*own, *package],
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
@@ -110,7 +120,10 @@ class RLTrainer(Trainer):
 
 
 def quieten_framework() -> None:
-    """Silence the framework's device lines, tips and advertisements; its warnings about a run stay."""
+    """Silence the framework's device lines, tips and advertisements.
+
+    Its warnings about a run stay.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             if _is_news not in handler.filters:

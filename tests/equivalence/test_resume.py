@@ -24,8 +24,12 @@ class SignalAt(Callback):
             os.kill(os.getpid(), self.number)
 
 
-def stop_and_resume(run_dir, iteration, number=signal.SIGTERM, during="on_train_batch_start", **kwargs):
-    _, _, trainer = train(run_dir, trainer={"callbacks": [SignalAt(iteration, number, during)]}, **kwargs)
+def stop_and_resume(
+    run_dir, iteration, number=signal.SIGTERM, during="on_train_batch_start", **kwargs
+):
+    _, _, trainer = train(
+        run_dir, trainer={"callbacks": [SignalAt(iteration, number, during)]}, **kwargs
+    )
     assert trainer.stop_signal == number
     module, _, _ = train(run_dir, ckpt_path=last(run_dir), **kwargs)
     return module
@@ -33,7 +37,11 @@ def stop_and_resume(run_dir, iteration, number=signal.SIGTERM, during="on_train_
 
 ENVS = {
     "CartPole": {"env": "CartPole-v1"},
-    "Pendulum": {"env": "Pendulum-v1", "policy": {"normalize_observation": True}, "model": {"normalize_reward": True}},
+    "Pendulum": {
+        "env": "Pendulum-v1",
+        "policy": {"normalize_observation": True},
+        "model": {"normalize_reward": True},
+    },
     "Acrobot": {"env": "Acrobot-v1"},
     "MountainCar": {"env": "MountainCarContinuous-v0", "policy": {"squash": True}},
     "torch-native": {"env": lambda n: ActionProbe(n, continuous=True), "policy": {"squash": True}},
@@ -74,7 +82,9 @@ def test_resume_is_exact_from_every_iteration(iteration, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("during", ["on_validation_start", "on_train_epoch_end", "on_train_epoch_start"])
+@pytest.mark.parametrize(
+    "during", ["on_validation_start", "on_train_epoch_end", "on_train_epoch_start"]
+)
 def test_a_signal_outside_the_iteration_is_honoured(during, tmp_path):
     train(tmp_path / "whole")
     stop_and_resume(tmp_path / "stopped", 3, during=during)
@@ -140,7 +150,9 @@ def test_a_finished_run_can_be_extended(tmp_path):
 def test_a_run_cut_in_the_middle_of_an_epoch_can_be_extended(tmp_path):
     run_dir = tmp_path / "run"
     train(run_dir, data={"total_env_steps": 4 * 16 * 4})
-    module, _, trainer = train(run_dir, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(run_dir))
+    module, _, trainer = train(
+        run_dir, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(run_dir)
+    )
     assert trainer.global_step == 9
     assert module.env_steps == 4 * 16 * 9
 

@@ -21,7 +21,9 @@ def tensors(*arrays):
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 1.0), (1.0, 0.5), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("gamma", "gae_lambda"), [(0.99, 0.95), (0.9, 1.0), (1.0, 0.5), (0.0, 0.0)]
+)
 def test_gae_is_the_sum_of_its_definition(seed, gamma, gae_lambda):
     data = random_rollout(seed)
     advantage, target = gae(*tensors(*data), gamma=gamma, gae_lambda=gae_lambda)
@@ -34,14 +36,20 @@ def test_gae_is_the_sum_of_its_definition(seed, gamma, gae_lambda):
 def test_lambda_one_is_the_monte_carlo_return(seed):
     data = random_rollout(seed)
     _, target = gae(*tensors(*data), gamma=0.97, gae_lambda=1.0)
-    np.testing.assert_allclose(target.numpy(), monte_carlo_return(*data, 0.97), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        target.numpy(), monte_carlo_return(*data, 0.97), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_lambda_zero_is_the_temporal_difference():
     reward, value, terminated, truncated, final_value = random_rollout(0)
-    advantage, _ = gae(*tensors(reward, value, terminated, truncated, final_value), gamma=0.9, gae_lambda=0.0)
+    advantage, _ = gae(
+        *tensors(reward, value, terminated, truncated, final_value), gamma=0.9, gae_lambda=0.0
+    )
     successor = np.where(terminated, 0.0, np.where(truncated, final_value, value[:, 1:]))
-    np.testing.assert_allclose(advantage.numpy(), reward + 0.9 * successor - value[:, :-1], atol=1e-5)
+    np.testing.assert_allclose(
+        advantage.numpy(), reward + 0.9 * successor - value[:, :-1], atol=1e-5
+    )
 
 
 def test_a_time_limit_is_not_a_failure():
@@ -77,4 +85,6 @@ def test_discounted_return_restarts_with_each_episode(seed):
     rng = np.random.default_rng(seed)
     reward, done, initial = rng.normal(size=(4, 30)), rng.random((4, 30)) < 0.15, rng.normal(size=4)
     result = discounted_return(*tensors(reward, done, initial), gamma=0.95)
-    np.testing.assert_allclose(result.numpy(), forward_returns(reward, done, initial, 0.95), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        result.numpy(), forward_returns(reward, done, initial, 0.95), rtol=1e-5, atol=1e-5
+    )

@@ -27,13 +27,17 @@ def test_surrogate_loss_matches_the_paper(masked):
     loss = clipped_surrogate_loss(
         *args, clip_low=0.2, clip_high=0.28, mask=None if mask is None else torch.from_numpy(mask)
     )
-    assert float(loss) == pytest.approx(ppo_policy_loss(new, old, advantage, 0.2, 0.28, mask), abs=1e-9)
+    assert float(loss) == pytest.approx(
+        ppo_policy_loss(new, old, advantage, 0.2, 0.28, mask), abs=1e-9
+    )
 
 
 def test_a_clipped_sample_has_no_gradient():
     log_prob = torch.tensor([math.log(1.5), math.log(0.5), 0.0], requires_grad=True)
     advantage = torch.tensor([1.0, -1.0, 1.0])
-    clipped_surrogate_loss(log_prob, torch.zeros(3), advantage, clip_low=0.2, clip_high=0.2).backward()
+    clipped_surrogate_loss(
+        log_prob, torch.zeros(3), advantage, clip_low=0.2, clip_high=0.2
+    ).backward()
     assert log_prob.grad.tolist() == pytest.approx([0.0, 0.0, -1 / 3])
 
 
@@ -46,7 +50,9 @@ def test_a_collapsed_probability_stays_finite():
 
 def test_clipped_value_loss_takes_the_larger_error():
     old, target = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])
-    new = torch.tensor([0.1, 0.9, 0.9])  # inside; outside, towards the target; outside, away from it
+    new = torch.tensor(
+        [0.1, 0.9, 0.9]
+    )  # inside; outside, towards the target; outside, away from it
     loss = clipped_value_loss(new, target, old, clip_coef=0.2)
     assert float(loss) == pytest.approx((0.9**2 + 0.8**2 + 0.9**2) / 3)
     assert float(value_loss(new, target)) == pytest.approx((0.9**2 + 0.1**2 + 0.9**2) / 3)
@@ -67,8 +73,12 @@ def test_kl_estimators_agree_with_the_exact_divergence():
 
 def test_clip_fraction_counts_the_ratios_outside():
     log_prob = torch.log(torch.tensor([0.5, 0.85, 1.0, 1.15, 1.25]))
-    assert float(clip_fraction(log_prob, torch.zeros(5), clip_low=0.2, clip_high=0.2)) == pytest.approx(0.4)
-    assert float(clip_fraction(log_prob, torch.zeros(5), clip_low=0.2, clip_high=0.3)) == pytest.approx(0.2)
+    assert float(
+        clip_fraction(log_prob, torch.zeros(5), clip_low=0.2, clip_high=0.2)
+    ) == pytest.approx(0.4)
+    assert float(
+        clip_fraction(log_prob, torch.zeros(5), clip_low=0.2, clip_high=0.3)
+    ) == pytest.approx(0.2)
 
 
 def test_masked_mean_ignores_what_does_not_count():
@@ -86,7 +96,9 @@ def test_explained_variance_has_its_three_landmarks():
 
 
 def test_normalized_advantages_have_mean_zero_and_unit_std():
-    advantage = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 5 + 3
+    advantage = (
+        torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 5 + 3
+    )
     result = normalize_advantage(advantage)
     assert float(result.mean()) == pytest.approx(0.0, abs=1e-9)
     assert float(result.std()) == pytest.approx(1.0, abs=1e-6)

@@ -1,7 +1,10 @@
-"""Give an algorithm everything but its loss: values, minibatches, the optimizer step, counters, evaluation."""
+"""Give an algorithm everything but its loss.
+
+Values, minibatches, the optimizer step, counters, evaluation.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,35 +14,62 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics
+from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.evaluation import Episode, run_episodes, summarize
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import flat_transitions, minibatches
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
-"""Makes an optimizer from parameters; in YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`."""
+"""Makes an optimizer from parameters.
+
+In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
+"""
+
+
+class TrainingData(Protocol):
+    """What an algorithm wants to know of the data module."""
+
+    @property
+    def env_steps_per_iteration(self) -> int: ...
+
+    @property
+    def total_iterations(self) -> int: ...
+
+    @property
+    def max_staleness(self) -> int: ...
+
+    @property
+    def eval_env(self) -> VectorEnv: ...
+
+    def seed_for(self, purpose: str) -> int: ...
 
 
 class Algorithm(LightningModule):
-    """A policy and a way to improve it; a subclass writes `training_step`, which reads top to bottom.
+    """A policy and a way to improve it.
 
-    Lightning's automatic optimization is off: a training step is one iteration, that is one rollout and its whole
-    update of many optimizer steps, and `trainer.global_step` counts iterations.
+    A subclass writes `training_step`, which reads top to bottom.
+
+    Lightning's automatic optimization is off: a training step is one iteration, that is one rollout
+    and its whole update of many optimizer steps, and `trainer.global_step` counts iterations.
 
     Args:
         policy: what is trained.
         learning_rate: initial learning rate.
-        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided by 1.5 where the KL of
-            an epoch exceeds twice `desired_kl` and multiplied by 1.5 where it is below half of it.
+        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided
+            by 1.5 where the KL of an epoch exceeds twice `desired_kl` and multiplied by 1.5 where
+            it is below half of it.
         desired_kl: of the adaptive schedule.
         n_epochs: passes over a rollout.
-        batch_size: transitions per minibatch; the last one of a pass is smaller where it does not divide N*T.
+        batch_size: transitions per minibatch; the last one of a pass is smaller where it does not
+            divide N*T.
         gamma: discount per env step.
         max_grad_norm: bound on the norm of the whole gradient; null for none.
-        normalize_reward: scale rewards by the running standard deviation of the discounted return, clipped to ±10.
+        normalize_reward: scale rewards by the running standard deviation of the discounted return,
+            clipped to ±10.
         optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
-        max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient that is not finite,
-            before the run ends.
+        max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
+            that is not finite, before the run ends.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -66,8 +96,14 @@ class Algorithm(LightningModule):
         require(n_epochs >= 1, f"n_epochs must be at least 1, got {n_epochs}.")
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
         require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}.")
-        require(max_grad_norm is None or max_grad_norm > 0, f"max_grad_norm must be positive, got {max_grad_norm}.")
-        require(max_nonfinite_steps >= 1, f"max_nonfinite_steps must be at least 1, got {max_nonfinite_steps}.")
+        require(
+            max_grad_norm is None or max_grad_norm > 0,
+            f"max_grad_norm must be positive, got {max_grad_norm}.",
+        )
+        require(
+            max_nonfinite_steps >= 1,
+            f"max_nonfinite_steps must be at least 1, got {max_nonfinite_steps}.",
+        )
         self.policy = policy
         self.n_epochs = n_epochs
         self.batch_size = batch_size
@@ -86,7 +122,12 @@ class Algorithm(LightningModule):
         self._episodes: list[Episode] = []
         self._restored_rng: dict[str, Tensor] | None = None
 
-    # --- what training_step is made of ---------------------------------------------------------------------------
+    @property
+    def data(self) -> TrainingData:
+        """The data module of the trainer."""
+        return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
+
+    # --- what training_step is made of ---
 
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
@@ -97,32 +138,47 @@ class Algorithm(LightningModule):
 
     @torch.no_grad()
     def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` of all T+1 observations, and `final_value` where only the time ran out, in one batched pass."""
+        """Write `value` of all T+1 observations, and `final_value` where only the time ran out.
+
+        In one batched pass.
+        """
         observations = TensorDict({"observation": rollout["observation"]}, rollout.batch_size)
         rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
-        finals = TensorDict({"observation": rollout["final_observation"][rows, steps]}, [rows.shape[0]])
+        finals = TensorDict(
+            {"observation": rollout["final_observation"][rows, steps]}, [rows.shape[0]]
+        )
         flat = flat_transitions(observations, ["observation"], bootstrap=True)
-        value = self.policy.get_value(torch.cat([flat, finals]))["value"]
+        value = self.policy.get_value(cast(TensorDict, torch.cat([flat, finals])))["value"]
         size = rollout.batch_size
         rollout["value"].copy_(value[: size.numel()].view(size[1], size[0]).t())
         rollout["final_value"].zero_()
         rollout["final_value"][rows, steps] = value[size.numel() :]
 
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
-        """Yield one pass over the rollout, freshly shuffled, with the policy's own fields beside those named."""
-        yield from minibatches(rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields])
+        """Yield one pass over the rollout, freshly shuffled.
+
+        With the policy's own fields beside those named.
+        """
+        yield from minibatches(
+            rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields]
+        )
 
     def optimizer_update(self, loss: Tensor, statistics: dict[str, Tensor]) -> None:
-        """Take one optimizer step down the loss, unless it or its gradient is not finite, and keep the statistics."""
+        """Take one optimizer step down the loss, unless it or its gradient is not finite.
+
+        And keep the statistics.
+        """
         optimizer = self.trainer.optimizers[0]
         optimizer.zero_grad(set_to_none=True)
         self.manual_backward(loss)
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
         statistics = {"loss": loss, **statistics, "grad_norm": grad_norm}
         if self.guard.passes(statistics):
-            # Through the strategy, not the LightningOptimizer: that would count each minibatch as a global step.
+            # Through the strategy: a LightningOptimizer would count each minibatch as a step.
             self.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
             self.optimizer_steps += 1
             self.statistics.add(statistics)
@@ -131,7 +187,8 @@ class Algorithm(LightningModule):
         """Close an update: normaliser statistics, policy version, counters and metrics.
 
         Raises:
-            FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was not finite.
+            FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was
+                not finite.
         """
         if self.guard.exhausted:
             raise FloatingPointError(self.guard.message(self.named_sources(rollout)))
@@ -148,16 +205,32 @@ class Algorithm(LightningModule):
         _count_iteration(self)
 
     def named_sources(self, rollout: TensorDict) -> dict[str, Tensor]:
-        """Return what a loss is made of, by name, for the message about a number that is not finite."""
-        names = ("observation", "action", "reward", "sample_log_prob", "value", "final_value", "advantage", "return")
-        flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
-        return dict(flat.items()) | {f"parameter {name}": p for name, p in self.policy.named_parameters()}
+        """Return what a loss is made of, by name.
 
-    # --- Lightning's hooks -----------------------------------------------------------------------------------------
+        For the message about a number that is not finite.
+        """
+        names = (
+            "observation",
+            "action",
+            "reward",
+            "sample_log_prob",
+            "value",
+            "final_value",
+            "advantage",
+            "return",
+        )
+        flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
+        return dict(flat.items()) | {
+            f"parameter {name}": p for name, p in self.policy.named_parameters()
+        }
+
+    # --- Lightning's hooks ---
 
     def configure_optimizers(self) -> Optimizer:
         """Make the optimizer; its learning rate is set by the schedule."""
-        parameters = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+        parameters = [
+            parameter for parameter in self.policy.parameters() if parameter.requires_grad
+        ]
         if self.make_optimizer is not None:
             return self.make_optimizer(parameters)
         return torch.optim.Adam(parameters, lr=self.schedule.initial, eps=1e-5, fused=True)
@@ -168,29 +241,38 @@ class Algorithm(LightningModule):
             return
         if self.trainer.world_size > 1:
             raise ConfigurationError(
-                f"Training on {self.trainer.world_size} processes is not supported: normaliser statistics and early stops "
+                f"Training on {self.trainer.world_size} processes is not supported: normaliser "
+                "statistics and early stops "
                 "would not agree between them. Use --trainer.devices 1."
             )
         if self.trainer.precision not in ("32-true", "bf16-mixed"):
             raise ConfigurationError(
-                f"trainer.precision {self.trainer.precision} is not supported: it converts log-probs and rewards. "
+                f"trainer.precision {self.trainer.precision} is not supported: it converts "
+                "log-probs and rewards. "
                 "Use 32-true or bf16-mixed."
             )
-        per_iteration = self.trainer.datamodule.env_steps_per_iteration
+        per_iteration = self.data.env_steps_per_iteration
         require(
             self.batch_size <= per_iteration,
-            f"model.batch_size={self.batch_size} is larger than a rollout: data.num_envs * data.buffer_size = "
+            f"model.batch_size={self.batch_size} is larger than a rollout: data.num_envs * "
+            "data.buffer_size = "
             f"{per_iteration} transitions. Lower batch_size, or raise num_envs or buffer_size.",
         )
 
     def on_fit_start(self) -> None:
-        """Seed the shuffling, apart from every other random stream; a checkpoint's state is taken up afterwards."""
+        """Seed the shuffling, apart from every other random stream.
+
+        A checkpoint's state is taken up afterwards.
+        """
         self.generator = torch.Generator(self.device)
-        self.generator.manual_seed(self.trainer.datamodule.seed_for("shuffle"))
-        self.schedule.total_iterations = self.trainer.datamodule.total_iterations
+        self.generator.manual_seed(self.data.seed_for("shuffle"))
+        self.schedule.total_iterations = self.data.total_iterations
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint, after everything else that might have drawn from them."""
+        """Take up the random streams of a checkpoint.
+
+        After everything else that might have drawn from them.
+        """
         if self._restored_rng is not None:
             self.generator.set_state(self._restored_rng["shuffle"].cpu())
             torch.set_rng_state(self._restored_rng["torch"].cpu())
@@ -203,10 +285,11 @@ class Algorithm(LightningModule):
             RuntimeError: where the rollout is staler than the collector promises.
         """
         staleness = self.staleness(batch)
-        allowed = self.trainer.datamodule.max_staleness
+        allowed = self.data.max_staleness
         if staleness > allowed:
             raise RuntimeError(
-                f"The rollout was collected {staleness} updates ago, {allowed} are allowed: the loader must have a length "
+                f"The rollout was collected {staleness} updates ago, {allowed} are allowed: the "
+                "loader must have a length "
                 "and hand out each rollout when it is asked for."
             )
         self.schedule.apply(self.trainer.optimizers[0], int(self.policy.version))
@@ -218,7 +301,7 @@ class Algorithm(LightningModule):
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
         """Play the episodes of a batch of seeds."""
-        self._episodes += run_episodes(self.policy, self.trainer.datamodule.eval_env, seeds)
+        self._episodes += run_episodes(self.policy, self.data.eval_env, seeds)
 
     def on_validation_epoch_end(self) -> None:
         """Summarise the episodes, for the monitors and the log."""
@@ -252,10 +335,13 @@ class Algorithm(LightningModule):
         """Take up counters; random streams wait until training starts.
 
         Raises:
-            ConfigurationError: where the checkpoint is not one of ours, or is one of another policy.
+            ConfigurationError: where the checkpoint is not one of ours, or is one of another
+                policy.
         """
         if "lightning_rl" not in checkpoint:
-            raise ConfigurationError("The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'.")
+            raise ConfigurationError(
+                "The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'."
+            )
         _check_weights(self.state_dict(), checkpoint["state_dict"])
         saved = checkpoint["lightning_rl"]
         self.env_steps = saved["env_steps"]
@@ -269,7 +355,9 @@ def _no_closure() -> None:
 
 
 def _count_iteration(module: LightningModule) -> None:
-    """Make `trainer.global_step` count iterations; in manual optimization it counts steps of LightningOptimizers.
+    """Make `trainer.global_step` count iterations.
+
+    In manual optimization it counts steps of LightningOptimizers.
 
     The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
     """
@@ -289,6 +377,7 @@ def _check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
     require(
         not differing,
         f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
-        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that it was trained with "
+        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that "
+        "it was trained with "
         "(`--ckpt_path` alone does).",
     )

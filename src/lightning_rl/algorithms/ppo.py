@@ -24,7 +24,8 @@ from lightning_rl.rollout import add_transition_field
 class PPO(Algorithm):
     """PPO with a clipped ratio, and advantages by generalised advantage estimation.
 
-    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper: time limits bootstrap
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
+    time limits bootstrap
     from the true final observation; advantages may be normalised; the value loss may be clipped.
 
     Args:
@@ -35,7 +36,8 @@ class PPO(Algorithm):
         normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null for never.
+        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
+            for never.
         kwargs: see `Algorithm`.
     """
 
@@ -105,10 +107,14 @@ class PPO(Algorithm):
         advantage, target = minibatch["advantage"], minibatch["return"]
         if self.normalize_advantage == "minibatch":
             advantage = normalize_advantage(advantage)
-        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
-        policy_loss = clipped_surrogate_loss(log_prob, sample_log_prob, advantage, **clip)
+        low = high = self.clip_coef
+        policy_loss = clipped_surrogate_loss(
+            log_prob, sample_log_prob, advantage, clip_low=low, clip_high=high
+        )
         if self.clip_value_loss:
-            critic_loss = clipped_value_loss(new["value"], target, minibatch["value"], clip_coef=self.clip_coef)
+            critic_loss = clipped_value_loss(
+                new["value"], target, minibatch["value"], clip_coef=self.clip_coef
+            )
         else:
             critic_loss = value_loss(new["value"], target)
         entropy = new["entropy"].mean()
@@ -118,11 +124,16 @@ class PPO(Algorithm):
             "value_loss": critic_loss,
             "entropy": entropy,
             "approx_kl": approx_kl(log_prob.detach(), sample_log_prob),
-            "clip_fraction": clip_fraction(log_prob.detach(), sample_log_prob, **clip),
+            "clip_fraction": clip_fraction(
+                log_prob.detach(), sample_log_prob, clip_low=low, clip_high=high
+            ),
         }
 
     def stops_early(self, first: int) -> bool:
-        """Tell, after an epoch that began with minibatch `first`, whether the KL ends the update; adapt the rate."""
+        """Tell, after an epoch that began with minibatch `first`.
+
+        Whether the KL ends the update; adapt the rate.
+        """
         if self.target_kl is None and self.schedule.kind != "adaptive":
             return False
         kl = self.statistics.mean_since("approx_kl", first)

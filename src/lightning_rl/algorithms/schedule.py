@@ -6,8 +6,8 @@ from torch.optim import Optimizer
 class LearningRateSchedule:
     """Constant, linear to zero at the end of the budget, or adaptive to the KL of an update.
 
-    The adaptive rule is rsl_rl's (Rudin et al. 2022, "Learning to Walk in Minutes", section 3), once per epoch instead of
-    once per minibatch; its state is the optimizer's own learning rate.
+    The adaptive rule is rsl_rl's (Rudin et al. 2022, "Learning to Walk in Minutes", section 3),
+    once per epoch instead of once per minibatch; its state is the optimizer's own learning rate.
 
     Args:
         kind: `constant`, `linear` or `adaptive`.
@@ -28,7 +28,10 @@ class LearningRateSchedule:
         self.total_iterations = 1
 
     def apply(self, optimizer: Optimizer, iteration: int) -> None:
-        """Set the rate of an iteration, counted from 0; the adaptive rate is only set at the first."""
+        """Set the rate of an iteration, counted from 0.
+
+        The adaptive rate is only set at the first.
+        """
         if self.kind == "linear":
             _set_rate(optimizer, self.initial * max(0.0, 1.0 - iteration / self.total_iterations))
         elif self.kind == "constant" or iteration == 0:

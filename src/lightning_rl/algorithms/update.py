@@ -1,4 +1,7 @@
-"""Watch the optimizer steps of an update: average what they report, and stop on numbers that are not finite."""
+"""Watch the optimizer steps of an update.
+
+Average what they report, and stop on numbers that are not finite.
+"""
 
 from typing import Any
 
@@ -24,7 +27,10 @@ class UpdateStatistics:
         self._single[name] = value
 
     def mean_since(self, name: str, first: int) -> float:
-        """Return the average of one scalar over the minibatches from index `first` on; 0 where there are none."""
+        """Return the average of one scalar over the minibatches from index `first` on.
+
+        0 where there are none.
+        """
         rows = self._rows[first:]
         if not rows:
             return 0.0
@@ -64,7 +70,10 @@ class NonFiniteGuard:
         self._failing: list[str] = []
 
     def passes(self, statistics: dict[str, Tensor]) -> bool:
-        """Tell whether loss and gradient norm are finite; the one thing per minibatch that waits for the device."""
+        """Tell whether loss and gradient norm are finite.
+
+        The one thing per minibatch that waits for the device.
+        """
         if bool((statistics["loss"].detach() + statistics["grad_norm"]).isfinite()):
             self.in_a_row = 0
             return True
@@ -77,11 +86,18 @@ class NonFiniteGuard:
     def message(self, sources: dict[str, Tensor]) -> str:
         """Say what was not finite, in the loss and in the named tensors that it was made of."""
         blamed = _not_finite(sources)
-        origin = f"Not finite among what they are made of: {', '.join(blamed)}." if blamed else (
-            "What they are made of is finite, so the loss itself overflows: lower learning_rate or max_grad_norm."
+        origin = (
+            f"Not finite among what they are made of: {', '.join(blamed)}."
+            if blamed
+            else (
+                "What they are made of is finite, so the loss itself overflows: lower "
+                "learning_rate or max_grad_norm."
+            )
         )
+        failing = ", ".join(self._failing)
         return (
-            f"{self.limit} optimizer steps in a row were skipped, because {', '.join(self._failing)} were not finite. {origin}"
+            f"{self.limit} optimizer steps in a row were skipped, because {failing} were not "
+            f"finite. {origin}"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from lightning_rl.rollout import validate
 
 
 class RolloutBuffer(Buffer):
-    """A buffer of one rollout, without a copy: what `get` returns is the collector's storage, until it collects again.
+    """A buffer of one rollout, without a copy.
+
+    What `get` returns is the collector's storage, until it collects again.
 
     Empty between iterations, so there is nothing to save.
     """
@@ -19,7 +21,9 @@ class RolloutBuffer(Buffer):
         """See `Buffer.extend`."""
         validate(rollout)
         if self._rollout is not None:
-            raise RuntimeError("The buffer still holds a rollout that nobody has taken; call get() first.")
+            raise RuntimeError(
+                "The buffer still holds a rollout that nobody has taken; call get() first."
+            )
         self._rollout = rollout
 
     def ready(self) -> bool:
@@ -29,6 +33,8 @@ class RolloutBuffer(Buffer):
     def get(self) -> TensorDict:
         """See `Buffer.get`."""
         if self._rollout is None:
-            raise RuntimeError("The buffer is empty: every rollout is given out once. Call extend() first.")
+            raise RuntimeError(
+                "The buffer is empty: every rollout is given out once. Call extend() first."
+            )
         rollout, self._rollout = self._rollout, None
         return rollout

@@ -16,11 +16,13 @@ from lightning_rl.runs import CHECKPOINTS
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write to a temporary file beside the target, flush it to the disk, and rename it.
 
-    Lightning's own way goes through the system's temporary directory, which often is another file system, where a move
-    is a copy that can be cut short.
+    Lightning's own way goes through the system's temporary directory, which often is another file
+    system, where a move is a copy that can be cut short.
     """
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Save a checkpoint; a kill at any moment leaves the file that was there before."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,13 +51,19 @@ class LastCheckpoint(Callback):
         self.path = directory / CHECKPOINTS / "last.ckpt"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, unless the epoch was cut short by a signal: that has been saved, in the middle of the epoch."""
+        """Save, unless the epoch was cut short by a signal.
+
+        That has been saved, in the middle of the epoch.
+        """
         if getattr(trainer, "stop_signal", None) is None:
             trainer.save_checkpoint(self.path)
 
 
 def best_checkpoint(directory: Path) -> ModelCheckpoint:
-    """Return Lightning's callback, set to keep the checkpoint of the best evaluation as `best.ckpt`."""
+    """Return Lightning's callback.
+
+    Set to keep the checkpoint of the best evaluation as `best.ckpt`.
+    """
     return ModelCheckpoint(
         dirpath=directory / CHECKPOINTS,
         filename="best",

@@ -13,7 +13,9 @@ from lightning_rl.runs import CHECKPOINTS
 
 
 class GracefulStop(Callback):
-    """On SIGTERM, SIGUSR1 or Ctrl-C save `last.ckpt` after the iteration under way, and end the run.
+    """On SIGTERM, SIGUSR1 or Ctrl-C save `last.ckpt` after the iteration under way.
+
+    And end the run.
 
     A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
 
@@ -32,10 +34,15 @@ class GracefulStop(Callback):
         """Take over from Lightning's handlers, which would raise and skip the checkpoint."""
         self._received = None
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
+            self._previous = {
+                number: signal.signal(number, self._handle) for number in self.SIGNALS
+            }
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save and stop in the middle of an epoch; at its end, the evaluation and `LastCheckpoint` come first."""
+        """Save and stop in the middle of an epoch.
+
+        At its end, the evaluation and `LastCheckpoint` come first.
+        """
         if self._received is None or trainer.is_last_batch or trainer.should_stop:
             return
         trainer.save_checkpoint(self.path)
@@ -51,7 +58,9 @@ class GracefulStop(Callback):
         """Give the signals back."""
         self._restore()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Give the signals back."""
         self._restore()
 

@@ -1,23 +1,28 @@
 """Write every metric to the loggers, once per logging interval, over env steps."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_rl.algorithms import Algorithm
+from lightning_rl.callbacks.parts import algorithm_of, data_of
+
 
 class EnvStepTensorBoard(TensorBoardLogger):
-    """TensorBoard with env steps as the x-axis of everything, callbacks that count iterations included.
+    """TensorBoard with env steps as the x-axis of everything.
+
+    Callbacks that count iterations included.
 
     A resumed run drops what an interrupted one wrote after the checkpoint.
     """
 
-    module: LightningModule | None = None
+    module: Algorithm | None = None
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         """Write scalars at the env steps of the moment."""
-        super().log_metrics(metrics, step if self.module is None else int(self.module.env_steps))
+        super().log_metrics(metrics, step if self.module is None else self.module.env_steps)
 
     def purge_after(self, env_steps: int) -> None:
         """Have TensorBoard forget what was logged after a number of env steps.
@@ -32,8 +37,8 @@ class EnvStepTensorBoard(TensorBoardLogger):
 class MetricsWriter(Callback):
     """Gather what algorithm, collector and clocks have to say, and hand it to the loggers.
 
-    `self.log` costs a quarter of a millisecond per metric and step even where nothing is written, so only what monitors
-    may ask for goes through it.
+    `self.log` costs a quarter of a millisecond per metric and step even where nothing is written,
+    so only what monitors may ask for goes through it.
 
     Attributes:
         latest: the metrics of the last iteration.
@@ -45,24 +50,29 @@ class MetricsWriter(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the loggers where env steps are counted."""
+        algorithm = algorithm_of(pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, EnvStepTensorBoard):
-                logger.module = pl_module
-                if pl_module.env_steps:
-                    logger.purge_after(int(pl_module.env_steps))
+                logger.module = algorithm
+                if algorithm.env_steps:
+                    logger.purge_after(algorithm.env_steps)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Begin the clock of the update."""
         self._started = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Write the metrics of the iteration."""
         update = time.perf_counter() - self._started
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data, algorithm = data_of(trainer), algorithm_of(pl_module)
+        assert data.dataset is not None
+        assert data.collector is not None
         collect = data.dataset.collect_seconds
         steps = data.env_steps_per_iteration
         self.latest = {
-            **pl_module.metrics,
+            **algorithm.metrics,
             **data.collector.statistics.averages(),
             "charts/episodes": float(data.collector.statistics.episodes),
             "charts/SPS": steps / (collect + update),
@@ -71,17 +81,20 @@ class MetricsWriter(Callback):
         }
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
-            pl_module.log("charts/episode_reward_avg_100", reward, logger=False, batch_size=1)
-        if (pl_module.trainer.global_step) % trainer.log_every_n_steps == 0 or trainer.should_stop:
-            self._write(trainer, self.latest, pl_module)
+            algorithm.log("charts/episode_reward_avg_100", reward, logger=False, batch_size=1)
+        if trainer.global_step % cast(Any, trainer).log_every_n_steps == 0 or trainer.should_stop:
+            self._write(trainer, self.latest, algorithm.env_steps)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the results of an evaluation during training."""
-        if trainer.training or trainer.state.fn == "fit":
-            names = ("eval/avg_reward", "eval/avg_length", "eval/success_rate")
-            values = {name: pl_module.evaluation[name.split("/")[1]] for name in names}
-            self._write(trainer, {name: value for name, value in values.items() if value is not None}, pl_module)
+        if trainer.state.fn != "fit":
+            return
+        algorithm = algorithm_of(pl_module)
+        names = ("avg_reward", "avg_length", "success_rate")
+        values = {f"eval/{name}": algorithm.evaluation[name] for name in names}
+        known = {name: value for name, value in values.items() if value is not None}
+        self._write(trainer, known, algorithm.env_steps)
 
-    def _write(self, trainer: Trainer, metrics: dict[str, float], pl_module: LightningModule) -> None:
+    def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
         for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=int(pl_module.env_steps))
+            logger.log_metrics(metrics, step=env_steps)

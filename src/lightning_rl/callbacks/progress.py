@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_rl.callbacks.metrics import MetricsWriter
+from lightning_rl.callbacks.parts import algorithm_of, data_of
 
 
 class EnvStepProgress(ProgressBar):
@@ -42,12 +43,12 @@ class EnvStepProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
-        self._began, self._first_step = time.perf_counter(), int(pl_module.env_steps)
+        self._began, self._first_step = time.perf_counter(), algorithm_of(pl_module).env_steps
         if not self.enabled or not self.console.is_terminal:
             return
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
         self._bar = Progress(*columns, console=self.console, transient=True)
-        self._bar.add_task("", total=trainer.datamodule.total_env_steps)  # type: ignore[attr-defined]
+        self._bar.add_task("", total=data_of(trainer).total_env_steps)
         self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -56,13 +57,17 @@ class EnvStepProgress(ProgressBar):
         if self._bar is not None and now - self._drawn >= self.interval:
             self._drawn = now
             task = self._bar.task_ids[0]
-            self._bar.update(task, completed=int(pl_module.env_steps), description=self._line(trainer, pl_module))
+            self._bar.update(
+                task,
+                completed=algorithm_of(pl_module).env_steps,
+                description=self._line(trainer, pl_module),
+            )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print a line that stays."""
         if trainer.state.fn != "fit":
             return
-        self._eval = pl_module.evaluation["avg_reward"]
+        self._eval = algorithm_of(pl_module).evaluation["avg_reward"]
         if self.enabled:
             self.console.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
 
@@ -70,7 +75,9 @@ class EnvStepProgress(ProgressBar):
         """Close the bar."""
         self._close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Close the bar, so that the terminal is left as it was."""
         self._close()
 
@@ -85,7 +92,7 @@ class EnvStepProgress(ProgressBar):
             self._bar = None
 
     def _line(self, trainer: Trainer, pl_module: LightningModule) -> str:
-        done, total = int(pl_module.env_steps), trainer.datamodule.total_env_steps  # type: ignore[attr-defined]
+        done, total = algorithm_of(pl_module).env_steps, data_of(trainer).total_env_steps
         latest = self.metrics.latest
         parts = [f"{done:>10,}/{total:,} env steps {min(1.0, done / total):4.0%}"]
         if "charts/SPS" in latest:
@@ -97,7 +104,7 @@ class EnvStepProgress(ProgressBar):
         return "  ".join(parts)
 
     def _time_left(self, trainer: Trainer, pl_module: LightningModule) -> str:
-        done = int(pl_module.env_steps) - self._first_step
-        left = max(0, trainer.datamodule.total_env_steps - int(pl_module.env_steps))  # type: ignore[attr-defined]
+        done = algorithm_of(pl_module).env_steps - self._first_step
+        left = max(0, data_of(trainer).total_env_steps - algorithm_of(pl_module).env_steps)
         seconds = round(left * (time.perf_counter() - self._began) / max(1, done))
         return f"  ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

@@ -10,6 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
+from lightning_rl.callbacks.parts import algorithm_of
+
 
 class EvaluationReport(Callback):
     """Write `evaluation.json` after `validate`, `test.json` after `test`, and print what is in it.
@@ -24,25 +26,27 @@ class EvaluationReport(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report, unless this is an evaluation during training."""
         if trainer.state.fn == "validate":
-            self._report(pl_module.evaluation, "evaluation.json")
+            self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report."""
-        self._report(pl_module.evaluation, "test.json")
+        self._report(algorithm_of(pl_module).evaluation, "test.json")
 
     def _report(self, evaluation: dict[str, Any], name: str) -> None:
         path = self.directory / name
         write_json(path, evaluation)
+        average, std = evaluation["avg_reward"], evaluation["std_reward"]
         low, high = evaluation["ci95"]
         success = evaluation["success_rate"]
+        by_task, by_time = evaluation["terminations"], evaluation["truncations"]
         table = Table(title="Evaluation", show_header=False)
         for label, text in {
             "episodes": f"{evaluation['episodes']} (deterministic, one per seed)",
-            "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
+            "average return": f"{average:.2f} ± {std:.2f} (std)",
             "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
             "average length": f"{evaluation['avg_length']:.1f} env steps",
             "success rate": "not reported by the env" if success is None else f"{success:.1%}",
-            "ended by the task / by time": f"{evaluation['terminations']} / {evaluation['truncations']}",
+            "ended by the task / by time": f"{by_task} / {by_time}",
             "trained for": f"{evaluation['env_steps']:,} env steps",
         }.items():
             table.add_row(label, text)

@@ -13,7 +13,8 @@ from lightning_rl.policies import Policy
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    A subclass's constructor begins with these four arguments; the data module fills them in, the config sets the rest.
+    A subclass's constructor begins with these four arguments; the data module fills them in, the
+    config sets the rest.
 
     Args:
         env: stepped by this collector alone.
@@ -24,7 +25,8 @@ class Collector(ABC):
     Attributes:
         statistics: returns and lengths of finished episodes.
         env_steps: steps collected so far, over all N envs of this process.
-        max_staleness: by how many updates the weights behind a step may lag the learner's when it is trained on.
+        max_staleness: by how many updates the weights behind a step may lag the learner's when it
+            is trained on.
     """
 
     max_staleness: int = 0
@@ -50,4 +52,7 @@ class Collector(ABC):
         """Take up a saved state before the first `collect`."""
 
     def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
-        """Stop threads and processes of the collector. May be called more than once; the env is not its to close."""
+        """Stop threads and processes of the collector.
+
+        May be called more than once; the env is not its to close.
+        """

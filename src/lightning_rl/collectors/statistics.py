@@ -14,7 +14,8 @@ class EpisodeStatistics:
     """Follow N envs through rollouts; nothing is done per env step.
 
     Attributes:
-        returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env steps).
+        returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env
+            steps).
         episodes: finished so far.
     """
 
@@ -49,7 +50,10 @@ class EpisodeStatistics:
             self._length[n] -= ended_length
 
     def averages(self) -> dict[str, float]:
-        """Return the averages under the names of their charts; empty before the first episode has finished."""
+        """Return the averages under the names of their charts.
+
+        Empty before the first episode has finished.
+        """
         if not self.returns:
             return {}
         return {

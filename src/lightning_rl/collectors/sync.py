@@ -14,10 +14,13 @@ from lightning_rl.rollout import allocate_rollout, clear_added, copy_tree, step_
 
 
 class SyncCollector(Collector):
-    """Step the env T times with the current policy; policy lag is 0. See `Collector` for the arguments.
+    """Step the env T times with the current policy; policy lag is 0.
 
-    The env is reset once, by the first `collect`; later rollouts go on where the last one stopped. The rollout lives in
-    one preallocated storage on the policy's device, written through views that are made once.
+    See `Collector` for the arguments.
+
+    The env is reset once, by the first `collect`; later rollouts go on where the last one stopped.
+    The rollout lives in one preallocated storage on the policy's device, written through views that
+    are made once.
     """
 
     def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
@@ -32,7 +35,7 @@ class SyncCollector(Collector):
             extra_fields=policy.extra_fields,
             device=device,
         )
-        self._fields = tuple(self.rollout.keys())
+        self._fields = tuple(str(key) for key in self.rollout.keys())
         self._storage = time_major(self.rollout)
         self._steps = step_views(self.rollout)
         self._observations = [step.get("observation") for step in self._steps]
@@ -73,7 +76,10 @@ class SyncCollector(Collector):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Collector.load_state_dict`; warns where the env cannot be restored, and then restarts its episodes."""
+        """See `Collector.load_state_dict`.
+
+        Warns where the env cannot be restored, and then restarts its episodes.
+        """
         self.generator.set_state(state["generator"].cpu())
         self.env_steps = state["env_steps"]
         if len(state["statistics"]["return"]) == self.env.num_envs:
@@ -84,7 +90,8 @@ class SyncCollector(Collector):
             self._start(self.env.load_state_dict(state["env"]))
         except RestoreError as error:
             warnings.warn(
-                f"The env could not be restored to where the checkpoint left it ({error}): its episodes restart, and "
+                f"The env could not be restored to where the checkpoint left it ({error}): its "
+                "episodes restart, and "
                 "the resumed run will differ from an uninterrupted one.",
                 stacklevel=2,
             )

@@ -1,8 +1,19 @@
-"""Envs: the tensor contract, the Gymnasium adapter, batched torch envs, and probes with known answers."""
+"""Envs.
+
+The tensor contract, the Gymnasium adapter, batched torch envs, and probes with known answers.
+"""
 
 from lightning_rl.envs.gymnasium_env import GymnasiumEnv
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 
-__all__ = ["ActionProbe", "GymnasiumEnv", "RestoreError", "TimeLimitProbe", "TorchEnv", "ValueProbe", "VectorEnv"]
+__all__ = [
+    "ActionProbe",
+    "GymnasiumEnv",
+    "RestoreError",
+    "TimeLimitProbe",
+    "TorchEnv",
+    "ValueProbe",
+    "VectorEnv",
+]

@@ -1,4 +1,7 @@
-"""Adapt Gymnasium's vector envs to tensors; the one place that knows about autoreset and clipping."""
+"""Adapt Gymnasium's vector envs to tensors.
+
+The one place that knows about autoreset and clipping.
+"""
 
 import atexit
 import importlib
@@ -17,7 +20,7 @@ from lightning_rl.envs.replay import ReplayableEpisode
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
-EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]  # type: ignore[type-arg]
+EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
@@ -41,13 +44,16 @@ class GymnasiumEnv(VectorEnv):
         num_envs: N.
         id: the registered id; `module:Name-v0` imports the module first.
         env_kwargs: passed to the env's constructor.
-        vectorization: `sync` steps the envs one after the other, `async` each in a process of its own,
-            `vector_entry_point` takes the env's own batched version (it must reset finished envs in the same step).
-        wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of class paths.
+        vectorization: `sync` steps the envs one after the other, `async` each in a process of its
+            own, `vector_entry_point` takes the env's own batched version (it must reset finished
+            envs in the same step).
+        wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of
+            class paths.
         clip_action: clip continuous actions to the bounds of the space before stepping.
 
     Raises:
-        ConfigurationError: for an unknown id, a missing package, or an env that resets finished envs a step late.
+        ConfigurationError: for an unknown id, a missing package, or an env that resets finished
+            envs a step late.
     """
 
     device = torch.device("cpu")
@@ -62,7 +68,9 @@ class GymnasiumEnv(VectorEnv):
         clip_action: bool = True,
     ) -> None:
         require(num_envs >= 1, f"num_envs must be at least 1, got {num_envs}.")
-        require(bool(id), "The env id is empty; give a registered Gymnasium id such as CartPole-v1.")
+        require(
+            bool(id), "The env id is empty; give a registered Gymnasium id such as CartPole-v1."
+        )
         self.id = id
         self.num_envs = num_envs
         self._replayable = vectorization != "vector_entry_point"
@@ -77,7 +85,9 @@ class GymnasiumEnv(VectorEnv):
         self._observation: Any = None
         self._forget_episodes()
 
-    def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """See `VectorEnv.reset`."""
         seeds = seed if seed is None or isinstance(seed, int) else [int(s) for s in seed]
         self._observation, info = self._env.reset(seed=seeds, options=options)
@@ -92,7 +102,9 @@ class GymnasiumEnv(VectorEnv):
         elif self._first_action:
             actions = actions + self._first_action
         elif self._replayable:
-            actions = actions.copy()  # kept for the replay below, while the rollout's storage is written again
+            actions = (
+                actions.copy()
+            )  # kept for the replay below, while the rollout's storage is written again
         self._observation, reward, terminated, truncated, numpy_info = self._env.step(actions)
         self._remember(actions, terminated, truncated)
         return (
@@ -113,18 +125,28 @@ class GymnasiumEnv(VectorEnv):
         log = np.stack(self._actions) if self._actions else np.empty((0, self.num_envs))
         episodes = [
             {"start": start, "actions": torch.from_numpy(log[begin - self._first_kept :, i].copy())}
-            for i, (start, begin) in enumerate(zip(starts, self._episode_begin.tolist(), strict=True))
+            for i, (start, begin) in enumerate(
+                zip(starts, self._episode_begin.tolist(), strict=True)
+            )
         ]
         return {"episodes": episodes, "observation": _plain(_to_tensors(self._observation))}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """See `VectorEnv.load_state_dict`: begin the episodes again, replay their actions, compare the observation."""
+        """See `VectorEnv.load_state_dict`.
+
+        Begin the episodes again, replay their actions, compare the observation.
+        """
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
-            raise RestoreError(f"the state was saved with {len(episodes)} envs, there are {self.num_envs}")
+            raise RestoreError(
+                f"the state was saved with {len(episodes)} envs, there are {self.num_envs}"
+            )
         self._env.reset()
         actions = [episode["actions"].numpy() for episode in episodes]
-        self._env.set_attr("replay_request", [(e["start"], list(a)) for e, a in zip(episodes, actions, strict=True)])
+        self._env.set_attr(
+            "replay_request",
+            [(e["start"], list(a)) for e, a in zip(episodes, actions, strict=True)],
+        )
         rows = self._env.call("replay_episode")
         if any(row is None for row in rows):
             raise RestoreError("a replayed episode ended before its time")
@@ -161,7 +183,10 @@ class GymnasiumEnv(VectorEnv):
     def _restore_log(self, actions: list[np.ndarray]) -> None:
         longest = max(len(a) for a in actions)
         self._forget_episodes()
-        padded = [np.concatenate([np.zeros((longest - len(a), *a.shape[1:]), a.dtype), a]) for a in actions]
+        padded = [
+            np.concatenate([np.zeros((longest - len(a), *a.shape[1:]), a.dtype), a])
+            for a in actions
+        ]
         self._actions = list(np.stack(padded, axis=1)) if longest else []
         self._episode_begin = np.array([longest - len(a) for a in actions], dtype=np.int64)
 
@@ -171,7 +196,9 @@ class GymnasiumEnv(VectorEnv):
             return {}
         final = info["final_obs"]
         if isinstance(final, np.ndarray) and final.dtype == object:
-            rows = [_row(self._observation, i) if row is None else row for i, row in enumerate(final)]
+            rows = [
+                _row(self._observation, i) if row is None else row for i, row in enumerate(final)
+            ]
             final = _stack(self.single_observation_space, rows)
         result: dict[str, Any] = {"final_obs": _to_tensors(final)}
         for key in ("success", "is_success"):
@@ -181,34 +208,45 @@ class GymnasiumEnv(VectorEnv):
 
 
 def _make(
-    id: str, num_envs: int, env_kwargs: dict[str, Any], vectorization: str, wrappers: list[EnvWrapper]
-) -> gymnasium.vector.VectorEnv:
+    id: str,
+    num_envs: int,
+    env_kwargs: dict[str, Any],
+    vectorization: str,
+    wrappers: list[EnvWrapper],
+) -> Any:
     """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do."""
     require(
         vectorization != "vector_entry_point" or not wrappers,
-        "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by env.",
+        "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
+        "env.",
     )
     kwargs = dict(env_kwargs)
     if vectorization != "vector_entry_point":
         kwargs |= {"wrappers": [*wrappers, ReplayableEpisode], "disable_env_checker": True}
-        # copy=False: the collector copies each observation into its rollout before the next step overwrites it.
+        # copy=False: the collector copies each observation before the next step overwrites it.
         kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}
     try:
         if ":" in id:
             importlib.import_module(id.split(":", maxsplit=1)[0])
         env = gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode=vectorization, **kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigurationError(f"No Gymnasium env '{id}'{closest(id, gymnasium.registry)}. ({error})") from error
+        raise ConfigurationError(
+            f"No Gymnasium env '{id}'{closest(id, gymnasium.registry)}. ({error})"
+        ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigurationError(f"Env '{id}' needs a package that is not installed: {_cure(id, error)}") from error
+        raise ConfigurationError(
+            f"Env '{id}' needs a package that is not installed: {_cure(id, error)}"
+        ) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         env.close()
         raise ConfigurationError(
-            f"Env '{id}' with vectorization={vectorization} has autoreset mode {mode}; finished envs must reset in the "
-            "same step, or garbage transitions would be trained on. Use vectorization: sync or async."
+            f"Env '{id}' with vectorization={vectorization} has autoreset mode {mode}; finished "
+            "envs must reset in the "
+            "same step, or garbage transitions would be trained on. Use vectorization: sync or "
+            "async."
         )
     return env
 
@@ -221,7 +259,10 @@ def _cure(id: str, error: Exception) -> str:
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
-    """Close an env that is still alive at exit: its workers ignore the signals that would end them."""
+    """Close an env that is still alive at exit.
+
+    Its workers ignore the signals that would end them.
+    """
     env = reference()
     if env is not None:
         env.close()
@@ -235,7 +276,7 @@ def _to_tensors(observation: Any) -> Observation:
     return torch.from_numpy(observation)
 
 
-def _stack(space: gymnasium.Space, rows: Sequence[Any]) -> Any:
+def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     """Stack the observations of single envs to arrays [N, ...], or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
@@ -248,7 +289,7 @@ def _row(observation: Any, i: int) -> Any:
     return observation[i]
 
 
-def _plain(observation: Observation) -> Any:
+def _plain(observation: Any) -> Any:
     """Copy an observation to what a checkpoint may hold: a tensor, or a dict of them."""
     if isinstance(observation, Tensor):
         return observation.clone()
@@ -257,5 +298,9 @@ def _plain(observation: Observation) -> Any:
 
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+        return (
+            isinstance(b, dict)
+            and a.keys() == b.keys()
+            and all(_equal(a[key], b[key]) for key in a)
+        )
     return isinstance(b, Tensor) and torch.equal(a, b)

@@ -1,6 +1,9 @@
-"""Provide envs so simple that the right value or action is known in closed form: what a learner must pass first.
+"""Provide envs so simple that the right value or action is known in closed form.
 
-Source of the idea: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe environments).
+What a learner must pass first.
+
+Source of the idea: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe
+environments).
 """
 
 from typing import Any
@@ -16,49 +19,74 @@ from lightning_rl.envs.vector_env import Observation
 
 
 class _Probe(TorchEnv):
-    """A probe with one-number observations, drawn as -1 or +1 at the start of an episode and kept."""
+    """A probe with one-number observations.
+
+    Drawn as -1 or +1 at the start of an episode and kept.
+    """
 
     def __init__(
-        self, num_envs: int, action_space: gymnasium.Space, max_episode_steps: int, device: torch.device | str
+        self,
+        num_envs: int,
+        action_space: gymnasium.Space[Any],
+        max_episode_steps: int,
+        device: torch.device | str,
     ) -> None:
         space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
         super().__init__(num_envs, space, action_space, max_episode_steps, device)
 
     def initial_state(self, count: int) -> TensorDict:
-        sign = torch.randint(2, (count, 1), generator=self.generator, device=self.device) * 2.0 - 1.0
-        return TensorDict({"sign": sign, "step": torch.zeros_like(sign)}, [count], device=self.device)
+        sign = (
+            torch.randint(2, (count, 1), generator=self.generator, device=self.device) * 2.0 - 1.0
+        )
+        return TensorDict(
+            {"sign": sign, "step": torch.zeros_like(sign)}, [count], device=self.device
+        )
 
     def observe(self, state: TensorDict) -> Observation:
         return state["sign"]  # type: ignore[no-any-return]  # TensorDict items are untyped
 
     def _advance(self, state: TensorDict) -> TensorDict:
-        return TensorDict({"sign": state["sign"], "step": state["step"] + 1}, state.batch_size, device=self.device)
+        return TensorDict(
+            {"sign": state["sign"], "step": state["step"] + 1}, state.batch_size, device=self.device
+        )
 
 
 class TimeLimitProbe(_Probe):
-    """Pay 1 a step, for ever, but cut episodes after `max_episode_steps`: V = 1 / (1 - gamma) everywhere."""
+    """Pay 1 a step, for ever, but cut episodes after `max_episode_steps`.
 
-    def __init__(self, num_envs: int, max_episode_steps: int = 5, device: torch.device | str = "cpu") -> None:
+    V = 1 / (1 - gamma) everywhere.
+    """
+
+    def __init__(
+        self, num_envs: int, max_episode_steps: int = 5, device: torch.device | str = "cpu"
+    ) -> None:
         super().__init__(num_envs, gymnasium.spaces.Discrete(2), max_episode_steps, device)
 
     def observe(self, state: TensorDict) -> Observation:
         """Show the same observation always, so that the elapsed time cannot be seen."""
         return torch.zeros_like(state["sign"])
 
-    def transition(self, state: TensorDict, action: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """See `TorchEnv.transition`."""
         reward = torch.ones(self.num_envs, device=self.device)
         return self._advance(state), reward, torch.zeros_like(reward, dtype=torch.bool), {}
 
 
 class ValueProbe(_Probe):
-    """Show -1 or +1, pay that number after `delay` steps, and end: V(s) = gamma^(delay - 1) * s at the start."""
+    """Show -1 or +1, pay that number after `delay` steps, and end.
+
+    V(s) = gamma^(delay - 1) * s at the start.
+    """
 
     def __init__(self, num_envs: int, delay: int = 1, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 1, device)
         self.delay = delay
 
-    def transition(self, state: TensorDict, action: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """See `TorchEnv.transition`."""
         moved = self._advance(state)
         terminated = moved["step"].squeeze(-1) >= self.delay
@@ -71,12 +99,16 @@ class ActionProbe(_Probe):
     Discrete: action 1 where the observation is +1, else 0. Continuous: 1 - (a - observation / 2)^2.
     """
 
-    def __init__(self, num_envs: int, continuous: bool = False, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, num_envs: int, continuous: bool = False, device: torch.device | str = "cpu"
+    ) -> None:
         box = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
         super().__init__(num_envs, box if continuous else gymnasium.spaces.Discrete(2), 2, device)
         self.continuous = continuous
 
-    def transition(self, state: TensorDict, action: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """See `TorchEnv.transition`."""
         sign = state["sign"].squeeze(-1)
         if self.continuous:

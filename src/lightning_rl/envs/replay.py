@@ -2,30 +2,33 @@
 
 import multiprocessing
 import signal
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
 
-class ReplayableEpisode(gymnasium.Wrapper):  # type: ignore[type-arg]  # any observation, any action
+class ReplayableEpisode(gymnasium.Wrapper):
     """Remember how the episode began, so that it can be begun again and its actions replayed.
 
-    What an episode depends on is the state of the env's generator at its reset and the actions since. The wrapper keeps
-    the former; `GymnasiumEnv` keeps the latter for all envs at once. An env that depends on anything else gives another
-    observation on replay, which the caller compares.
+    What an episode depends on is the state of the env's generator at its reset and the actions
+    since. The wrapper keeps the former; `GymnasiumEnv` keeps the latter for all envs at once. An
+    env that depends on anything else gives another observation on replay, which the caller
+    compares.
     """
 
-    def __init__(self, env: gymnasium.Env) -> None:  # type: ignore[type-arg]
+    def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
         if multiprocessing.parent_process() is not None:
-            # In a worker process: the learner decides when to stop, also if Ctrl-C reaches the whole process group.
+            # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Reset, and remember the seed, or the generator's state from before."""
         if seed is not None:
             self.episode_start = {"seed": int(seed)}
@@ -34,7 +37,10 @@ class ReplayableEpisode(gymnasium.Wrapper):  # type: ignore[type-arg]  # any obs
         return self.env.reset(seed=seed, options=options)
 
     def replay_episode(self) -> Any:
-        """Do as `replay_request` says, (episode start, actions); return the last observation, or None if it ended."""
+        """Do as `replay_request` says, (episode start, actions).
+
+        Return the last observation, or None if it ended.
+        """
         assert self.replay_request is not None
         start, actions = self.replay_request
         self.replay_request = None
@@ -51,16 +57,16 @@ class ReplayableEpisode(gymnasium.Wrapper):  # type: ignore[type-arg]  # any obs
         return observation
 
 
-def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:  # type: ignore[type-arg]
+def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:
     generator = env.np_random
     if not isinstance(generator, np.random.Generator):
         return None
     state = dict(generator.bit_generator.state)
-    # Only plain numbers go into a checkpoint; generators that keep arrays (MT19937) cannot be saved this way.
+    # Only plain numbers go into a checkpoint; a generator that keeps arrays (MT19937) has others.
     return state if state.get("bit_generator") == "PCG64" else None
 
 
 def _generator(state: dict[str, Any]) -> np.random.Generator:
     bit_generator = np.random.PCG64()
-    bit_generator.state = state
+    bit_generator.state = cast(Any, state)
     return np.random.Generator(bit_generator)

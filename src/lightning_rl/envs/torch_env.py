@@ -1,8 +1,7 @@
 """Write a batched env in torch, on any device, by its three functions: start, observe, move."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -14,10 +13,13 @@ from lightning_rl.errors import require
 
 
 class TorchEnv(VectorEnv):
-    """A batched env whose state is one TensorDict [N]; time limits, autoreset, seeds and saving are done here.
+    """A batched env whose state is one TensorDict [N].
 
-    Nothing in `step` waits for the device: finished envs are replaced by `torch.where`, and new starts are drawn for all
-    N envs at every step, so the random stream does not depend on who finished.
+    Time limits, autoreset, seeds and saving are done here.
+
+    Nothing in `step` waits for the device: finished envs are replaced by `torch.where`, and new
+    starts are drawn for all N envs at every step, so the random stream does not depend on who
+    finished.
 
     Args:
         num_envs: N.
@@ -28,13 +30,16 @@ class TorchEnv(VectorEnv):
     def __init__(
         self,
         num_envs: int,
-        observation_space: gymnasium.Space,
-        action_space: gymnasium.Space,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
         max_episode_steps: int,
         device: torch.device | str = "cpu",
     ) -> None:
         require(num_envs >= 1, f"num_envs must be at least 1, got {num_envs}.")
-        require(max_episode_steps >= 1, f"max_episode_steps must be at least 1, got {max_episode_steps}.")
+        require(
+            max_episode_steps >= 1,
+            f"max_episode_steps must be at least 1, got {max_episode_steps}.",
+        )
         self.num_envs = num_envs
         self.device = torch.device(device)
         self.single_observation_space = observation_space
@@ -53,17 +58,32 @@ class TorchEnv(VectorEnv):
         """Return the observation [N, ...] of a state [N]."""
 
     @abstractmethod
-    def transition(self, state: TensorDict, action: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Move: return the next state [N], reward [N], terminated [N] bool, and info. Do not write into `state`."""
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """Move: return the next state [N], reward [N], terminated [N] bool, and info.
 
-    def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`. A start depends on its env's seed alone; what follows draws from one generator."""
+        Do not write into `state`.
+        """
+
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See `VectorEnv.reset`.
+
+        A start depends on its env's seed alone; what follows draws from one generator.
+        """
         if seed is None:
             self.state = self.initial_state(self.num_envs)
         else:
-            seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else list(seed)
-            require(len(seeds) == self.num_envs, f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.")
-            self.state = torch.cat([self._seeded_start(s) for s in seeds])
+            seeds = (
+                [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else list(seed)
+            )
+            require(
+                len(seeds) == self.num_envs,
+                f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.",
+            )
+            self.state = cast(TensorDict, torch.cat([self._seeded_start(s) for s in seeds]))
             self.generator.manual_seed(seeds[0])
         self.elapsed.zero_()
         return self.observe(self.state), {}
@@ -106,5 +126,8 @@ def _where(mask: Tensor, chosen: TensorDict, otherwise: TensorDict) -> TensorDic
         value = otherwise[key]
         return torch.where(mask.view(-1, *[1] * (value.dim() - 1)), chosen[key], value)
 
-    keys: Sequence[str] = list(otherwise.keys())
-    return TensorDict({key: rows(key) for key in keys}, otherwise.batch_size, device=otherwise.device)
+    return TensorDict(
+        {key: rows(str(key)) for key in otherwise.keys()},
+        otherwise.batch_size,
+        device=otherwise.device,
+    )

@@ -18,24 +18,29 @@ class RestoreError(RuntimeError):
 
 
 class VectorEnv(ABC):
-    """N copies of an env stepped together; finished ones reset inside `step` ("same-step autoreset").
+    """N copies of an env stepped together.
 
-    Failure or success is `terminated`; running out of time is `truncated`. Tensors that an env returns hold until its
-    next step. The first argument of a subclass's constructor is `num_envs`; the command line fills it in.
+    Finished ones reset inside `step` ("same-step autoreset").
+
+    Failure or success is `terminated`; running out of time is `truncated`. Tensors that an env
+    returns hold until its next step. The first argument of a subclass's constructor is `num_envs`;
+    the command line fills it in.
     """
 
     num_envs: int
     device: torch.device
-    single_observation_space: gymnasium.Space
-    single_action_space: gymnasium.Space
+    single_observation_space: gymnasium.Space[Any]
+    single_action_space: gymnasium.Space[Any]
 
     @abstractmethod
-    def reset(self, seed: Seed = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Begin an episode in every env.
 
         Args:
-            seed: an int seeds env i with `seed + i`, a sequence gives one seed per env, None goes on with the generators
-                as they are.
+            seed: an int seeds env i with `seed + i`, a sequence gives one seed per env, None goes
+                on with the generators as they are.
             options: passed on to the envs.
 
         Returns:
@@ -50,14 +55,18 @@ class VectorEnv(ABC):
             action: [N, *A].
 
         Returns:
-            observation [N, ...] (of the next episode where one finished), reward [N] float, terminated [N] bool,
-            truncated [N] bool, and info. Where an env finished, `info["final_obs"]` [N, ...] holds its true final
-            observation (other rows mean nothing; the key may be absent where no env finished). `info["success"]` [N]
-            bool is read where present: of the finished episode, from before the reset.
+            observation [N, ...] (of the next episode where one finished), reward [N] float,
+            terminated [N] bool, truncated [N] bool, and info. Where an env finished,
+            `info["final_obs"]` [N, ...] holds its true final observation (other rows mean nothing;
+            the key may be absent where no env finished). `info["success"]` [N] bool is read where
+            present: of the finished episode, from before the reset.
         """
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs to go on bit for bit, of plain numbers and tensors; None if it cannot."""
+        """Return what `load_state_dict` needs to go on bit for bit.
+
+        Of plain numbers and tensors; None if it cannot.
+        """
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:

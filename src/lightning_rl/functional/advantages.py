@@ -19,19 +19,22 @@ def gae(
         delta_t = r_t + gamma * V'_t - V(s_t)
         A_t     = delta_t + gamma * lambda * (1 - done_t) * A_{t+1}
 
-    with done = terminated or truncated, and V'_t = V(s_{t+1}) inside an episode, 0 after a failure or success
-    (`terminated`), and V(true final observation) where only the time ran out (`truncated`).
+    with done = terminated or truncated, and V'_t = V(s_{t+1}) inside an episode, 0 after a failure
+    or success (`terminated`), and V(true final observation) where only the time ran out
+    (`truncated`).
 
-    Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation",
-    equations 11 and 16. Differs from the paper: truncated episodes bootstrap from `final_value` (Pardo et al. 2018,
-    "Time Limits in Reinforcement Learning").
+    Source: Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage
+    Estimation",
+    equations 11 and 16. Differs from the paper: truncated episodes bootstrap from `final_value`
+    (Pardo et al. 2018, "Time Limits in Reinforcement Learning").
 
     Args:
         reward: [N, T].
         value: [N, T+1], the bootstrap value of the last observation included.
         terminated: [N, T] bool.
         truncated: [N, T] bool.
-        final_value: [N, T], V of the true final observation; read only where truncated and not terminated.
+        final_value: [N, T], V of the true final observation; read only where truncated and not
+            terminated.
         gamma: discount per step.
         gae_lambda: trace decay per step.
 
@@ -52,19 +55,22 @@ def gae(
 def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float) -> Tensor:
     """Accumulate rewards forward in time: G_t = r_t + gamma * (1 - done_{t-1}) * G_{t-1}.
 
-    The running quantity whose variance scales rewards (Engstrom et al. 2020, "Implementation Matters in Deep RL", 3.2);
-    it is not the return-to-go.
+    The running quantity whose variance scales rewards (Engstrom et al. 2020, "Implementation
+    Matters in Deep RL", 3.2); it is not the return-to-go.
 
     Args:
         reward: [N, T].
         done: [N, T] bool.
-        initial: [N], gamma-free carry: G of the step before the first, zero where an episode begins.
+        initial: [N], gamma-free carry: G of the step before the first, zero where an episode
+            begins.
         gamma: discount per step.
 
     Returns:
         G, [N, T].
     """
-    decay = torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
+    decay = (
+        torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
+    )
     start = reward.clone()
     start[:, 0] += gamma * initial
     decay[:, 0] = 0.0
@@ -72,12 +78,18 @@ def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: f
 
 
 def _reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
-    """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T], one fused operation per step."""
+    """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T].
+
+    One fused operation per step.
+    """
     terms = term.t().contiguous()
     scan = torch.empty_like(terms)
     carry = torch.zeros_like(terms[0])
     for x, b, a in zip(
-        reversed(scan.unbind()), reversed(terms.unbind()), reversed(decay.t().contiguous().unbind()), strict=True
+        reversed(scan.unbind()),
+        reversed(terms.unbind()),
+        reversed(decay.t().contiguous().unbind()),
+        strict=True,
     ):
         carry = torch.addcmul(b, a, carry, out=x)
     return scan.t()
@@ -86,12 +98,15 @@ def _reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
 def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
     if reward.ndim != 2 or value.shape != (reward.shape[0], reward.shape[1] + 1):
         raise ValueError(
-            f"Expected reward [N, T] and value [N, T + 1], got {list(reward.shape)} and {list(value.shape)}. "
-            "Pass whole rollouts, with the bootstrap value in the last column, not flattened transitions."
+            f"Expected reward [N, T] and value [N, T + 1], got {list(reward.shape)} and "
+            f"{list(value.shape)}. "
+            "Pass whole rollouts, with the bootstrap value in the last column, not flattened "
+            "transitions."
         )
     for other in others:
         if other.shape != reward.shape:
             raise ValueError(
-                f"Expected terminated, truncated and final_value of shape {list(reward.shape)} like reward, "
+                f"Expected terminated, truncated and final_value of shape {list(reward.shape)} "
+                "like reward, "
                 f"got {list(other.shape)}."
             )

@@ -1,10 +1,16 @@
-"""Compute the terms of a policy-gradient loss: pure functions of tensors, each returning a scalar to minimise."""
+"""Compute the terms of a policy-gradient loss.
+
+Pure functions of tensors, each returning a scalar to minimise.
+"""
 
 import torch
 from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Bound on |log ratio| before exp, so that a collapsed probability gives a large number rather than infinity."""
+"""Bound on |log ratio| before exp.
+
+So that a collapsed probability gives a large number rather than infinity.
+"""
 
 
 def masked_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -30,8 +36,10 @@ def clipped_surrogate_loss(
 ) -> Tensor:
     """Return PPO's policy loss, -mean(min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A)).
 
-    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. Differs from the paper: the two
-    sides of the clip may differ ("clip-higher", Yu et al. 2025, DAPO, equation 10), and log rho is bounded to ±20.
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. Differs
+    from the paper: the two
+    sides of the clip may differ ("clip-higher", Yu et al. 2025, DAPO, equation 10), and log rho is
+    bounded to ±20.
 
     Args:
         log_prob: [B], of the policy being trained.
@@ -57,11 +65,17 @@ def value_loss(value: Tensor, value_target: Tensor, mask: Tensor | None = None) 
 
 
 def clipped_value_loss(
-    value: Tensor, value_target: Tensor, old_value: Tensor, *, clip_coef: float, mask: Tensor | None = None
+    value: Tensor,
+    value_target: Tensor,
+    old_value: Tensor,
+    *,
+    clip_coef: float,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return mean(max((V - target)^2, (V_old + clip(V - V_old, ±clip_coef) - target)^2)).
 
-    Source: the value clipping of OpenAI's baselines `ppo2`; Engstrom et al. 2020, "Implementation Matters in Deep RL",
+    Source: the value clipping of OpenAI's baselines `ppo2`; Engstrom et al. 2020, "Implementation
+    Matters in Deep RL",
     section 3.1. Differs from them: no factor one half, as in `value_loss`.
 
     Args:
@@ -72,13 +86,18 @@ def clipped_value_loss(
         mask: [B] bool, true where a sample counts, or None.
     """
     clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
-    return masked_mean(torch.maximum((value - value_target).square(), (clipped - value_target).square()), mask)
+    return masked_mean(
+        torch.maximum((value - value_target).square(), (clipped - value_target).square()), mask
+    )
 
 
 def approx_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho: unbiased, never negative, low variance.
+    """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho.
 
-    Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of pi, pass the
+    Unbiased, never negative, low variance.
+
+    Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of
+    pi, pass the
     reference's log-prob first.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -86,12 +105,20 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = N
 
 
 def simple_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Estimate KL(mu || pi) from samples of mu by k1 = -log rho: unbiased, of high variance, may be negative."""
+    """Estimate KL(mu || pi) from samples of mu by k1 = -log rho.
+
+    Unbiased, of high variance, may be negative.
+    """
     return masked_mean(sample_log_prob - log_prob, mask)
 
 
 def clip_fraction(
-    log_prob: Tensor, sample_log_prob: Tensor, *, clip_low: float, clip_high: float, mask: Tensor | None = None
+    log_prob: Tensor,
+    sample_log_prob: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high]."""
     rho = ratio(log_prob, sample_log_prob)
@@ -99,7 +126,9 @@ def clip_fraction(
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant; NaN for constant targets.
+    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
+
+    NaN for constant targets.
 
     Args:
         value: any shape.
@@ -110,8 +139,12 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
     return torch.where(variance > 0, explained, torch.nan)
 
 
-def normalize_advantage(advantage: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8) -> Tensor:
-    """Shift to mean 0 and scale to standard deviation 1 (unbiased); a single sample becomes 0 rather than NaN.
+def normalize_advantage(
+    advantage: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8
+) -> Tensor:
+    """Shift to mean 0 and scale to standard deviation 1 (unbiased).
+
+    A single sample becomes 0 rather than NaN.
 
     Args:
         advantage: any shape.

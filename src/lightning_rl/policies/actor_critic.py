@@ -1,6 +1,10 @@
-"""Act and value with two perceptrons: the policy for flat observations and any simple action space."""
+"""Act and value with two perceptrons.
+
+The policy for flat observations and any simple action space.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium
 import torch
@@ -23,10 +27,13 @@ class ActorCritic(Policy):
         hidden_sizes: units of the actor's hidden layers.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the clipping to the env.
-        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones with `squash`).
+        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
+            clipping to the env.
+        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
+            with `squash`).
         log_std_bounds: least and greatest log standard deviation.
-        normalize_observation: scale observations by their running mean and variance, clipped to ±10.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -34,8 +41,8 @@ class ActorCritic(Policy):
 
     def __init__(
         self,
-        observation_space: gymnasium.Space,
-        action_space: gymnasium.Space,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
         critic_hidden_sizes: Sequence[int] | None = None,
         activation: str = "tanh",
@@ -78,7 +85,9 @@ class ActorCritic(Policy):
         fields = {key: td.get(key) for key in ("action", *self.extra_fields)}
         log_prob, entropy = self.distribution.log_prob_and_entropy(self.actor(features), fields)
         value = self.critic(features).squeeze(-1)
-        return TensorDict({"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size)
+        return TensorDict(
+            {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
+        )
 
     def features(self, td: TensorDict) -> Tensor:
         """Return the flattened, normalised observation [B, D]."""
@@ -89,4 +98,6 @@ class ActorCritic(Policy):
         """See `Policy.update_normalization`."""
         if self.normalizer is not None:
             transitions = rollout[:, :-1]
-            self.normalizer.update(flatten_observation(transitions.get("observation"), 2).flatten(0, 1))
+            self.normalizer.update(
+                flatten_observation(transitions.get("observation"), 2).flatten(0, 1)
+            )

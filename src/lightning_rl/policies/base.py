@@ -1,6 +1,10 @@
-"""Say what a policy is: the module that acts, values and re-evaluates, with every tensor passing through TensorDicts."""
+"""Say what a policy is.
+
+The module that acts, values and re-evaluates, with every tensor passing through TensorDicts.
+"""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import gymnasium
 import torch
@@ -11,20 +15,25 @@ from lightning_rl.rollout import FieldSpec
 
 
 class Policy(nn.Module, ABC):
-    """A policy over batched observations; subclass it and pass `class_path: my_module.MyPolicy` in the config.
+    """A policy over batched observations.
 
-    The first two arguments of a subclass's constructor are `observation_space` and `action_space`, of one env; the
-    command line fills them in. A policy acts and is evaluated in eval mode, so that a dropout layer cannot make the
-    log-prob of the update differ from that of the rollout. It holds no recurrent or chunk state: such state is data.
+    Subclass it and pass `class_path: my_module.MyPolicy` in the config.
+
+    The first two arguments of a subclass's constructor are `observation_space` and `action_space`,
+    of one env; the command line fills them in. A policy acts and is evaluated in eval mode, so that
+    a dropout layer cannot make the log-prob of the update differ from that of the rollout. It holds
+    no recurrent or chunk state: such state is data.
 
     Attributes:
-        version: int64 buffer, the number of updates behind these weights. Written by the learner alone; it travels
-            with the weights into checkpoints and copies.
+        version: int64 buffer, the number of updates behind these weights. Written by the learner
+            alone; it travels with the weights into checkpoints and copies.
     """
 
     version: Tensor
 
-    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+    def __init__(
+        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+    ) -> None:
         super().__init__()
         self.observation_space = observation_space
         self.action_space = action_space
@@ -32,19 +41,26 @@ class Policy(nn.Module, ABC):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """What `forward` stores beside `action` and `sample_log_prob` so that `evaluate_actions` can recompute them."""
+        """What `forward` stores beside `action` and `sample_log_prob`.
+
+        `evaluate_actions` needs it to recompute the log-prob.
+        """
         return {}
 
     @abstractmethod
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Act: write `action` [N, *A] and `sample_log_prob` [N] (and `extra_fields`) into `td`, and return it.
+        """Act.
+
+        Write `action` [N, *A] and `sample_log_prob` [N] (and `extra_fields`) into `td`, and return
+        it.
 
         Args:
             td: batch shape [N], with `observation`. Fields that exist are written in place.
             deterministic: take the mode of the distribution instead of a sample.
-            generator: draws the sample, on the device of the observation; None takes torch's global one.
+            generator: draws the sample, on the device of the observation; None takes torch's global
+                one.
         """
 
     @abstractmethod
@@ -53,7 +69,9 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Return a new TensorDict [B] with `sample_log_prob`, `entropy` and `value` of the stored actions, with grad.
+        """Return a new TensorDict [B] with `sample_log_prob`.
+
+        `entropy` and `value` of the stored actions, with grad.
 
         Args:
             td: batch shape [B], with `observation`, `action` and `extra_fields`.
@@ -67,8 +85,11 @@ class Policy(nn.Module, ABC):
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        """Move the running statistics of the inputs, if there are any, by a rollout [N, T+1] that has been trained on.
+        """Move the running statistics of the inputs, if there are any.
 
-        Called once per update, after it: the statistics under which a rollout was collected hold until it is used up,
+        By a rollout [N, T+1] that has been trained on.
+
+        Called once per update, after it: the statistics under which a rollout was collected hold
+            until it is used up,
         and the first ratio of an update stays 1.
         """

@@ -1,8 +1,12 @@
-"""Turn network outputs into actions, log-probs and entropies, without distribution objects in the stepping loop."""
+"""Turn network outputs into actions, log-probs and entropies.
+
+Without distribution objects in the stepping loop.
+"""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -25,21 +29,33 @@ class ActionDistribution(nn.Module, ABC):
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
     @abstractmethod
-    def sample(self, output: Tensor, deterministic: bool, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`, for network outputs [B, num_outputs]."""
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`.
+
+        For network outputs [B, num_outputs].
+        """
 
     @abstractmethod
-    def log_prob_and_entropy(self, output: Tensor, fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Return the log-prob [B] of the stored action and the entropy [B], with gradients."""
 
 
 def distribution_for(
-    space: gymnasium.Space, *, squash: bool, log_std_init: float, log_std_bounds: Sequence[float]
+    space: gymnasium.Space[Any],
+    *,
+    squash: bool,
+    log_std_init: float,
+    log_std_bounds: Sequence[float],
 ) -> ActionDistribution:
     """Choose the family for an action space.
 
     Raises:
-        ConfigurationError: for an action space that no family covers, or `squash` where it has no meaning.
+        ConfigurationError: for an action space that no family covers, or `squash` where it has no
+            meaning.
     """
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         if squash:
@@ -51,34 +67,44 @@ def distribution_for(
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return Categorical([int(n) for n in space.nvec], space.shape)
     raise ConfigurationError(
-        f"Action space {space} is not supported: use a floating-point Box, Discrete or one-dimensional MultiDiscrete."
+        f"Action space {space} is not supported: use a floating-point Box, Discrete or "
+        "one-dimensional MultiDiscrete."
     )
 
 
 class DiagonalGaussian(ActionDistribution):
-    """Independent normal distributions whose log standard deviation is a parameter, the same in every state.
+    """Independent normal distributions whose log standard deviation is a parameter.
+
+    The same in every state.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
     """
 
-    def __init__(self, shape: Sequence[int], log_std_init: float, log_std_bounds: Sequence[float]) -> None:
+    def __init__(
+        self, shape: Sequence[int], log_std_init: float, log_std_bounds: Sequence[float]
+    ) -> None:
         super().__init__()
         require(
             len(log_std_bounds) == 2 and log_std_bounds[0] <= log_std_init <= log_std_bounds[1],
-            f"log_std_init={log_std_init} must lie within log_std_bounds={list(log_std_bounds)} (low, high).",
+            f"log_std_init={log_std_init} must lie within log_std_bounds={list(log_std_bounds)} "
+            "(low, high).",
         )
         self.shape = tuple(shape)
         self.num_outputs = math.prod(self.shape)
         self.bounds = (float(log_std_bounds[0]), float(log_std_bounds[1]))
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
 
-    def sample(self, output: Tensor, deterministic: bool, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         """See `ActionDistribution.sample`."""
         action = self._draw(output, deterministic, generator)
         log_prob = self._log_prob(output, action)
         return {"action": action.unflatten(-1, self.shape), "sample_log_prob": log_prob}
 
-    def log_prob_and_entropy(self, output: Tensor, fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution.log_prob_and_entropy`."""
         action = fields["action"].flatten(output.dim() - 1)
         return self._log_prob(output, action), self._entropy().expand(output.shape[:-1])
@@ -96,7 +122,11 @@ class DiagonalGaussian(ActionDistribution):
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         log_std = self.clamped_log_std()
         standardized = (action - mean) * (-log_std).exp()
-        return -0.5 * standardized.square().sum(-1) - log_std.sum() - self.num_outputs * HALF_LOG_TWO_PI
+        return (
+            -0.5 * standardized.square().sum(-1)
+            - log_std.sum()
+            - self.num_outputs * HALF_LOG_TWO_PI
+        )
 
     def _entropy(self) -> Tensor:
         return self.clamped_log_std().sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
@@ -105,27 +135,36 @@ class DiagonalGaussian(ActionDistribution):
 class TanhGaussian(DiagonalGaussian):
     """A diagonal Gaussian u squashed to the bounds of the space: a = center + scale * tanh(u).
 
-    log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))), with log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)).
-    Source: Haarnoja et al. 2018, "Soft Actor-Critic", appendix C. The unsquashed u is stored with the rollout: inverting
-    tanh near ±1 in float32 would spoil the ratio. The entropy has no closed form; it is estimated by one sample, u with
-    the gradient taken through mean and standard deviation.
+    log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))), with log(1 - tanh(u)^2) = 2 (log 2 - u
+    - softplus(-2u)). Source: Haarnoja et al. 2018, "Soft Actor-Critic", appendix C. The unsquashed
+    u is stored with the rollout: inverting tanh near ±1 in float32 would spoil the ratio. The
+    entropy has no closed form; it is estimated by one sample, u with the gradient taken through
+    mean and standard deviation.
     """
 
     center: Tensor
     scale: Tensor
 
-    def __init__(self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]) -> None:
+    def __init__(
+        self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]
+    ) -> None:
         super().__init__(space.shape, log_std_init, log_std_bounds)
         require(
             bool(np.isfinite(space.low).all() and np.isfinite(space.high).all()),
-            f"squash needs finite action bounds; the action space is {space}. Set squash: false, or bound the space.",
+            f"squash needs finite action bounds; the action space is {space}. Set squash: false, "
+            "or bound the space.",
         )
-        low, high = torch.as_tensor(space.low).float().flatten(), torch.as_tensor(space.high).float().flatten()
+        low, high = (
+            torch.as_tensor(space.low).float().flatten(),
+            torch.as_tensor(space.high).float().flatten(),
+        )
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("scale", (high - low) / 2, persistent=False)
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
-    def sample(self, output: Tensor, deterministic: bool, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
         """See `ActionDistribution.sample`."""
         u = self._draw(output, deterministic, generator)
         action = torch.addcmul(self.center, self.scale, u.tanh())
@@ -136,7 +175,9 @@ class TanhGaussian(DiagonalGaussian):
             "unsquashed_action": u,
         }
 
-    def log_prob_and_entropy(self, output: Tensor, fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution.log_prob_and_entropy`."""
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
         noise = ((u - output) / std).detach()
@@ -152,8 +193,8 @@ class TanhGaussian(DiagonalGaussian):
 class Categorical(ActionDistribution):
     """One or several independent categorical distributions: Discrete and MultiDiscrete actions.
 
-    The network gives the logits of all of them in a row; they are laid out as [B, D, max(n)], short rows filled up with
-    logits of no probability.
+    The network gives the logits of all of them in a row; they are laid out as [B, D, max(n)], short
+    rows filled up with logits of no probability.
     """
 
     columns: Tensor
@@ -171,19 +212,28 @@ class Categorical(ActionDistribution):
             start += size
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
-    def sample(self, output: Tensor, deterministic: bool, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """See `ActionDistribution.sample`; samples by the Gumbel-max trick, as argmax(logits - log(E)), E ~ Exp(1)."""
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See `ActionDistribution.sample`.
+
+        Samples by the Gumbel-max trick, as argmax(logits - log(E)), E ~ Exp(1).
+        """
         log_probs = self._log_probs(output)
         perturbed = log_probs
         if not deterministic:
-            perturbed = log_probs - torch.empty_like(log_probs).exponential_(generator=generator).log_()
+            perturbed = (
+                log_probs - torch.empty_like(log_probs).exponential_(generator=generator).log_()
+            )
         index = perturbed.argmax(-1)
         return {
             "action": index if self.shape else index.squeeze(-1),
             "sample_log_prob": self._gather(log_probs, index),
         }
 
-    def log_prob_and_entropy(self, output: Tensor, fields: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution.log_prob_and_entropy`."""
         action = fields["action"]
         log_probs = self._log_probs(output)
@@ -197,4 +247,6 @@ class Categorical(ActionDistribution):
         return output.unflatten(-1, (self.rows, self.width)).log_softmax(-1)
 
     def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
+        chosen: Tensor = log_probs.gather(-1, index.unsqueeze(-1))
+        total: Tensor = chosen.squeeze(-1).sum(-1)
+        return total

@@ -11,7 +11,8 @@ from lightning_rl.functional import discounted_return
 class RunningMoments(nn.Module):
     """Mean and variance of everything seen so far, merged batch by batch.
 
-    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation 2.1.
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
+    2.1.
 
     Attributes:
         mean, var: [D] float32; 0 and 1 before the first update.
@@ -30,7 +31,10 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
-        """Merge the samples of a batch [M, D]; one with a value that is not finite is left out as a whole."""
+        """Merge the samples of a batch [M, D].
+
+        One with a value that is not finite is left out as a whole.
+        """
         var, mean = torch.var_mean(batch, dim=0, correction=0)
         usable = (mean + var).isfinite().all()
         total = self.count + batch.shape[0]
@@ -43,7 +47,10 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(RunningMoments):
-    """Scale observations to zero mean and unit variance, clipped: clip((x - mean) / sqrt(var + eps), ±limit)."""
+    """Scale observations to zero mean and unit variance, clipped.
+
+    Clip((x - mean) / sqrt(var + eps), ±limit).
+    """
 
     def __init__(self, size: int, *, limit: float = 10.0, eps: float = 1e-8) -> None:
         super().__init__(size)
@@ -52,16 +59,20 @@ class ObservationNormalizer(RunningMoments):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the normalised observation, shape [..., D]."""
-        return ((observation - self.mean) * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
+        return ((observation - self.mean) * (self.var + self.eps).rsqrt()).clamp(
+            -self.limit, self.limit
+        )
 
 
 class RewardNormalizer(RunningMoments):
-    """Scale rewards by the standard deviation of the discounted return, clipped: clip(r / sqrt(var(G) + eps), ±limit).
+    """Scale rewards by the standard deviation of the discounted return, clipped.
 
-    G is the forward-accumulated return of `discounted_return`, which is why the mean is kept but not subtracted.
-    Source: Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2, and gymnasium's `NormalizeReward`.
-    Differs from them: the statistics take in a whole rollout before they scale it, so no reward is scaled by the few
-    that happened to come before it.
+    Clip(r / sqrt(var(G) + eps), ±limit).
+
+    G is the forward-accumulated return of `discounted_return`, which is why the mean is kept but
+    not subtracted. Source: Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2,
+    and gymnasium's `NormalizeReward`. Differs from them: the statistics take in a whole rollout
+    before they scale it, so no reward is scaled by the few that happened to come before it.
     """
 
     def __init__(self, gamma: float, *, limit: float = 10.0, eps: float = 1e-8) -> None:
@@ -88,7 +99,10 @@ class RewardNormalizer(RunningMoments):
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the running return [N] of the episodes under way; part of the module's state dict."""
+        """Return the running return [N] of the episodes under way.
+
+        Part of the module's state dict.
+        """
         return {"carry": self._carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
