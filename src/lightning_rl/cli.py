@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -18,17 +17,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.config_files import find_config, shipped_configs
+from lightning_rl.arguments import CONFIG_KEY, SECTIONS, complete
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.messages import check_sections, explain
+from lightning_rl.messages import explain
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
-
-CONFIG_KEY = "rl_config"
-"""Where a checkpoint keeps the configuration of its run, as YAML."""
-
-SAVED_SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -62,7 +56,7 @@ class RunConfig(SaveConfigCallback):
     def _dump(self) -> str:
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         return yaml.safe_dump(
-            {key: config[key] for key in SAVED_SECTIONS if key in config}, sort_keys=False
+            {key: config[key] for key in SECTIONS if key in config}, sort_keys=False
         )
 
 
@@ -109,7 +103,12 @@ class RLCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments given, without a warning that `sys.argv` holds others."""
-        self.config = parser.parse_args(args)
+        try:
+            self.config = parser.parse_args(args)
+        except ValueError as error:
+            # So ends a class that the parser cannot place, as an argument without a type does.
+            hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
+            raise ConfigurationError(f"{explain(str(error))} {hint}") from error
 
     def _parse_ckpt_path(self) -> None:
         """Find the checkpoint.
@@ -123,11 +122,14 @@ class RLCLI(LightningCLI):
             )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Go on in the directory of the run that a checkpoint belongs to."""
+        """Go on in the directory of the run that a checkpoint belongs to; report there too."""
         config = self.config[self.subcommand]
-        if self.subcommand != "fit":
+        if self.subcommand == "fit":
+            run_dir = _continued_run(config) if config.ckpt_path else None
+        else:
             kwargs["logger"] = False
-        if config.ckpt_path and (run_dir := _continued_run(config)) is not None:
+            run_dir = run_dir_of(config.ckpt_path) or Path(config.ckpt_path).absolute().parent
+        if run_dir is not None:
             kwargs["run_dir"] = str(run_dir)
         return super().instantiate_trainer(**kwargs)
 
@@ -174,7 +176,7 @@ def run(arguments: Sequence[str]) -> None:
     )  # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
     try:
         with tempfile.TemporaryDirectory(prefix="rl-cli-") as scratch:
-            RLCLI(_with_configs(list(arguments), Path(scratch)))
+            RLCLI(complete(list(arguments), Path(scratch)))
     except Exception as error:
         cause = _curable(error)
         if cause is None:
@@ -196,89 +198,6 @@ def _curable(error: BaseException) -> BaseException | None:
     return None
 
 
-def _with_configs(arguments: list[str], scratch: Path) -> list[str]:
-    """Resolve bare config names.
-
-    Where there is a checkpoint and no config, take the one inside the checkpoint.
-    """
-    subcommand, options = arguments[0], arguments[1:]
-    if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
-        return arguments
-    options, configs = _resolve_config_names(options)
-    checkpoint = _value_of("--ckpt_path", options)
-    if checkpoint is None and subcommand != "fit":
-        raise ConfigurationError(
-            f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
-            "best."
-        )
-    for config in configs:
-        _check_file(config)
-    if configs:
-        named = "--exp_name" in options or any(
-            option.startswith("--exp_name=") for option in options
-        )
-        return [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
-    if checkpoint is not None:
-        path = find_checkpoint(
-            checkpoint,
-            _value_of("--output_dir", options) or "outputs",
-            _value_of("--exp_name", options),
-        )
-        base = scratch / "config.yaml"
-        base.write_text(read_config(path))
-        # The run that was found is meant from here on, not the newest of its name.
-        return [
-            subcommand,
-            "--config",
-            str(base),
-            *_without("--ckpt_path", options),
-            "--ckpt_path",
-            str(path),
-        ]
-    if _value_of("--model", options) is None:
-        raise ConfigurationError(
-            "fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
-            f"{', '.join(shipped_configs())}."
-        )
-    return arguments
-
-
-def _check_file(config: Path) -> None:
-    """Check what the parser lets pass: that a config file is a mapping of known sections."""
-    try:
-        content = yaml.safe_load(config.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{config} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{config} holds no settings; expected sections such as model: and data:."
-        )
-    allowed = (*SAVED_SECTIONS, "ckpt_path", "weights_only")
-    if (wrong := check_sections(content, allowed, str(config))) is not None:
-        raise ConfigurationError(wrong)
-
-
-def read_config(checkpoint: Path) -> str:
-    """Return the YAML configuration that a checkpoint holds.
-
-    Raises:
-        ConfigurationError: where the file is no checkpoint of this package, or cannot be read.
-    """
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"The checkpoint {checkpoint} cannot be read: {reason}") from error
-    if not isinstance(content, dict) or CONFIG_KEY not in content:
-        raise ConfigurationError(
-            f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
-            "trained with as --config."
-        )
-    return str(content[CONFIG_KEY])
-
-
 def _continued_run(config: Namespace) -> Path | None:
     """Return the directory of the run that a checkpoint is of.
 
@@ -289,43 +208,3 @@ def _continued_run(config: Namespace) -> Path | None:
         return None
     saved = yaml.safe_load((run_dir / "config.yaml").read_text())
     return run_dir if saved.get("exp_name") == config.exp_name else None
-
-
-def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:
-    """Replace each `--config NAME` by the path it stands for, and return the paths too."""
-    resolved, configs = list(options), []
-    for i, option in enumerate(options):
-        flag, _, inline = option.partition("=")
-        if flag not in ("--config", "-c"):
-            continue
-        at = i if inline else i + 1
-        if at >= len(options):
-            continue
-        path = find_config(inline or options[at])
-        resolved[at] = f"{flag}={path}" if inline else str(path)
-        configs.append(path)
-    return resolved, configs
-
-
-def _value_of(flag: str, options: Sequence[str]) -> str | None:
-    """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
-    value = None
-    for option, following in zip(options, [*options, None][1:], strict=True):
-        if option == flag:
-            value = following
-        elif option.startswith(f"{flag}="):
-            value = option.split("=", 1)[1]
-    return value
-
-
-def _without(flag: str, options: Sequence[str]) -> list[str]:
-    """Drop a flag and its value."""
-    kept, skip = [], False
-    for option in options:
-        if skip:
-            skip = False
-        elif option == flag:
-            skip = True
-        elif not option.startswith(f"{flag}="):
-            kept.append(option)
-    return kept

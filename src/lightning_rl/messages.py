@@ -5,7 +5,7 @@ The setting, what is allowed, and the closest match.
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
@@ -52,18 +52,6 @@ def explain(message: str) -> str:
     return re.sub(r"\s+\n", "\n", message).strip()
 
 
-def check_sections(given: Iterable[str], allowed: Iterable[str], where: str) -> str | None:
-    """Return what is wrong with the top-level keys of a config file, or None.
-
-    The parser lets unknown ones pass.
-    """
-    unknown = [key for key in given if key not in allowed]
-    if not unknown:
-        return None
-    near = closest(unknown[0], allowed)
-    return f"Unknown section '{unknown[0]}' in {where}; allowed: {', '.join(allowed)}{near}."
-
-
 def _search(pattern: str, message: str) -> str | None:
     found = re.search(pattern, message)
     return found[1].strip() if found else None
@@ -88,7 +76,10 @@ def _owner(option: str) -> str:
 def _matching_settings(option: str) -> str:
     """Return close matches among all settings, each with the class that has it."""
     name = option.split(".")[-1]
-    owners = {parameter: cls.__name__ for cls in _configurable() for parameter in _parameters(cls)}
+    owners: dict[str, str] = {}
+    for cls in _configurable():
+        for parameter in _parameters(cls):
+            owners.setdefault(parameter, cls.__name__)
     matches = closest(name, owners)
     return (
         re.sub(r"(\w+)(?=,|$)", lambda found: f"{found[1]} of {owners[found[1]]}", matches)

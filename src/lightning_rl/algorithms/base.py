@@ -4,7 +4,7 @@ Values, minibatches, the optimizer step, counters, evaluation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -12,11 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_rl.algorithms.evaluated import EvaluatedModule, check_weights
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics
-from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.evaluation import Episode, run_episodes, summarize
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import flat_transitions, minibatches
 
@@ -27,25 +26,7 @@ In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
 """
 
 
-class TrainingData(Protocol):
-    """What an algorithm wants to know of the data module."""
-
-    @property
-    def env_steps_per_iteration(self) -> int: ...
-
-    @property
-    def total_iterations(self) -> int: ...
-
-    @property
-    def max_staleness(self) -> int: ...
-
-    @property
-    def eval_env(self) -> VectorEnv: ...
-
-    def seed_for(self, purpose: str) -> int: ...
-
-
-class Algorithm(LightningModule):
+class Algorithm(EvaluatedModule):
     """A policy and a way to improve it.
 
     A subclass writes `training_step`, which reads top to bottom.
@@ -89,7 +70,7 @@ class Algorithm(LightningModule):
         optimizer: OptimizerFactory | None = None,
         max_nonfinite_steps: int = 10,
     ) -> None:
-        super().__init__()
+        super().__init__(policy)
         self.automatic_optimization = False
         require(learning_rate > 0, f"learning_rate must be positive, got {learning_rate}.")
         require(desired_kl > 0, f"desired_kl must be positive, got {desired_kl}.")
@@ -104,7 +85,6 @@ class Algorithm(LightningModule):
             max_nonfinite_steps >= 1,
             f"max_nonfinite_steps must be at least 1, got {max_nonfinite_steps}.",
         )
-        self.policy = policy
         self.n_epochs = n_epochs
         self.batch_size = batch_size
         self.gamma = gamma
@@ -112,20 +92,12 @@ class Algorithm(LightningModule):
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
         self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
-        self.env_steps = 0
         self.optimizer_steps = 0
         self.statistics = UpdateStatistics()
         self.guard = NonFiniteGuard(max_nonfinite_steps)
         self.metrics: dict[str, float] = {}
-        self.evaluation: dict[str, Any] = {}
         self.generator = torch.Generator()
-        self._episodes: list[Episode] = []
         self._restored_rng: dict[str, Tensor] | None = None
-
-    @property
-    def data(self) -> TrainingData:
-        """The data module of the trainer."""
-        return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
 
     # --- what training_step is made of ---
 
@@ -299,29 +271,6 @@ class Algorithm(LightningModule):
         """Return how many updates the oldest step of a rollout lags the learner."""
         return int(self.policy.version - rollout["policy_version"][:, :-1].min())
 
-    def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds."""
-        self._episodes += run_episodes(self.policy, self.data.eval_env, seeds)
-
-    def on_validation_epoch_end(self) -> None:
-        """Summarise the episodes, for the monitors and the log."""
-        self.evaluation = summarize(self._episodes) | {"env_steps": self.env_steps}
-        self._episodes = []
-        results = {
-            "eval/avg_reward": self.evaluation["avg_reward"],
-            "eval/avg_length": self.evaluation["avg_length"],
-            "eval/success_rate": self.evaluation["success_rate"],
-        }
-        self.log_dict({key: value for key, value in results.items() if value is not None})
-
-    def test_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds."""
-        self.validation_step(seeds, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        """Summarise the episodes."""
-        self.on_validation_epoch_end()
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add counters and random streams."""
         checkpoint["lightning_rl"] = {
@@ -342,7 +291,7 @@ class Algorithm(LightningModule):
             raise ConfigurationError(
                 "The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'."
             )
-        _check_weights(self.state_dict(), checkpoint["state_dict"])
+        check_weights(self.state_dict(), checkpoint["state_dict"])
         saved = checkpoint["lightning_rl"]
         self.env_steps = saved["env_steps"]
         self.optimizer_steps = saved["optimizer_steps"]
@@ -364,20 +313,3 @@ def _count_iteration(module: LightningModule) -> None:
     progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
     progress.increment_ready()
     progress.increment_completed()
-
-
-def _check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Compare names and shapes, and name the first that differ."""
-    differing = sorted(own.keys() ^ saved.keys())
-    differing += [
-        f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
-        for key, value in own.items()
-        if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
-    ]
-    require(
-        not differing,
-        f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
-        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that "
-        "it was trained with "
-        "(`--ckpt_path` alone does).",
-    )

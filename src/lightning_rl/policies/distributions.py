@@ -244,9 +244,8 @@ class Categorical(ActionDistribution):
         if self.padded:
             # A finite floor rather than -inf: 0 * -inf in the entropy would be NaN.
             output = nn.functional.pad(output, (0, 1), value=-1e30)[..., self.columns]
-        return output.unflatten(-1, (self.rows, self.width)).log_softmax(-1)
+        logits: Tensor = output.unflatten(-1, (self.rows, self.width))
+        return logits.log_softmax(-1)
 
     def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
-        chosen: Tensor = log_probs.gather(-1, index.unsqueeze(-1))
-        total: Tensor = chosen.squeeze(-1).sum(-1)
-        return total
+        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)

@@ -1,0 +1,93 @@
+"""Play evaluation episodes when Lightning validates or tests; refuse weights that do not fit."""
+
+from typing import Any, Protocol, cast
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_rl.envs import VectorEnv
+from lightning_rl.errors import require
+from lightning_rl.evaluation import Episode, run_episodes, summarize
+from lightning_rl.policies import Policy
+
+
+class TrainingData(Protocol):
+    """What an module wants to know of the data module."""
+
+    @property
+    def env_steps_per_iteration(self) -> int: ...
+
+    @property
+    def total_iterations(self) -> int: ...
+
+    @property
+    def max_staleness(self) -> int: ...
+
+    @property
+    def eval_env(self) -> VectorEnv: ...
+
+    def seed_for(self, purpose: str) -> int: ...
+
+
+class EvaluatedModule(LightningModule):
+    """A policy in a LightningModule, evaluated on one episode per seed.
+
+    Attributes:
+        policy: what acts.
+        env_steps: env steps trained on so far, over all ranks.
+        evaluation: the summary of the last evaluation (see `summarize`), with `env_steps`.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+        self.env_steps = 0
+        self.evaluation: dict[str, Any] = {}
+        self._episodes: list[Episode] = []
+
+    @property
+    def data(self) -> TrainingData:
+        """The data module of the trainer."""
+        return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
+
+    def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds."""
+        self._episodes += run_episodes(self.policy, self.data.eval_env, seeds)
+
+    def on_validation_epoch_end(self) -> None:
+        """Summarise the episodes, for the monitors and the log."""
+        self.evaluation = summarize(self._episodes) | {"env_steps": self.env_steps}
+        self._episodes = []
+        results = {
+            "eval/avg_reward": self.evaluation["avg_reward"],
+            "eval/avg_length": self.evaluation["avg_length"],
+            "eval/success_rate": self.evaluation["success_rate"],
+        }
+        # For monitors; the loggers get it from MetricsWriter, over env steps.
+        self.log_dict({k: v for k, v in results.items() if v is not None}, logger=False)
+
+    def test_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds."""
+        self.validation_step(seeds, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Summarise the episodes."""
+        self.on_validation_epoch_end()
+
+
+def check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Compare names and shapes, and name the first that differ."""
+    differing = [
+        f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
+        for key, value in own.items()
+        if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
+    ]
+    differing += [f"no {key}" for key in own if key not in saved]
+    differing += [f"{key} too many" for key in saved if key not in own]
+    require(
+        not differing,
+        f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
+        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that "
+        "it was trained with "
+        "(`--ckpt_path` alone does).",
+    )

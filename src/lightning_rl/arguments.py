@@ -1,0 +1,144 @@
+"""Complete the arguments of `rl-cli` before they are parsed: find configs and checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import yaml
+
+from lightning_rl.config_files import find_config, shipped_configs
+from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.runs import find_checkpoint
+
+CONFIG_KEY = "rl_config"
+"""Where a checkpoint keeps the configuration of its run, as YAML."""
+
+SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
+"""The top-level keys of a configuration."""
+
+
+def complete(arguments: list[str], scratch: Path) -> list[str]:
+    """Resolve bare config names.
+
+    Where there is a checkpoint and no config, take the one inside the checkpoint.
+    """
+    subcommand, options = arguments[0], arguments[1:]
+    if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
+        return arguments
+    options, configs = _resolve_config_names(options)
+    checkpoint = _value_of("--ckpt_path", options)
+    if checkpoint is None and subcommand != "fit":
+        raise ConfigurationError(
+            f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
+            "best."
+        )
+    for config in configs:
+        _check_file(config)
+    if configs:
+        named = "--exp_name" in options or any(
+            option.startswith("--exp_name=") for option in options
+        )
+        return [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
+    if checkpoint is not None:
+        path = find_checkpoint(
+            checkpoint,
+            _value_of("--output_dir", options) or "outputs",
+            _value_of("--exp_name", options),
+        )
+        base = scratch / "config.yaml"
+        base.write_text(read_config(path))
+        # The run that was found is meant from here on, not the newest of its name.
+        return [
+            subcommand,
+            "--config",
+            str(base),
+            *_without("--ckpt_path", options),
+            "--ckpt_path",
+            str(path),
+        ]
+    if _value_of("--model", options) is None:
+        raise ConfigurationError(
+            "fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
+            f"{', '.join(shipped_configs())}."
+        )
+    return arguments
+
+
+def _check_file(config: Path) -> None:
+    """Check what the parser lets pass: that a config file is a mapping of known sections."""
+    try:
+        content = yaml.safe_load(config.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"{config} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{config} holds no settings; expected sections such as model: and data:."
+        )
+    allowed = (*SECTIONS, "ckpt_path", "weights_only")
+    for section in content:
+        if section not in allowed:
+            raise ConfigurationError(
+                f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
+                f"{closest(section, allowed)}."
+            )
+
+
+def read_config(checkpoint: Path) -> str:
+    """Return the YAML configuration that a checkpoint holds.
+
+    Raises:
+        ConfigurationError: where the file is no checkpoint of this package, or cannot be read.
+    """
+    try:
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(f"The checkpoint {checkpoint} cannot be read: {reason}") from error
+    if not isinstance(content, dict) or CONFIG_KEY not in content:
+        raise ConfigurationError(
+            f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
+            "trained with as --config."
+        )
+    return str(content[CONFIG_KEY])
+
+
+def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:
+    """Replace each `--config NAME` by the path it stands for, and return the paths too."""
+    resolved, configs = list(options), []
+    for i, option in enumerate(options):
+        flag, _, inline = option.partition("=")
+        if flag not in ("--config", "-c"):
+            continue
+        at = i if inline else i + 1
+        if at >= len(options):
+            continue
+        path = find_config(inline or options[at])
+        resolved[at] = f"{flag}={path}" if inline else str(path)
+        configs.append(path)
+    return resolved, configs
+
+
+def _value_of(flag: str, options: Sequence[str]) -> str | None:
+    """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
+    value = None
+    for option, following in zip(options, [*options, None][1:], strict=True):
+        if option == flag:
+            value = following
+        elif option.startswith(f"{flag}="):
+            value = option.split("=", 1)[1]
+    return value
+
+
+def _without(flag: str, options: Sequence[str]) -> list[str]:
+    """Drop a flag and its value."""
+    kept, skip = [], False
+    for option in options:
+        if skip:
+            skip = False
+        elif option == flag:
+            skip = True
+        elif not option.startswith(f"{flag}="):
+            kept.append(option)
+    return kept

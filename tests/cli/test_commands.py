@@ -1,0 +1,479 @@
+"""The command line, as its user sees it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_rl.cli import run
+from lightning_rl.config_files import shipped_configs
+from tests.helpers import assert_same_run, last, load, scalars
+
+SMALL = [
+    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
+]
+STEPS = 4 * 16 * 6
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def fit(*arguments, steps=STEPS):
+    run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", str(steps), *arguments])
+    return newest()
+
+
+def newest():
+    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def rl_cli(*arguments, **kwargs):
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-m", "lightning_rl", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **kwargs
+    )
+
+
+def test_a_run_leaves_what_the_documentation_says(capsys):
+    run_dir = fit("--exp_name", "trial")
+    out = capsys.readouterr().out
+    assert run_dir.name.startswith("trial_")
+    assert out.count(str(run_dir)) >= 2  # at the start and at the end
+    assert "384/384 env steps" in out
+    names = {path.name for path in run_dir.rglob("*")}
+    assert {"config.yaml", "logs", "checkpoints", "last.ckpt", "best.ckpt"} <= names
+    assert not [name for name in names if name.startswith(".tmp")]
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["model"]["init_args"]["batch_size"] == 32
+    assert config["exp_name"] == "trial"
+    assert load(last(run_dir))["global_step"] == 6
+
+
+def test_the_run_is_named_after_its_config():
+    assert fit(steps=64).name.startswith("ppo_2")
+
+
+def test_validate_needs_nothing_but_the_checkpoint(capsys):
+    run_dir = fit()
+    config = (run_dir / "config.yaml").read_text()
+    capsys.readouterr()
+    run(["validate", "--ckpt_path", str(last(run_dir))])
+    out = capsys.readouterr().out
+    assert "average return" in out
+    evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    expected = {
+        *("episodes", "avg_reward", "std_reward", "ci95", "avg_length", "success_rate"),
+        *("terminations", "truncations", "returns", "lengths", "seeds", "env_steps"),
+    }
+    assert set(evaluation) == expected
+    assert evaluation["episodes"] == len(evaluation["returns"]) == 2
+    assert evaluation["success_rate"] is None
+    assert evaluation["seeds"] == [10_001, 10_002]
+    assert evaluation["env_steps"] == STEPS
+    assert evaluation["terminations"] + evaluation["truncations"] == 2
+    low, high = evaluation["ci95"]
+    assert low <= evaluation["avg_reward"] <= high
+    # and it is what the training's own last evaluation found
+    assert scalars(run_dir)["eval/avg_reward"][-1][1] == pytest.approx(evaluation["avg_reward"])
+    assert (run_dir / "config.yaml").read_text() == config
+    assert len(list(Path("outputs").iterdir())) == 1
+
+
+def test_test_plays_other_seeds_than_validate():
+    run_dir = fit(steps=64)
+    run(["test", "--ckpt_path", "last"])
+    assert json.loads((run_dir / "test.json").read_text())["seeds"] == [10_003, 10_004]
+
+
+def test_a_flag_beats_the_checkpoint(capsys):
+    run_dir = fit(steps=64)
+    run(["validate", "--ckpt_path", "best", "--data.num_eval_episodes", "5"])
+    assert json.loads((run_dir / "evaluation.json").read_text())["episodes"] == 5
+    run(
+        [
+            "fit",
+            "--ckpt_path",
+            "last",
+            "--model.learning_rate",
+            "0.5",
+            "--data.total_env_steps",
+            "128",
+        ]
+    )
+    saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert saved["model"]["init_args"]["learning_rate"] == 0.5
+    assert scalars(run_dir)["train/learning_rate"][-1][1] == pytest.approx(0.25)  # halfway down
+
+
+def test_a_checkpoint_that_was_moved_away_reports_beside_itself(tmp_path):
+    run_dir = fit(steps=64)
+    away = tmp_path / "away"
+    away.mkdir()
+    shutil.copy(last(run_dir), away / "policy.ckpt")
+    run(["validate", "--ckpt_path", str(away / "policy.ckpt")])
+    assert (away / "evaluation.json").is_file()
+    assert not (run_dir / "evaluation.json").exists()
+
+
+def test_last_and_best_mean_the_newest_run_of_the_name():
+    first = fit("--exp_name", "a", steps=64)
+    second = fit("--exp_name", "b", steps=64)
+    run(["validate", "--ckpt_path", "last", "--exp_name", "a"])
+    assert (first / "evaluation.json").is_file()
+    run(["validate", "--ckpt_path", "best"])
+    assert (second / "evaluation.json").is_file()
+    run(["validate", "--ckpt_path", str(first)])
+
+
+def test_a_resumed_run_goes_on_in_its_directory():
+    run_dir = fit()
+    run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(STEPS + 64)])
+    assert [path.name for path in Path("outputs").iterdir()] == [run_dir.name]
+    assert load(last(run_dir))["global_step"] == 7
+
+
+def test_short_forms_and_config_files_combine(tmp_path):
+    Path("mine.yaml").write_text("data:\n  num_eval_episodes: 1\n")
+    run_dir = fit(
+        "--config",
+        "mine.yaml",
+        "--model.clip_coef",
+        "0.1",
+        "--data.collector",
+        "SyncCollector",
+        "--model.optimizer",
+        "AdamW",
+        "--model.policy.hidden_sizes",
+        "[8]",
+        steps=64,
+    )
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    settings = config["model"]["init_args"]
+    assert settings["clip_coef"] == 0.1
+    assert settings["policy"]["init_args"]["hidden_sizes"] == [8]
+    assert settings["optimizer"]["init_args"]["weight_decay"] == 0.01
+    assert config["data"]["num_eval_episodes"] == 1
+
+
+def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
+    shipped = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    shipped["data"]["env"]["init_args"]["id"] = "Acrobot-v1"
+    Path("ppo.yaml").write_text(yaml.safe_dump(shipped))
+    config = yaml.safe_load((fit(steps=64) / "config.yaml").read_text())
+    assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
+    if name == "ppo_mujoco.yaml":
+        pytest.importorskip("mujoco")
+    from lightning_rl import PPO
+
+    firsts, original = [], PPO.loss
+
+    def watching(self, minibatch):
+        if len(self.statistics) == 0:
+            new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
+            firsts.append((new - minibatch["sample_log_prob"]).detach().expm1().abs().max())
+        return original(self, minibatch)
+
+    monkeypatch.setattr(PPO, "loss", watching)
+    data = yaml.safe_load(shipped_configs()[name].read_text())["data"]
+    steps = 2 * data["num_envs"] * data["buffer_size"]
+    run(
+        [
+            "fit",
+            "--config",
+            name,
+            "--data.total_env_steps",
+            str(steps),
+            "--data.num_eval_episodes",
+            "1",
+        ]
+    )
+    assert load(last(newest()))["global_step"] == 2
+    assert len(firsts) == 2
+    assert max(firsts) < 1e-5
+
+
+def error_of(capsys, *arguments, status):
+    with pytest.raises(SystemExit) as stop:
+        run(list(arguments))
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == status
+    assert error.startswith("rl-cli: error: ")
+    assert error.count("\n") == 0, "one message, and no traceback"
+    return error
+
+
+BAD_OPTIONS = [
+    (
+        ["--model.clip_coeff", "0.1"],
+        2,
+        "Unknown setting 'clip_coeff'; close matches: clip_coef of PPO",
+    ),
+    (["--model", "PPOO"], 2, "Unknown class 'PPOO' for model: known here: PPO"),
+    (["--data.num_env", "3"], 2, "num_env"),
+    (["--data.num_envs", "many"], 2, "data.num_envs must be a whole number, got 'many'"),
+    (["--data.num_envs", "0"], 1, "data.num_envs must be at least 1, got 0"),
+    (["--data.env.id", "CartPole-v7"], 1, "CartPole-v1"),
+    (["--data.env.id", ""], 1, "The env id is empty"),
+    (["--data.env.class_path", "GymnasiumEnvv"], 2, "close matches: GymnasiumEnv"),
+    (["--data.collector", "SyncColector"], 2, "close matches: SyncCollector"),
+    (["--model.gamma", "1.5"], 1, "gamma must lie in [0, 1], got 1.5"),
+    (["--model.lr_schedule", "cosine"], 2, "must be one of constant, linear, adaptive, got cosine"),
+    (["--model.batch_size", "100000"], 1, "larger than a rollout"),
+    (["--model.policy.activation", "tanhh"], 1, "close matches: tanh"),
+    (["--model.policy.squash", "true"], 1, "squash is for continuous actions"),
+    (["--trainer.gradient_clip_val", "1"], 1, "gradient clipping"),
+    (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
+    (["--trainer.precision", "16-true"], 1, "not supported"),
+    (["--ckpt_path", "nowhere.ckpt"], 1, "No checkpoint at nowhere.ckpt"),
+    (["--ckpt_path", "last"], 1, "No run of 'ppo' with a checkpoint last.ckpt in 'outputs'"),
+]
+
+
+@pytest.mark.parametrize(("options", "status", "message"), BAD_OPTIONS)
+def test_a_wrong_option_ends_in_one_readable_message(options, status, message, capsys):
+    assert message in error_of(capsys, "fit", "--config", "ppo.yaml", *options, status=status)
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        (lambda c: c["model"]["init_args"].update(clipp=1), 2, "Unknown setting 'clipp'"),
+        (
+            lambda c: c["model"]["init_args"]["policy"]["init_args"].update(hiden_sizes=[1]),
+            2,
+            "hidden_sizes of ActorC",
+        ),
+        (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
+        (lambda c: c.update(trainr={}), 1, "Unknown section 'trainr' in bad.yaml"),
+        (lambda c: c["data"].pop("env"), 2, "Missing setting: data.env"),
+        (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: id"),
+        (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: policy"),
+        (
+            lambda c: c["model"]["init_args"]["policy"].update(class_path="ActorCritc"),
+            2,
+            "close matches: ActorCritic",
+        ),
+        (
+            lambda c: c["model"]["init_args"].update(learning_rate="fast"),
+            2,
+            "learning_rate must be a number",
+        ),
+    ],
+)
+def test_a_wrong_config_ends_in_one_readable_message(change, status, message, capsys):
+    config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    change(config)
+    Path("bad.yaml").write_text(yaml.safe_dump(config))
+    assert message in error_of(capsys, "fit", "--config", "bad.yaml", status=status)
+
+
+def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
+    Path("bad.yaml").write_text(": : [")
+    assert "not valid YAML" in error_of(capsys, "fit", "--config", "bad.yaml", status=1)
+    assert "close matches: ppo.yaml" in error_of(capsys, "fit", "--config", "pppo.yaml", status=1)
+    assert "needs a config or a checkpoint" in error_of(capsys, "fit", status=1)
+    assert "needs a trained policy" in error_of(capsys, "validate", status=1)
+    Path("garbage.ckpt").write_bytes(b"not a checkpoint")
+    assert "cannot be read" in error_of(capsys, "validate", "--ckpt_path", "garbage.ckpt", status=1)
+    torch.save({"state_dict": {}}, "other.ckpt")
+    assert "no configuration" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
+
+
+def test_the_checkpoint_of_another_policy_is_refused(capsys):
+    run_dir = fit(steps=64)
+    capsys.readouterr()
+    options = ["--ckpt_path", str(last(run_dir)), "--model.policy.hidden_sizes", "[8]"]
+    error = error_of(capsys, "validate", *options, status=1)
+    assert "belongs to another policy" in error
+    assert "policy.actor.0.weight [64, 4] instead of [8, 4]" in error
+
+
+def test_dict_actions_are_refused(capsys):
+    Path("dict_env.py").write_text(
+        "import gymnasium\n"
+        "class DictActions(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(2))\n"
+        "gymnasium.register('DictActions-v0', DictActions)\n"
+    )
+    option = ["--data.env.id", "dict_env:DictActions-v0"]
+    error = error_of(capsys, "fit", "--config", "ppo.yaml", *option, status=1)
+    assert "Action space Dict('a': Discrete(2)) is not supported" in error
+
+
+ALGORITHM = '''
+"""Advantage-weighted regression in one file outside the package (Peng et al. 2019)."""
+
+from lightning_rl import Algorithm, Policy
+from lightning_rl.functional import gae, value_loss
+from lightning_rl.rollout import add_transition_field
+
+
+class AWR(Algorithm):
+    def __init__(self, policy: Policy, temperature: float = 1.0, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.temperature = temperature
+
+    def training_step(self, rollout, iteration):
+        self.evaluate_values(rollout)
+        now = rollout[:, :-1]
+        advantage, target = gae(
+            self.rewards(rollout), rollout["value"], now["terminated"], now["truncated"], now["final_value"],
+            gamma=self.gamma, gae_lambda=0.95,
+        )
+        add_transition_field(rollout, "advantage", advantage)
+        add_transition_field(rollout, "return", target)
+        for _ in range(self.n_epochs):
+            for batch in self.minibatches(rollout, ("observation", "action", "advantage", "return")):
+                new = self.policy.evaluate_actions(batch)
+                weight = (batch["advantage"] / self.temperature).exp().clamp(max=20)
+                actor = -(weight * new["sample_log_prob"]).mean()
+                self.optimizer_update(actor + value_loss(new["value"], batch["return"]), {"actor": actor})
+        self.finish_iteration(rollout)
+'''
+
+
+def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "awr.py").write_text(ALGORITHM)
+    config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    policy = config["model"]["init_args"]["policy"]
+    config["model"] = {"class_path": "awr.AWR", "init_args": {"policy": policy, "temperature": 0.5}}
+    Path("awr.yaml").write_text(yaml.safe_dump(config))
+
+    def awr(*arguments):
+        outcome = rl_cli(*arguments)
+        assert outcome.returncode == 0, outcome.stderr
+        return newest()
+
+    whole = awr(
+        "fit",
+        "--config",
+        "awr.yaml",
+        *SMALL,
+        "--data.total_env_steps",
+        "384",
+        "--exp_name",
+        "whole",
+    )
+    part = awr(
+        "fit", "--config", "awr.yaml", *SMALL, "--data.total_env_steps", "192", "--exp_name", "part"
+    )
+    awr("fit", "--ckpt_path", str(part), "--data.total_env_steps", "384")
+    assert_same_run(whole, part)
+    assert "train/actor" in scalars(part)
+
+
+def test_help_is_answered_at_once_and_without_torch():
+    began = time.perf_counter()
+    outcome = rl_cli("--help")
+    assert time.perf_counter() - began < 5  # a busy machine; the import check below is the real one
+    assert "rl-cli fit --config ppo.yaml" in outcome.stdout
+    check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
+    assert (
+        subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
+        == 0
+    )
+    assert rl_cli("--version").stdout.startswith("lightning-rl ")
+    wrong = rl_cli("fti")
+    assert wrong.returncode == 2
+    assert "unknown subcommand 'fti'" in wrong.stderr
+
+
+def test_a_run_is_quiet_and_prints_its_configuration_on_request():
+    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    assert outcome.returncode == 0
+    assert outcome.stderr == ""
+    lines = outcome.stdout.splitlines()
+    assert len(lines) == 7, outcome.stdout  # start, two evaluations, and four of summary
+    printed = rl_cli("fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config")
+    assert yaml.safe_load(printed.stdout)["model"]["init_args"]["clip_coef"] == 0.3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
+    settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
+    whole = ["fit", "--config", "ppo.yaml", *settings, "--exp_name"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightning_rl", *whole, "stopped"], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if "38,400 env steps" in line:  # the first evaluation has come
+            break
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(number)
+    rest = process.communicate(timeout=60)[0]
+    assert process.returncode == 128 + number
+    assert "Resume: rl-cli fit --ckpt_path" in rest
+    assert len(children) >= 4
+    assert not [child for child in children if os.path.exists(f"/proc/{child}")]
+    stopped = newest()
+    reached = load(last(stopped))["lightning_rl"]["env_steps"]
+    assert 0 < reached < 38400
+    budget = str(reached + 320)
+    assert (
+        rl_cli(
+            "fit",
+            "--ckpt_path",
+            "last",
+            "--data.total_env_steps",
+            budget,
+            "--model.lr_schedule",
+            "constant",
+        ).returncode
+        == 0
+    )
+    assert load(last(stopped))["lightning_rl"]["env_steps"] == reached + 320
+
+
+def test_an_env_that_fails_ends_the_run_with_its_own_traceback_and_leaves_no_process():
+    Path("faulty.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "class Faulty(CartPoleEnv):\n"
+        "    count = 0\n"
+        "    def step(self, action):\n"
+        "        self.count += 1\n"
+        "        if self.count > 50:\n"
+        "            raise ZeroDivisionError('the motor is on fire')\n"
+        "        return super().step(action)\n"
+        "gymnasium.register('Faulty-v0', Faulty)\n"
+    )
+    for vectorization in ("sync", "async"):
+        outcome = rl_cli(
+            "fit",
+            "--config",
+            "ppo.yaml",
+            *SMALL,
+            "--data.env.id",
+            "faulty:Faulty-v0",
+            "--data.env.vectorization",
+            vectorization,
+        )
+        assert outcome.returncode == 1
+        assert "the motor is on fire" in outcome.stderr
+        assert "faulty.py" in outcome.stderr
+
+
+def test_the_logger_can_be_turned_off():
+    run_dir = fit("--trainer.logger", "false", steps=64)
+    assert not (run_dir / "logs").exists()
+    assert last(run_dir).is_file()

@@ -1,0 +1,71 @@
+"""Learners find the known answers of the probe envs."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import PPO
+from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
+from tests.helpers import train
+
+SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
+
+
+def learn(tmp_path, env, iterations, policy=None, **model):
+    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
+    trainer = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+    return train(
+        tmp_path, env=env, data=data, model=SETTINGS | model, policy=policy, trainer=trainer
+    )[0]
+
+
+def observations(*values):
+    return TensorDict({"observation": torch.tensor(values)[:, None]}, [len(values)])
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_the_critic_learns_the_value_of_an_observation(delay, tmp_path):
+    module = learn(tmp_path, lambda n: ValueProbe(n, delay), 40, gamma=0.9)
+    # the probe does not show how much time is left, so the value is that of a random moment of an episode
+    expected = sum(0.9**k for k in range(delay)) / delay
+    value = module.policy.get_value(observations(1.0, -1.0))["value"]
+    assert value.tolist() == pytest.approx([expected, -expected], abs=0.1)
+
+
+def test_the_actor_learns_which_action_is_asked_for(tmp_path):
+    module = learn(tmp_path, ActionProbe, 40)
+    td = module.policy.get_action(observations(1.0, -1.0), deterministic=True)
+    assert td["action"].tolist() == [1, 0]
+    probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp()
+    assert probability.min() > 0.95
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_actor_learns_a_continuous_action(squash, tmp_path):
+    module = learn(
+        tmp_path,
+        lambda n: ActionProbe(n, continuous=True),
+        80,
+        policy={"squash": squash, "log_std_init": -1.0},
+    )
+    action = module.policy.get_action(observations(1.0, -1.0), deterministic=True)["action"]
+    assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.1)
+
+
+class LimitIsFailure(PPO):
+    """The mistake: a time limit treated as the end of all rewards."""
+
+    def add_advantages(self, rollout):
+        rollout["terminated"] |= rollout["truncated"]
+        super().add_advantages(rollout)
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [(PPO, 10.0), (LimitIsFailure, 2.7)])
+def test_the_value_under_a_time_limit_is_that_of_the_endless_task(algorithm, expected, tmp_path):
+    """V = 1 / (1 - gamma) = 10; with the mistake it is the mean return of 1 to 5 remaining steps."""
+    gamma = 0.9
+    module = learn(tmp_path, lambda n: TimeLimitProbe(n, 5), 150, gamma=gamma, algorithm=algorithm)
+    if algorithm is LimitIsFailure:
+        expected = sum((1 - gamma**k) / (1 - gamma) for k in range(1, 6)) / 5
+    value = float(module.policy.get_value(observations(0.0))["value"].detach())
+    assert value == pytest.approx(expected, rel=0.06)

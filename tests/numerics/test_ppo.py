@@ -1,0 +1,241 @@
+"""What must hold in every update, whatever it learns."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_rl import PPO
+from lightning_rl.algorithms.schedule import LearningRateSchedule
+from lightning_rl.envs import TimeLimitProbe
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.functional import ratio
+from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+
+
+class Recorder(PPO):
+    """PPO that keeps what its loss saw."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.first_ratios, self.ratios, self.staleness_seen = [], [], []
+
+    def training_step(self, rollout, iteration):
+        self.staleness_seen.append(self.staleness(rollout))
+        self.ratios = []
+        super().training_step(rollout, iteration)
+        self.first_ratios.append(self.ratios[0])
+
+    def loss(self, minibatch):
+        new = self.policy.evaluate_actions(minibatch)["sample_log_prob"].detach()
+        self.ratios.append(ratio(new, minibatch["sample_log_prob"]))
+        return super().loss(minibatch)
+
+
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("CartPole-v1", {}),
+        ("Pendulum-v1", {"normalize_observation": True}),
+        ("Pendulum-v1", {"squash": True, "normalize_observation": True}),
+    ],
+)
+def test_the_first_ratio_of_every_update_is_one_and_the_policy_lag_zero(env, policy, tmp_path):
+    module, _, _ = train(tmp_path, env=env, policy=policy, model={"algorithm": Recorder})
+    assert module.staleness_seen == [0] * 6
+    for first in module.first_ratios:
+        torch.testing.assert_close(first, torch.ones_like(first), rtol=0, atol=1e-5)
+    assert (module.ratios[-1] - 1).abs().max() > 1e-4  # the check above can fail
+
+
+def test_a_stale_rollout_is_refused(tmp_path):
+    class Forgetful(PPO):
+        def finish_iteration(self, rollout):
+            super().finish_iteration(rollout)
+            self.policy.version += (
+                1  # as if another update had come between collection and training
+            )
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.policy.version += 1
+            super().on_train_batch_start(batch, batch_idx)
+
+    with pytest.raises(RuntimeError, match="collected 1 updates ago, 0 are allowed"):
+        train(tmp_path, model={"algorithm": Forgetful})
+
+
+def test_global_step_counts_iterations_whatever_the_number_of_optimizer_steps(tmp_path):
+    module, _, trainer = train(tmp_path, model={"target_kl": 1e-6, "n_epochs": 4})
+    assert trainer.global_step == 6
+    assert module.env_steps == 6 * 4 * 16
+    assert 6 * 2 <= module.optimizer_steps < 6 * 2 * 4  # at least one epoch of 2 minibatches each
+    assert load(last(tmp_path))["global_step"] == 6
+
+
+def test_without_a_target_kl_no_step_is_left_out(tmp_path):
+    module, _, _ = train(tmp_path)
+    assert module.optimizer_steps == 6 * 2 * 2
+
+
+def test_every_metric_has_env_steps_as_its_axis(tmp_path):
+    train(tmp_path)
+    curves = scalars(tmp_path, ignore=("nothing",))
+    assert {"train/policy_loss", "train/entropy", "train/approx_kl", "train/clip_fraction"} < set(
+        curves
+    )
+    assert {"train/explained_variance", "train/grad_norm", "train/learning_rate"} < set(curves)
+    assert {"charts/SPS", "charts/SPS_collect", "charts/SPS_update", "eval/avg_reward"} < set(
+        curves
+    )
+    assert [step for step, _ in curves["train/loss"]] == [64, 128, 192, 256, 320, 384]
+    assert [step for step, _ in curves["eval/avg_reward"]] == [192, 384]
+    assert [step for step, _ in curves["charts/SPS"]] == [64, 128, 192, 256, 320, 384]
+
+
+def test_evaluation_leaves_the_training_alone(tmp_path):
+    train(tmp_path / "with", data={"iterations_per_epoch": 1, "num_eval_episodes": 3})
+    train(tmp_path / "without", data={"iterations_per_epoch": 1}, trainer={"limit_val_batches": 0})
+    a, b = load(last(tmp_path / "with")), load(last(tmp_path / "without"))
+    for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule"):
+        assert_same(a[key], b[key], key)
+
+
+def test_seeds_decide_everything(tmp_path):
+    runs = [train(tmp_path / str(i), seed=seed)[0] for i, seed in enumerate((1, 1, 2))]
+    weights = [run.policy.actor[0].weight for run in runs]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+class PoisonedEnv(TimeLimitProbe):
+    """Pays rewards that are not numbers, from some step on."""
+
+    def __init__(self, num_envs, after):
+        super().__init__(num_envs, 5)
+        self.left = after
+
+    def transition(self, state, action):
+        moved, reward, terminated, info = super().transition(state, action)
+        self.left -= 1
+        return moved, reward * (math.nan if self.left < 0 else 1.0), terminated, info
+
+
+def test_what_is_not_finite_is_skipped_counted_and_named(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"3 optimizer steps in a row.*among.*reward"):
+        train(
+            tmp_path,
+            env=lambda n: PoisonedEnv(n, after=40),
+            model={"max_nonfinite_steps": 3, "normalize_reward": True},
+            policy={"normalize_observation": True},
+        )
+
+
+def test_skipped_steps_leave_the_weights_finite(tmp_path):
+    module, _, _ = train(
+        tmp_path, env=lambda n: PoisonedEnv(n, after=40), model={"max_nonfinite_steps": 1000}
+    )
+    assert module.guard.skipped > 0
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    assert scalars(tmp_path)["train/skipped_steps"][-1][1] == module.guard.skipped
+
+
+def test_one_bad_minibatch_is_forgiven(tmp_path):
+    class Stumbling(PPO):
+        calls = 0
+
+        def loss(self, minibatch):
+            loss, statistics = super().loss(minibatch)
+            self.calls += 1
+            return loss * (math.inf if self.calls == 3 else 1.0), statistics
+
+    module, _, _ = train(tmp_path, model={"algorithm": Stumbling, "max_nonfinite_steps": 2})
+    assert module.guard.skipped == 1
+    assert module.optimizer_steps == 6 * 2 * 2 - 1
+
+
+@pytest.mark.parametrize("normalize_advantage", ["minibatch", "rollout", "off"])
+def test_advantages_are_normalized_as_asked(normalize_advantage, tmp_path):
+    seen = []
+
+    class Watching(PPO):
+        def loss(self, minibatch):
+            seen.append(minibatch["advantage"])
+            return super().loss(minibatch)
+
+    train(tmp_path, model={"algorithm": Watching, "normalize_advantage": normalize_advantage})
+    epoch = torch.cat(seen[:2])  # two minibatches of 32 make the 64 transitions of a rollout
+    normalized = abs(float(epoch.mean())) < 1e-5 and abs(float(epoch.std()) - 1) < 1e-4
+    assert normalized == (normalize_advantage == "rollout")
+
+
+def test_the_linear_rate_ends_at_zero_with_the_budget(tmp_path):
+    train(tmp_path, model={"lr_schedule": "linear", "learning_rate": 0.6})
+    rates = [value for _, value in scalars(tmp_path)["train/learning_rate"]]
+    assert rates == pytest.approx([0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_the_adaptive_rate_follows_the_kl():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = LearningRateSchedule("adaptive", 1e-3, 0.01)
+    schedule.apply(optimizer, 0)
+    for kl, expected in ((0.03, 1e-3 / 1.5), (0.001, 1e-3), (0.01, 1e-3), (0.0, 1e-3)):
+        schedule.adapt(optimizer, kl)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+    schedule.apply(optimizer, 5)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+def test_an_optimizer_of_choice_keeps_its_own_defaults(tmp_path):
+    _, _, trainer = train(tmp_path, model={"optimizer": torch.optim.AdamW, "learning_rate": 0.01})
+    group = trainer.optimizers[0].param_groups[0]
+    assert isinstance(trainer.optimizers[0], torch.optim.AdamW)
+    assert group["weight_decay"] == 0.01
+    assert 0 < group["lr"] <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 1.5}, r"gamma must lie in \[0, 1\], got 1.5"),
+        ({"gae_lambda": -0.1}, "gae_lambda"),
+        ({"clip_coef": 0.0}, "clip_coef"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"n_epochs": 0}, "n_epochs"),
+        ({"ent_coef": -1.0}, "ent_coef"),
+        ({"target_kl": 0.0}, "target_kl"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(settings, message):
+    data = make_data()
+    with pytest.raises(ConfigurationError, match=message):
+        make_ppo(data, **settings)
+    data.close()
+
+
+def test_a_batch_larger_than_the_rollout_is_refused_before_training(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"batch_size=65 is larger than a rollout.*= 64"):
+        train(tmp_path, model={"batch_size": 65})
+
+
+def test_precisions_that_convert_the_data_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="64-true is not supported"):
+        train(tmp_path, trainer={"precision": "64-true"})
+
+
+def test_time_limits_reach_the_targets(tmp_path):
+    """The return of a truncated step bootstraps from the final observation, which the env made."""
+    targets = {}
+
+    class Watching(PPO):
+        def add_advantages(self, rollout):
+            super().add_advantages(rollout)
+            transitions = rollout[:, :-1]
+            cut = transitions["truncated"]
+            targets["got"] = transitions["return"][cut]
+            # all observations of this probe are alike, so are their values
+            targets["expected"] = 1.0 + self.gamma * transitions["value"][cut]
+
+    train(tmp_path, env=TimeLimitProbe, model={"algorithm": Watching})
+    assert len(targets["got"]) > 0
+    torch.testing.assert_close(targets["got"], targets["expected"])

@@ -1,0 +1,110 @@
+"""The house keeps its shape: imports go down, files stay short, names are documented."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "lightning_rl"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+LEVELS = {
+    "errors": 0,
+    "arguments": 6,
+    "rollout": 0,
+    "runs": 0,
+    "config_files": 0,
+    "functional": 0,
+    "policies": 1,
+    "envs": 2,
+    "buffers": 2,
+    "collectors": 3,
+    "evaluation": 3,
+    "data": 4,
+    "algorithms": 4,
+    "callbacks": 5,
+    "trainer": 6,
+    "messages": 6,
+    "cli": 6,
+    "__main__": 7,
+    "__init__": 7,
+}
+"""The floor of every room (design: imports only go down)."""
+
+APART = {("data", "algorithms"), ("algorithms", "data")}
+
+
+def room(path):
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path):
+    """Yield the rooms that a file imports, at its top level or inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("lightning_rl.")
+        ):
+            yield node.module.split(".")[1]
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.startswith("lightning_rl."):
+                    yield name.name.split(".")[1]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_only_go_down(path):
+    here = room(path)
+    for other in imports(path):
+        assert LEVELS[other] <= LEVELS[here], f"{here} must not import {other}"
+        assert (here, other) not in APART, f"{here} and {other} meet in callbacks and cli only"
+
+
+def test_rooms_do_not_import_each_other_in_a_circle():
+    graph = {}
+    for path in FILES:
+        if path.name != "__init__.py" or path.parent != SOURCE:
+            graph.setdefault(room(path), set()).update(set(imports(path)) - {room(path)})
+
+    def visit(node, trail):
+        assert node not in trail, " -> ".join([*trail, node])
+        for following in graph.get(node, ()):
+            visit(following, [*trail, node])
+
+    for node in graph:
+        visit(node, [])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_files_and_functions_stay_short(path):
+    text = path.read_text()
+    assert text.count("\n") <= 350, "is it one room or two?"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_what_is_public_is_documented(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "a file says in its first line what one does there"
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), node.name
+
+
+def test_folders_only_re_export():
+    for path in SOURCE.rglob("*/__init__.py"):
+        for node in ast.parse(path.read_text()).body:
+            assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), path
+
+
+def test_every_public_name_can_be_imported():
+    import lightning_rl
+
+    for name in lightning_rl.__all__:
+        assert getattr(lightning_rl, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = lightning_rl.Nothing
