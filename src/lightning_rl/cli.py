@@ -20,6 +20,7 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import CONFIG_KEY, SECTIONS, complete
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
@@ -44,8 +45,10 @@ class RunConfig(SaveConfigCallback):
         """Write it before anything else of the run; an evaluation leaves it alone."""
         if stage == "fit" and trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
-            trainer.run_dir.mkdir(parents=True, exist_ok=True)
-            (trainer.run_dir / self.config_filename).write_text(self._dump())
+            content = self._dump().encode()
+            write_atomically(
+                trainer.run_dir / self.config_filename, lambda file: file.write(content)
+            )
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -81,7 +84,7 @@ class RLCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Offer what the package supports."""
         standard = LightningCLI.subcommands()
-        return {name: standard[name] | {"verbose"} for name in ("fit", "validate", "test")}
+        return {name: standard[name] for name in ("fit", "validate", "test")}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Make a parser that takes no abbreviated options: a misspelt one is an error."""
@@ -132,11 +135,6 @@ class RLCLI(LightningCLI):
         if run_dir is not None:
             kwargs["run_dir"] = str(run_dir)
         return super().instantiate_trainer(**kwargs)
-
-    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """Leave the printing of results to `EvaluationReport`."""
-        kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        return kwargs if subcommand == "fit" else kwargs | {"verbose": False}
 
     def before_fit(self) -> None:
         """Say where the output goes."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from lightning_rl.callbacks import (
@@ -117,6 +117,33 @@ class RLTrainer(Trainer):
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
+
+    def validate(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate on the seeds of the evaluation, and report.
+
+        `verbose` adds Lightning's own table.
+        """
+        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    def test(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> Any:
+        """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
+        return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
 
 def quieten_framework() -> None:

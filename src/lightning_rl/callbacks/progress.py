@@ -46,8 +46,13 @@ class EnvStepProgress(ProgressBar):
         self._began, self._first_step = time.perf_counter(), algorithm_of(pl_module).env_steps
         if not self.enabled or not self.console.is_terminal:
             return
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=self.console, transient=True)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
         self._bar.add_task("", total=data_of(trainer).total_env_steps)
         self._bar.start()
 

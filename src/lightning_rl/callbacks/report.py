@@ -1,8 +1,6 @@
 """Print the result of `validate` or `test` as a table, and write it to a file."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.files import write_atomically
 
 
 class EvaluationReport(Callback):
@@ -34,7 +33,8 @@ class EvaluationReport(Callback):
 
     def _report(self, evaluation: dict[str, Any], name: str) -> None:
         path = self.directory / name
-        write_json(path, evaluation)
+        content = json.dumps(evaluation, indent=2).encode()
+        write_atomically(path, lambda file: file.write(content))
         average, std = evaluation["avg_reward"], evaluation["std_reward"]
         low, high = evaluation["ci95"]
         success = evaluation["success_rate"]
@@ -53,12 +53,3 @@ class EvaluationReport(Callback):
         console = Console(highlight=False)
         console.print(table)
         console.print(f"Written to {path}", soft_wrap=True)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(content, file, indent=2)
-    os.replace(temporary, path)

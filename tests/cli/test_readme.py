@@ -1,0 +1,116 @@
+"""What README says is true: its commands run, its code runs, its paths exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_rl.cli import run
+from lightning_rl.config_files import shipped_configs
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line.split("  #")[0].strip()
+    for language, block in BLOCKS
+    if language == "bash"
+    for line in block.splitlines()
+    if line.strip()
+]
+SMALL = [
+    "--data.total_env_steps",
+    "512",
+    "--data.buffer_size",
+    "32",
+    "--data.num_eval_episodes",
+    "2",
+]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+
+
+def test_the_two_commands_stand_within_the_first_fifteen_lines():
+    head = README.splitlines()[:15]
+    assert "pip install -c constraints.txt -e . && rl-cli fit --config configs/ppo.yaml" in head
+    assert "pip install -c constraints.txt -e '.[dev]' && pytest" in head
+
+
+def test_ci_installs_and_tests_as_the_readme_says():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"pip install .*-c constraints\.txt -e '\.\[dev\]' && pytest", script)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "rl-cli" in c])
+def test_every_rl_cli_command_runs(command, capsys):
+    if "mujoco" in command:
+        pytest.importorskip("mujoco")
+    arguments = shlex.split(command.split("&&")[-1].strip())[1:]
+    if "--ckpt_path" in arguments:  # of an earlier run
+        run(["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"])
+    if "--print_config" in arguments:
+        with pytest.raises(SystemExit) as stop:
+            run(arguments)
+        assert stop.value.code in (0, None)
+        assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"].endswith("PPO")
+        return
+    if arguments[0] == "fit":
+        arguments += [*SMALL, "--model.batch_size", "32"]
+        if "--ckpt_path" in arguments:
+            arguments += ["--data.total_env_steps", "1024"]
+    run(arguments)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("python ", "scripts/"))])
+def test_every_script_exists_and_starts(command):
+    words = shlex.split(command)
+    script = ROOT / (words[1] if words[0] == "python" else words[0])
+    assert script.is_file()
+    check = (
+        ["bash", "-n", str(script)]
+        if script.suffix == ".sh"
+        else [sys.executable, str(script), "--help"]
+    )
+    outcome = subprocess.run(check, capture_output=True, text=True, check=False)
+    if "stable_baselines3" in outcome.stderr:
+        pytest.skip("needs stable-baselines3")
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_no_command_is_left_untested():
+    tested = ("rl-cli", "python ", "scripts/", "pip install")
+    assert not [command for command in COMMANDS if not any(part in command for part in tested)]
+
+
+@pytest.mark.parametrize("code", [block for language, block in BLOCKS if language == "python"])
+def test_the_python_code_runs(code, tmp_path):
+    small = code.replace("100_000", "2_048")
+    names = {"__name__": "readme"}
+    exec(compile(small, "README.md", "exec"), names)
+    if "trainer" in names:
+        assert len(code.strip().splitlines()) <= 14
+        assert (names["trainer"].run_dir / "evaluation.json").is_file()
+    else:
+        (tmp_path / "my_file.py").write_text(code)
+        config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+        policy = config["model"]["init_args"]["policy"]
+        config["model"] = {"class_path": "my_file.MyAlgorithm", "init_args": {"policy": policy}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+        sys.path.append(str(tmp_path))
+        run(["fit", "--config", "mine.yaml", *SMALL])
+
+
+def test_the_files_it_names_exist():
+    for name in re.findall(r"`([\w/]+\.(?:py|sh|yaml|md))`", README):
+        candidates = [ROOT / name, ROOT / "src" / "lightning_rl" / name, ROOT / "configs" / name]
+        if name not in ("config.yaml", "my_file.py"):
+            assert any(path.exists() for path in candidates), name
