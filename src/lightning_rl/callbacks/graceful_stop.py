@@ -54,8 +54,8 @@ class GracefulStop(Callback):
         if self._received is not None and not trainer.should_stop:
             self._stop(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Give the signals back."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back to Lightning, which then gives them back to whoever had them."""
         self._restore()
 
     def on_exception(
