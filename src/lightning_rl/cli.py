@@ -1,7 +1,4 @@
-"""Run `rl-cli fit`, `validate` and `test`.
-
-LightningCLI with our trainer, our data, and errors that one can read.
-"""
+"""Run `rl-cli fit`, `validate` and `test`, by LightningCLI."""
 
 import os
 import sys
@@ -36,10 +33,7 @@ class RLArgumentParser(LightningArgumentParser):
 
 
 class RunConfig(SaveConfigCallback):
-    """Write the configuration to `config.yaml` of a training run.
-
-    And into each of its checkpoints.
-    """
+    """Write the configuration of a training run to `config.yaml` and into its checkpoints."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write it before anything else of the run; an evaluation leaves it alone."""
@@ -141,10 +135,7 @@ class RLCLI(LightningCLI):
         print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
 
     def after_fit(self) -> None:
-        """Say where everything is, and leave with the status of the signal that ended the run.
-
-        If one did.
-        """
+        """Say where everything is; if a signal ended the run, leave with its status."""
         trainer = cast(RLTrainer, self.trainer)
         run_dir, signal = trainer.run_dir, trainer.stop_signal
         print(f"Run directory: {run_dir}")
@@ -164,10 +155,7 @@ class RLCLI(LightningCLI):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run the command line.
-
-    And turn the errors that a user can cure into one message and status 1.
-    """
+    """Run the command line; an error that a user can cure is one message and status 1."""
     quieten_framework()
     sys.path.append(
         os.getcwd()
@@ -197,10 +185,7 @@ def _curable(error: BaseException) -> BaseException | None:
 
 
 def _continued_run(config: Namespace) -> Path | None:
-    """Return the directory of the run that a checkpoint is of.
-
-    Unless another experiment name was asked for.
-    """
+    """Return the run directory of a checkpoint, unless another exp_name was asked for."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None

@@ -6,9 +6,7 @@ from lightning_rl.errors import ConfigurationError, closest
 
 
 def find_config(name: str) -> Path:
-    """Return the file that `--config NAME` means.
-
-    One that exists, or a shipped one of that bare name.
+    """Return the file that a name means: one that exists, or a shipped one.
 
     Raises:
         ConfigurationError: where there is neither.
@@ -28,7 +26,7 @@ def find_config(name: str) -> Path:
 def shipped_configs() -> dict[str, Path]:
     """Return the shipped configs by name.
 
-    Inside the installed package, or beside `src` in a checkout.
+    They lie inside the installed package, or beside `src` in a checkout.
     """
     here = Path(__file__).resolve().parent
     for folder in (here / "configs", here.parents[1] / "configs"):

@@ -63,10 +63,7 @@ class RolloutDataset(IterableDataset[TensorDict]):
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
-    """The seeds of the evaluation episodes.
-
-    In batches of at most as many as there are evaluation envs.
-    """
+    """The seeds of the evaluation episodes, in batches of at most the evaluation envs."""
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
         seeds = list(range(first_seed, first_seed + num_episodes))
@@ -183,10 +180,7 @@ class RLDataModule(LightningDataModule):
         return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
 
     def test_dataloader(self) -> EpisodeSeeds:
-        """Return the seeds that follow those of the evaluation.
-
-        So that no episode is played in both.
-        """
+        """Return the seeds that follow those of the evaluation: no episode is in both."""
         return EpisodeSeeds(
             self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
         )
@@ -198,10 +192,7 @@ class RLDataModule(LightningDataModule):
         return batch
 
     def seed_for(self, purpose: str) -> int:
-        """Derive the seed of one random stream from the run's seed.
-
-        So that no two purposes share a stream.
-        """
+        """Derive a seed from the run's, one per purpose, so that no two share a stream."""
         entropy = [self.seed, *purpose.encode()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 

@@ -88,7 +88,7 @@ def summarize(episodes: Sequence[Episode]) -> dict[str, Any]:
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
     """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979).
 
-    The same at every call.
+    The resamples are the same at every call.
 
     Args:
         values: [M].

@@ -95,10 +95,7 @@ def _configurable() -> Iterator[type]:
 
 
 def _parameters(cls: type) -> set[str]:
-    """Return the names of a constructor's parameters.
-
-    Those of the base classes that `**kwargs` reaches included.
-    """
+    """Return the names of a constructor's parameters, and of those behind its `**kwargs`."""
     classes = [base for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
     names = {
         name for base in classes for name in inspect.signature(vars(base)["__init__"]).parameters

@@ -129,10 +129,7 @@ def step_views(rollout: TensorDict) -> list[TensorDict]:
 
 
 def copy_tree(target: Any, source: Any) -> None:
-    """Copy an observation, a tensor or a tree of them, into storage of the same structure.
-
-    In place.
-    """
+    """Copy a tensor or a tree of tensors into storage of the same structure."""
     if isinstance(target, Tensor):
         target.copy_(source)
         return
@@ -141,10 +138,7 @@ def copy_tree(target: Any, source: Any) -> None:
 
 
 def transition_view(rollout: TensorDict) -> TensorDict:
-    """Return the [N, T] part of a rollout, with `next_value` [N, T] = `value` one slot later.
-
-    A view, no copy.
-    """
+    """Return the [N, T] part of a rollout as a view, with `next_value`, one slot later."""
     validate(rollout)
     transitions = rollout[:, :-1]
     transitions["next_value"] = rollout["value"][:, 1:]
@@ -178,10 +172,7 @@ def validate(rollout: TensorDict) -> None:
 
 
 def clear_added(rollout: TensorDict, keys: Sequence[str]) -> None:
-    """Drop every field whose name is not in `keys`, in place.
-
-    What an algorithm added to a rollout it has used.
-    """
+    """Drop, in place, the fields that are not in `keys`: what an algorithm has added."""
     for key in [key for key in rollout.keys() if key not in keys]:
         del rollout[key]
 
@@ -218,10 +209,7 @@ def flat_transitions(
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field to a rollout [N, T+1] from its values at the transitions, [N, T].
-
-    Zero in the bootstrap slot.
-    """
+    """Add a field from its values [N, T] at the transitions; zero in the bootstrap slot."""
     storage = value.new_zeros((rollout.batch_size[1], rollout.batch_size[0]))
     storage[:-1].copy_(value.t())
     rollout[key] = storage.t()

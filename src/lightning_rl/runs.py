@@ -12,10 +12,7 @@ ALIASES = ("last", "best")
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
-    """Return `output_dir/exp_name_YYYYmmdd_HHMMSS`, with a number behind it where that exists.
-
-    Nothing is created.
-    """
+    """Return a path `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that does not exist yet."""
     base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
     while path.exists():

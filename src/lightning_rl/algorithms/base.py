@@ -110,10 +110,7 @@ class Algorithm(EvaluatedModule):
 
     @torch.no_grad()
     def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` of all T+1 observations, and `final_value` where only the time ran out.
-
-        In one batched pass.
-        """
+        """Write `value` [N, T+1], and `final_value` where only the time ran out, in one pass."""
         observations = TensorDict({"observation": rollout["observation"]}, rollout.batch_size)
         rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
         finals = TensorDict(
@@ -127,19 +124,13 @@ class Algorithm(EvaluatedModule):
         rollout["final_value"][rows, steps] = value[size.numel() :]
 
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
-        """Yield one pass over the rollout, freshly shuffled.
-
-        With the policy's own fields beside those named.
-        """
+        """Yield one pass, freshly shuffled; the policy's own fields come beside those named."""
         yield from minibatches(
             rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields]
         )
 
     def optimizer_update(self, loss: Tensor, statistics: dict[str, Tensor]) -> None:
-        """Take one optimizer step down the loss, unless it or its gradient is not finite.
-
-        And keep the statistics.
-        """
+        """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
         optimizer = self.trainer.optimizers[0]
         optimizer.zero_grad(set_to_none=True)
         self.manual_backward(loss)
@@ -177,10 +168,7 @@ class Algorithm(EvaluatedModule):
         _count_iteration(self)
 
     def named_sources(self, rollout: TensorDict) -> dict[str, Tensor]:
-        """Return what a loss is made of, by name.
-
-        For the message about a number that is not finite.
-        """
+        """Return what a loss is made of, by name, for the message about what was not finite."""
         names = (
             "observation",
             "action",
@@ -217,11 +205,10 @@ class Algorithm(EvaluatedModule):
                 "statistics and early stops "
                 "would not agree between them. Use --trainer.devices 1."
             )
-        if self.trainer.precision not in ("32-true", "bf16-mixed"):
+        if self.trainer.precision != "32-true":
             raise ConfigurationError(
-                f"trainer.precision {self.trainer.precision} is not supported: it converts "
-                "log-probs and rewards. "
-                "Use 32-true or bf16-mixed."
+                f"trainer.precision {self.trainer.precision} is not supported: rollouts are "
+                "collected in float32, and the log-probs of the update must match theirs. Use 32-true."
             )
         per_iteration = self.data.env_steps_per_iteration
         require(
@@ -241,10 +228,7 @@ class Algorithm(EvaluatedModule):
         self.schedule.total_iterations = self.data.total_iterations
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint.
-
-        After everything else that might have drawn from them.
-        """
+        """Take up the random streams of a checkpoint, after all else that might draw from them."""
         if self._restored_rng is not None:
             self.generator.set_state(self._restored_rng["shuffle"].cpu())
             torch.set_rng_state(self._restored_rng["torch"].cpu())

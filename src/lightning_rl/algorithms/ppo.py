@@ -130,9 +130,9 @@ class PPO(Algorithm):
         }
 
     def stops_early(self, first: int) -> bool:
-        """Tell, after an epoch that began with minibatch `first`.
+        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
 
-        Whether the KL ends the update; adapt the rate.
+        The epoch began with minibatch `first`.
         """
         if self.target_kl is None and self.schedule.kind != "adaptive":
             return False

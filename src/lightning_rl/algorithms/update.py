@@ -1,7 +1,4 @@
-"""Watch the optimizer steps of an update.
-
-Average what they report, and stop on numbers that are not finite.
-"""
+"""Average what optimizer steps report, and tell which are not finite."""
 
 from typing import Any
 
@@ -27,10 +24,7 @@ class UpdateStatistics:
         self._single[name] = value
 
     def mean_since(self, name: str, first: int) -> float:
-        """Return the average of one scalar over the minibatches from index `first` on.
-
-        0 where there are none.
-        """
+        """Return the average of a scalar over the minibatches from `first` on; 0 for none."""
         rows = self._rows[first:]
         if not rows:
             return 0.0
@@ -72,7 +66,7 @@ class NonFiniteGuard:
     def passes(self, statistics: dict[str, Tensor]) -> bool:
         """Tell whether loss and gradient norm are finite.
 
-        The one thing per minibatch that waits for the device.
+        This is the one thing per minibatch that waits for the device.
         """
         if bool((statistics["loss"].detach() + statistics["grad_norm"]).isfinite()):
             self.in_a_row = 0

@@ -1,7 +1,4 @@
-"""Say what a buffer is.
-
-Where rollouts wait between the collector and the learner, each handed out once.
-"""
+"""Say what a buffer is: where rollouts wait for the learner, each handed out once."""
 
 from abc import ABC, abstractmethod
 from typing import Any

@@ -39,19 +39,13 @@ class LastCheckpoint(Callback):
         self.path = directory / CHECKPOINTS / "last.ckpt"
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, unless the epoch was cut short by a signal.
-
-        That has been saved, in the middle of the epoch.
-        """
+        """Save, unless a signal cut the epoch short: then that moment has been saved."""
         if getattr(trainer, "stop_signal", None) is None:
             trainer.save_checkpoint(self.path)
 
 
 def best_checkpoint(directory: Path) -> ModelCheckpoint:
-    """Return Lightning's callback.
-
-    Set to keep the checkpoint of the best evaluation as `best.ckpt`.
-    """
+    """Return Lightning's callback, set to keep the best evaluation's weights as `best.ckpt`."""
     return ModelCheckpoint(
         dirpath=directory / CHECKPOINTS,
         filename="best",

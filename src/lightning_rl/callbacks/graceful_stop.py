@@ -13,9 +13,7 @@ from lightning_rl.runs import CHECKPOINTS
 
 
 class GracefulStop(Callback):
-    """On SIGTERM, SIGUSR1 or Ctrl-C save `last.ckpt` after the iteration under way.
-
-    And end the run.
+    """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
 
     A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
 

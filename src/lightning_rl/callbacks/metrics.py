@@ -11,9 +11,7 @@ from lightning_rl.callbacks.parts import algorithm_of, data_of
 
 
 class EnvStepTensorBoard(TensorBoardLogger):
-    """TensorBoard with env steps as the x-axis of everything.
-
-    Callbacks that count iterations included.
+    """TensorBoard with env steps as the x-axis, also of callbacks that count iterations.
 
     A resumed run drops what an interrupted one wrote after the checkpoint.
     """

@@ -1,7 +1,4 @@
-"""Envs.
-
-The tensor contract, the Gymnasium adapter, batched torch envs, and probes with known answers.
-"""
+"""Envs: the contract, the Gymnasium adapter, batched torch envs, probes."""
 
 from lightning_rl.envs.gymnasium_env import GymnasiumEnv
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe

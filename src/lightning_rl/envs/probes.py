@@ -1,7 +1,5 @@
 """Provide envs so simple that the right value or action is known in closed form.
 
-What a learner must pass first.
-
 Source of the idea: Andy Jones 2021, "Debugging RL, Without the Agonizing Pain" (probe
 environments).
 """
@@ -19,10 +17,7 @@ from lightning_rl.envs.vector_env import Observation
 
 
 class _Probe(TorchEnv):
-    """A probe with one-number observations.
-
-    Drawn as -1 or +1 at the start of an episode and kept.
-    """
+    """A probe that shows -1 or +1, drawn at the start of an episode and kept."""
 
     def __init__(
         self,

@@ -37,10 +37,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return self.env.reset(seed=seed, options=options)
 
     def replay_episode(self) -> Any:
-        """Do as `replay_request` says, (episode start, actions).
-
-        Return the last observation, or None if it ended.
-        """
+        """Replay `replay_request`; return the last observation, or None if the episode ended."""
         assert self.replay_request is not None
         start, actions = self.replay_request
         self.replay_request = None

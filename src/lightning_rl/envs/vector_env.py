@@ -63,9 +63,9 @@ class VectorEnv(ABC):
         """
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return what `load_state_dict` needs to go on bit for bit.
+        """Return what `load_state_dict` needs to go on bit for bit, or None.
 
-        Of plain numbers and tensors; None if it cannot.
+        It holds plain numbers, strings and tensors, so that a checkpoint loads without unpickling.
         """
         return None
 

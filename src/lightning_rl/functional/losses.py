@@ -128,7 +128,7 @@ def clip_fraction(
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
     """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
 
-    NaN for constant targets.
+    It is NaN where the targets are constant.
 
     Args:
         value: any shape.

@@ -1,7 +1,4 @@
-"""Act and value with two perceptrons.
-
-The policy for flat observations and any simple action space.
-"""
+"""Act and value with two perceptrons, over flat observations and simple action spaces."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""Say what a policy is.
-
-The module that acts, values and re-evaluates, with every tensor passing through TensorDicts.
-"""
+"""Say what a policy is: the module that acts, values and re-evaluates, by TensorDict."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -69,9 +66,9 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Return a new TensorDict [B] with `sample_log_prob`.
+        """Re-evaluate stored actions, with gradients.
 
-        `entropy` and `value` of the stored actions, with grad.
+        Returns a new TensorDict [B] with `sample_log_prob`, `entropy` and `value`.
 
         Args:
             td: batch shape [B], with `observation`, `action` and `extra_fields`.

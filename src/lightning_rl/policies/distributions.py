@@ -1,7 +1,4 @@
-"""Turn network outputs into actions, log-probs and entropies.
-
-Without distribution objects in the stepping loop.
-"""
+"""Turn network outputs into actions, log-probs and entropies, without torch.distributions."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,7 +31,7 @@ class ActionDistribution(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`.
 
-        For network outputs [B, num_outputs].
+        `output` is [B, num_outputs].
         """
 
     @abstractmethod
@@ -73,9 +70,7 @@ def distribution_for(
 
 
 class DiagonalGaussian(ActionDistribution):
-    """Independent normal distributions whose log standard deviation is a parameter.
-
-    The same in every state.
+    """Independent normal distributions with a state-independent log standard deviation.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
     """

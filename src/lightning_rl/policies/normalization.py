@@ -47,10 +47,7 @@ class RunningMoments(nn.Module):
 
 
 class ObservationNormalizer(RunningMoments):
-    """Scale observations to zero mean and unit variance, clipped.
-
-    Clip((x - mean) / sqrt(var + eps), ±limit).
-    """
+    """Scale observations: clip((x - mean) / sqrt(var + eps), ±limit)."""
 
     def __init__(self, size: int, *, limit: float = 10.0, eps: float = 1e-8) -> None:
         super().__init__(size)
@@ -99,10 +96,7 @@ class RewardNormalizer(RunningMoments):
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the running return [N] of the episodes under way.
-
-        Part of the module's state dict.
-        """
+        """Return the running return [N] of the episodes under way, for the state dict."""
         return {"carry": self._carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
