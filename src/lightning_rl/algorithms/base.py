@@ -208,7 +208,7 @@ class Algorithm(EvaluatedModule):
         if self.trainer.precision != "32-true":
             raise ConfigurationError(
                 f"trainer.precision {self.trainer.precision} is not supported: rollouts are "
-                "collected in float32, and the log-probs of the update must match theirs. Use 32-true."
+                "collected in float32, and the update's log-probs must match. Use 32-true."
             )
         per_iteration = self.data.env_steps_per_iteration
         require(
