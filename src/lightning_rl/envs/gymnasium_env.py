@@ -81,7 +81,8 @@ class GymnasiumEnv(VectorEnv):
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
             self._clip = (self.single_action_space.low, self.single_action_space.high)
-        self._first_action = int(getattr(self.single_action_space, "start", 0))
+        start = np.asarray(getattr(self.single_action_space, "start", 0))
+        self._first_action = start if start.any() else None
         self._observation: Any = None
         self._forget_episodes()
 
@@ -99,7 +100,7 @@ class GymnasiumEnv(VectorEnv):
         actions = action.cpu().numpy()
         if self._clip is not None:
             actions = np.clip(actions, *self._clip)
-        elif self._first_action:
+        elif self._first_action is not None:
             actions = actions + self._first_action
         elif self._replayable:
             actions = (

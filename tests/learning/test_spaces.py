@@ -1,0 +1,104 @@
+"""Every supported kind of observation and action trains, checkpoints and resumes exactly."""
+
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+
+from lightning_rl.cli import run
+from lightning_rl.config_files import shipped_configs
+from tests.equivalence.test_resume import SignalAt
+from tests.helpers import assert_same_run, last, train
+
+SPACES = gymnasium.spaces
+
+
+class Playground(gymnasium.Env):
+    """Shows a random tree, takes any action, and ends at random: all by the env's own generator."""
+
+    def __init__(self, observation, action, length=9):
+        self.observation_space, self.action_space, self.length = observation, action, length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        terminated = bool(self.np_random.random() < 0.1)
+        reward = float(np.sum(action))
+        return self._observe(), reward, terminated, self.steps >= self.length, {}
+
+    def _observe(self):
+        def draw(space):
+            if isinstance(space, SPACES.Dict):
+                return {key: draw(child) for key, child in space.items()}
+            return self.np_random.integers(0, 2, space.shape).astype(space.dtype)
+
+        return draw(self.observation_space)
+
+
+OBSERVATIONS = {
+    "flat": SPACES.Box(-1, 1, (3,), np.float32),
+    "double": SPACES.Box(-1, 1, (3,), np.float64),
+    "matrix": SPACES.Box(0, 255, (2, 2), np.uint8),
+    "bits": SPACES.MultiBinary(3),
+    "tree": SPACES.Dict(
+        a=SPACES.Box(-1, 1, (2,), np.float64),
+        b=SPACES.Dict(c=SPACES.Box(0, 255, (2, 2), np.uint8), d=SPACES.MultiBinary(2)),
+    ),
+}
+ACTIONS = {
+    "discrete": SPACES.Discrete(3),
+    "discrete from one": SPACES.Discrete(3, start=1),
+    "multi-discrete": SPACES.MultiDiscrete([2, 3, 4]),
+    "box": SPACES.Box(-1, 1, (2,), np.float32),
+    "matrix box": SPACES.Box(-1, 1, (2, 2), np.float32),
+}
+CASES = [(name, "discrete") for name in OBSERVATIONS] + [("flat", name) for name in ACTIONS]
+
+
+@pytest.fixture
+def playground():
+    gymnasium.register("Playground-v0", Playground)
+    yield "Playground-v0"
+    del gymnasium.registry["Playground-v0"]
+
+
+@pytest.mark.parametrize(("observation", "action"), CASES)
+def test_it_trains_and_resumes(observation, action, playground, tmp_path):
+    from functools import partial
+
+    from lightning_rl import GymnasiumEnv
+
+    kwargs = {"observation": OBSERVATIONS[observation], "action": ACTIONS[action]}
+    env = partial(GymnasiumEnv, id=playground, env_kwargs=kwargs)
+    settings = {"env": env, "policy": {"normalize_observation": True}}
+    train(tmp_path / "whole", **settings)
+    train(tmp_path / "part", trainer={"callbacks": [SignalAt(3, signal.SIGTERM)]}, **settings)
+    train(tmp_path / "part", ckpt_path=last(tmp_path / "part"), **settings)
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_wrappers_and_env_kwargs_come_from_yaml(vectorization, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    config["data"]["env"]["init_args"] = {
+        "id": "Blackjack-v1",
+        "vectorization": vectorization,
+        "env_kwargs": {"sab": True},
+        "wrappers": [
+            "gymnasium.wrappers.FlattenObservation",
+            {"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"min_reward": -0.5}},
+        ],
+    }
+    (tmp_path / "wrapped.yaml").write_text(yaml.safe_dump(config))
+    small = ["--data.total_env_steps", "1024", "--data.num_eval_episodes", "4"]
+    run(["fit", "--config", "wrapped.yaml", *small])
+    run(["validate", "--ckpt_path", "last"])
+    assert '"episodes": 4' in next(tmp_path.rglob("evaluation.json")).read_text()
