@@ -17,8 +17,7 @@ without a copy.
 | terminated, truncated, done   | -                   | bool    | env (done is their or)        |
 | policy_version                | -                   | int64   | collector                     |
 
-An algorithm adds fields of its own (`advantage`, `return`); `clear_added` drops them when the
-storage is reused.
+An algorithm adds fields of its own (`advantage`, `return`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,12 +168,6 @@ def validate(rollout: TensorDict) -> None:
                 f"{dtype} of shape "
                 f"{list(rollout.batch_size)}, without a trailing dimension of one."
             )
-
-
-def clear_added(rollout: TensorDict, keys: Sequence[str]) -> None:
-    """Drop, in place, the fields that are not in `keys`: what an algorithm has added."""
-    for key in [key for key in rollout.keys() if key not in keys]:
-        del rollout[key]
 
 
 def minibatches(

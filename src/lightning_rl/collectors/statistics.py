@@ -33,21 +33,19 @@ class EpisodeStatistics:
             reward: [N, T].
             done: [N, T] bool.
         """
-        total = reward.double().cumsum(1).cpu() + self._return[:, None]
-        steps = torch.arange(1, reward.shape[1] + 1) + self._length[:, None]
-        done = done.cpu()
-        time, env = done.t().nonzero(as_tuple=True)
-        self._return, self._length = total[:, -1].clone(), steps[:, -1].clone()
-        offsets: dict[int, tuple[float, int]] = {}
+        rewards, ends = reward.double().cpu(), done.cpu()
+        begins = torch.zeros(len(rewards), dtype=torch.int64)
+        time, env = ends.t().nonzero(as_tuple=True)
         for t, n in zip(time.tolist(), env.tolist(), strict=True):
-            base_return, base_length = offsets.get(n, (0.0, 0))
-            offsets[n] = (float(total[n, t]), int(steps[n, t]))
-            self.returns.append(offsets[n][0] - base_return)
-            self.lengths.append(offsets[n][1] - base_length)
+            begin = int(begins[n])
+            self.returns.append(float(self._return[n] + rewards[n, begin : t + 1].sum()))
+            self.lengths.append(int(self._length[n]) + t + 1 - begin)
             self.episodes += 1
-        for n, (ended_return, ended_length) in offsets.items():
-            self._return[n] -= ended_return
-            self._length[n] -= ended_length
+            self._return[n], self._length[n], begins[n] = 0.0, 0, t + 1
+        # Summed apart from what came before the last end, which may hold a number that is none.
+        under_way = torch.arange(rewards.shape[1]) >= begins[:, None]
+        self._return += torch.where(under_way, rewards, 0.0).sum(1)
+        self._length += under_way.sum(1)
 
     def averages(self) -> dict[str, float]:
         """Return the averages under the names of their charts.

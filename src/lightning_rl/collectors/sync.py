@@ -10,7 +10,7 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import allocate_rollout, clear_added, copy_tree, step_views, time_major
+from lightning_rl.rollout import allocate_rollout, copy_tree, step_views, time_major
 
 
 class SyncCollector(Collector):
@@ -27,7 +27,7 @@ class SyncCollector(Collector):
         super().__init__(env, policy, num_steps, seed)
         device = policy.version.device
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.rollout = allocate_rollout(
+        rollout = allocate_rollout(
             env.single_observation_space,
             env.single_action_space,
             env.num_envs,
@@ -35,9 +35,8 @@ class SyncCollector(Collector):
             extra_fields=policy.extra_fields,
             device=device,
         )
-        self._fields = tuple(str(key) for key in self.rollout.keys())
-        self._storage = time_major(self.rollout)
-        self._steps = step_views(self.rollout)
+        self._storage = time_major(rollout)
+        self._steps = step_views(rollout)
         self._observations = [step.get("observation") for step in self._steps]
         self._final_observations = [step.get("final_observation") for step in self._steps]
         self._actions = [step.get("action") for step in self._steps]
@@ -51,7 +50,6 @@ class SyncCollector(Collector):
         """See `Collector.collect`."""
         if not self._started:
             self._start(self.env.reset(seed=self.seed)[0])
-        clear_added(self.rollout, self._fields)
         copy_tree(self._observations[0], self._observations[-1])
         self.policy.eval()
         for t in range(self.num_steps):
@@ -63,8 +61,7 @@ class SyncCollector(Collector):
             self._truncated[t].copy_(truncated)
             if "final_obs" in info:
                 copy_tree(self._final_observations[t], info["final_obs"])
-        self._finish()
-        return self.rollout
+        return self._finish()
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`."""
@@ -103,11 +100,16 @@ class SyncCollector(Collector):
         copy_tree(self._observations[-1], observation)
         self._started = True
 
-    def _finish(self) -> None:
-        """Fill in what the steps did not write, and count."""
+    def _finish(self) -> TensorDict:
+        """Fill in what the steps did not write, count, and hand the storage out as a rollout.
+
+        The container is new each time: what an algorithm adds or replaces stays its own.
+        """
         storage = self._storage
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         storage["policy_version"].fill_(self.policy.version)
-        transitions = self.rollout[:, :-1]
+        rollout = time_major(storage)
+        transitions = rollout[:, :-1]
         self.statistics.update(transitions["reward"], transitions["done"])
         self.env_steps += self.num_steps * self.env.num_envs
+        return rollout

@@ -1,5 +1,6 @@
 """Bring a Gymnasium env back to the middle of an episode, exactly and without pickle."""
 
+import copy
 import multiprocessing
 import signal
 from typing import Any, cast
@@ -35,6 +36,13 @@ class ReplayableEpisode(gymnasium.Wrapper):
         else:
             self.episode_start = _generator_state(self.unwrapped)
         return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step; keep the final observation apart from an array that the env uses again."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
 
     def replay_episode(self) -> Any:
         """Replay `replay_request`; return the last observation, or None if the episode ended."""

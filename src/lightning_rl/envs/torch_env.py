@@ -4,11 +4,12 @@ from abc import abstractmethod
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 
 
@@ -84,7 +85,9 @@ class TorchEnv(VectorEnv):
                 f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.",
             )
             self.state = cast(TensorDict, torch.cat([self._seeded_start(s) for s in seeds]))
-            self.generator.manual_seed(seeds[0])
+            # Apart from every start: seeded with one of them, the next reset would repeat it.
+            onwards = np.random.SeedSequence([len(seeds), *seeds]).generate_state(1)[0]
+            self.generator.manual_seed(int(onwards))
         self.elapsed.zero_()
         return self.observe(self.state), {}
 
@@ -109,8 +112,11 @@ class TorchEnv(VectorEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """See `VectorEnv.load_state_dict`."""
-        self.state = TensorDict(state["state"], [self.num_envs], device=self.device)
-        self.elapsed = state["elapsed"].to(self.device)
+        if len(state["elapsed"]) != self.num_envs:
+            saved = len(state["elapsed"])
+            raise RestoreError(f"the state was saved with {saved} envs, there are {self.num_envs}")
+        self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()
+        self.elapsed = state["elapsed"].to(self.device, copy=True)
         self.generator.set_state(state["generator"].cpu())
         return self.observe(self.state)
 

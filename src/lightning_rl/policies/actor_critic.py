@@ -55,7 +55,12 @@ class ActorCritic(Policy):
         )
         outputs = self.distribution.num_outputs
         self.actor = mlp(size, hidden_sizes, outputs, activation=activation, output_gain=0.01)
-        self.critic = mlp(size, critic_hidden_sizes or hidden_sizes, 1, activation=activation)
+        self.critic = mlp(
+            size,
+            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
+            1,
+            activation=activation,
+        )
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
 
     @property

@@ -95,18 +95,22 @@ class DiagonalGaussian(ActionDistribution):
         """See `ActionDistribution.sample`."""
         action = self._draw(output, deterministic, generator)
         log_prob = self._log_prob(output, action)
-        return {"action": action.unflatten(-1, self.shape), "sample_log_prob": log_prob}
+        return {"action": self._shaped(action), "sample_log_prob": log_prob}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution.log_prob_and_entropy`."""
-        action = fields["action"].flatten(output.dim() - 1)
+        action = fields["action"].reshape(output.shape)
         return self._log_prob(output, action), self._entropy().expand(output.shape[:-1])
 
     def clamped_log_std(self) -> Tensor:
         """Return the log standard deviation [A], within its bounds."""
         return self.log_std.clamp(*self.bounds)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        """Give actions [B, A] the shape of the space."""
+        return flat.reshape(*flat.shape[:-1], *self.shape)
 
     def _draw(self, mean: Tensor, deterministic: bool, generator: torch.Generator | None) -> Tensor:
         if deterministic:
@@ -165,7 +169,7 @@ class TanhGaussian(DiagonalGaussian):
         action = torch.addcmul(self.center, self.scale, u.tanh())
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
-            "action": action.unflatten(-1, self.shape),
+            "action": self._shaped(action),
             "sample_log_prob": log_prob,
             "unsquashed_action": u,
         }

@@ -93,7 +93,7 @@ def flatten_observation(observation: Tensor | TensorDict, batch_dims: int = 1) -
     if isinstance(observation, Tensor):
         if observation.dim() == batch_dims + 1 and observation.dtype == torch.float32:
             return observation
-        return observation.flatten(batch_dims).to(torch.float32)
+        return observation.reshape(*observation.shape[:batch_dims], -1).to(torch.float32)
     return torch.cat(
         [flatten_observation(observation[key], batch_dims) for key in sorted(observation.keys())],
         dim=-1,

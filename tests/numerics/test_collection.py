@@ -1,0 +1,725 @@
+"""From env to learner: what is collected, counted, handed out once, and evaluated."""
+
+from collections import deque
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import ActorCritic, evaluation
+from lightning_rl.buffers import RolloutBuffer
+from lightning_rl.collectors import SyncCollector
+from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.data import EpisodeSeeds, RolloutDataset
+from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
+from lightning_rl.evaluation import bootstrap_interval, run_episodes, summarize
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import allocate_rollout, validate
+from tests.helpers import assert_same
+
+
+class Timed(gymnasium.Env):
+    """Observe [noise, steps so far]; last as many steps as the seed decides, pay 1 for each, and succeed if even."""
+
+    observation_space = Dict({"noise": Box(-9, 9, (1,)), "steps": Box(0, 99, (1,))})
+    action_space = Discrete(2)
+
+    def __init__(self, says=True):
+        self.says = says
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length, self.steps = int(40 ** self.np_random.random()), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        last = self.steps == self.length
+        info = {"success": self.length % 2 == 0} if last and self.says else {}
+        return (
+            self._observe(),
+            1.0,
+            last and self.length % 3 > 0,
+            last and self.length % 3 == 0,
+            info,
+        )
+
+    def _observe(self):
+        noise = self.np_random.normal(size=1).astype(np.float32)
+        return {"noise": noise, "steps": np.array([self.steps], np.float32)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    gymnasium.register("Timed-v0", Timed)
+    yield
+    del gymnasium.registry["Timed-v0"]
+
+
+class Spy(VectorEnv):
+    """Pass everything on, and count the resets from outside."""
+
+    def __init__(self, env):
+        self.env, self.resets, self.steps = env, 0, 0
+        self.num_envs, self.device = env.num_envs, env.device
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+
+    def reset(self, seed=None, options=None):
+        self.resets += 1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.steps += 1
+        return self.env.step(action)
+
+
+def make_policy(env, seed=0, cls=ActorCritic, **kwargs):
+    torch.manual_seed(seed)
+    policy = cls(env.single_observation_space, env.single_action_space, (8,), **kwargs)
+    with torch.no_grad():  # actions that depend on the observation
+        policy.actor[-1].weight.mul_(100)
+    return policy
+
+
+def make_collector(env, num_steps=16, seed=3, **kwargs):
+    env = GymnasiumEnv(4, env) if isinstance(env, str) else env
+    return SyncCollector(env, make_policy(env, **kwargs), num_steps, seed)
+
+
+def copied(rollout):
+    """A deep copy, as a plain tree."""
+    return rollout.clone().to_dict()
+
+
+def collected(collector, count):
+    return [copied(collector.collect()) for _ in range(count)]
+
+
+ENVS = {
+    "CartPole": "CartPole-v1",
+    "Timed": "Timed-v0",
+    "Pendulum": lambda: GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"max_episode_steps": 7}),
+    "torch": lambda: ValueProbe(5, delay=3),
+}
+
+
+def make_env(name):
+    make = ENVS[name]
+    return GymnasiumEnv(4, make) if isinstance(make, str) else make()
+
+
+# --- rollouts ---
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
+    env = Spy(make_env(name))
+    collector = make_collector(env)
+    last = None
+    for i in range(4):
+        rollout = collector.collect()
+        validate(rollout)
+        assert rollout.batch_size == (env.num_envs, 17)
+        observation = rollout["observation"].clone()
+        if last is not None:
+            assert (observation[:, 0] == last[:, -1]).all()
+            assert (observation[:, 1] != last[:, 1]).any()
+        last = observation
+        assert torch.equal(rollout["done"], rollout["terminated"] | rollout["truncated"])
+        for key in ("reward", "terminated", "truncated", "done", "action", "sample_log_prob"):
+            assert not rollout[key][:, -1].any(), key
+        assert collector.env_steps == (i + 1) * 16 * env.num_envs
+    assert env.resets == 1
+    assert env.steps == 4 * 16
+
+
+def transitions_of(rollouts, key="action"):
+    return torch.cat([rollout[key][:, :-1] for rollout in rollouts], dim=1)
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
+    kwargs = {"max_episode_steps": 30}
+    env = GymnasiumEnv(3, id, env_kwargs=kwargs)
+    collector = make_collector(
+        env, num_steps=25, seed=11, **({} if "Cart" in id else {"log_std_init": 1.0})
+    )
+    rollouts = collected(collector, 5)
+    data = {key: transitions_of(rollouts, key) for key in rollouts[0]}
+    endings = 0
+    for n in range(3):
+        plain = gymnasium.make(id, **kwargs)
+        observation, _ = plain.reset(seed=11 + n)
+        for t in range(125):
+            np.testing.assert_array_equal(data["observation"][n, t], observation)
+            action = data["action"][n, t].numpy()
+            if isinstance(plain.action_space, Box):
+                action = action.clip(plain.action_space.low, plain.action_space.high)
+            observation, reward, terminated, truncated, _ = plain.step(action)
+            assert float(data["reward"][n, t]) == np.float32(reward)
+            assert bool(data["terminated"][n, t]) == terminated
+            assert bool(data["truncated"][n, t]) == truncated
+            if terminated or truncated:
+                np.testing.assert_array_equal(data["final_observation"][n, t], observation)
+                observation, _ = plain.reset()
+                endings += 1
+    assert endings >= 12
+
+
+def test_actions_are_stored_as_drawn_and_not_as_clipped():
+    env = GymnasiumEnv(4, "Pendulum-v1")
+    rollout = make_collector(env, log_std_init=2.0).collect()
+    assert (rollout["action"][:, :-1].abs() > 2.0).any()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_stored_log_prob_is_that_of_the_stored_action(name):
+    collector = make_collector(make_env(name))
+    for _ in range(2):
+        transitions = collector.collect()[:, :-1].reshape(-1)
+        log_prob = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
+        torch.testing.assert_close(log_prob, transitions["sample_log_prob"], rtol=0, atol=1e-5)
+        assert transitions["sample_log_prob"].unique().numel() > 1
+
+
+class WithDropout(ActorCritic):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.actor = nn.Sequential(nn.Dropout(0.5), *self.actor)
+
+
+def test_a_policy_with_dropout_acts_in_eval_mode():
+    collector = make_collector("CartPole-v1", cls=WithDropout)
+    collector.policy.train()
+    transitions = collector.collect()[:, :-1].reshape(-1)
+    assert not collector.policy.training
+    exact = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
+    torch.testing.assert_close(exact, transitions["sample_log_prob"], rtol=0, atol=1e-5)
+    collector.policy.train()  # negative control
+    dropped = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
+    assert (dropped - transitions["sample_log_prob"]).abs().max() > 0.01
+
+
+def test_collecting_computes_no_value():
+    collector = make_collector("CartPole-v1")
+    calls = []
+    collector.policy.critic.register_forward_hook(lambda *args: calls.append("critic"))
+    collector.policy.actor.register_forward_hook(lambda *args: calls.append("actor"))
+    collector.collect()
+    assert calls == ["actor"] * 16
+
+
+def test_collecting_needs_no_gradient():
+    rollout = make_collector("CartPole-v1").collect()
+    assert not any(value.requires_grad for value in rollout.flatten_keys(".").values())
+
+
+def test_every_step_carries_the_version_of_its_policy():
+    collector = make_collector("CartPole-v1")
+    for version in (0, 1, 7):
+        collector.policy.version.fill_(version)
+        assert (collector.collect()["policy_version"] == version).all()
+
+
+def test_the_fields_that_a_policy_stores_are_collected():
+    env = GymnasiumEnv(2, "Pendulum-v1")
+    collector = make_collector(env, squash=True)
+    rollout = collector.collect()
+    u = rollout["unsquashed_action"][:, :-1]
+    torch.testing.assert_close(rollout["action"][:, :-1], 2.0 * u.tanh())
+    assert not collector.policy.evaluate_actions(rollout[:, :-1].reshape(-1)).isnan().any()
+
+
+def test_collecting_leaves_the_global_streams_alone():
+    collector = make_collector("CartPole-v1")
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    collector.collect()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (np.random.get_state()[1] == numpy_before).all()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_seed_decides_everything(name):
+    one, same, other = (collected(make_collector(make_env(name), seed=s), 3) for s in (3, 3, 4))
+    assert_same(one, same)
+    assert not torch.equal(transitions_of(one), transitions_of(other))
+
+
+def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
+    """The algorithm adds fields, and writes values; none of it shows in the next rollout."""
+    one, other = make_collector("CartPole-v1"), make_collector("CartPole-v1")
+    for _ in range(3):
+        a, b = one.collect(), other.collect()
+        assert_same(copied(a), copied(b))
+        b["advantage"] = torch.ones(4, 17)
+        b["tree"] = TensorDict({"x": torch.zeros(4, 17)}, [4, 17])
+
+
+def test_a_field_that_was_replaced_is_collected_anew():
+    one, other = make_collector("Timed-v0"), make_collector("Timed-v0")
+    one.collect()
+    rollout = other.collect()
+    rollout["reward"] = rollout["reward"] * 100
+    assert torch.equal(other.collect()["reward"], one.collect()["reward"])
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_evaluation_in_between_changes_nothing(name):
+    def run(evaluate):
+        env = make_env(name)
+        collector, result = make_collector(env), []
+        for _ in range(4):
+            result.append(copied(collector.collect()))
+            if evaluate:
+                run_episodes(collector.policy, make_env(name), [1, 2])
+        return result, collector.state_dict()
+
+    assert_same(run(True), run(False))
+
+
+# --- saving and going on ---
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_collector_goes_on_exactly(name, tmp_path):
+    whole, begun = make_collector(make_env(name)), make_collector(make_env(name))
+    expected = collected(whole, 5)[3:]
+    collected(begun, 3)
+    torch.save(begun.state_dict(), tmp_path / "collector.pt")
+    resumed = make_collector(make_env(name), seed=99)
+    resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
+    for a, b in zip(collected(resumed, 2), expected, strict=True):
+        meaningful = b["done"]
+        final = [read(rollout.pop("final_observation"), meaningful) for rollout in (a, b)]
+        assert_same(*final)
+        assert_same(a, b)
+    assert_same(resumed.state_dict(), whole.state_dict())
+
+
+def read(observation, mask):
+    if isinstance(observation, dict):
+        return {key: read(value, mask) for key, value in observation.items()}
+    return observation[mask]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: GymnasiumEnv(n, "CartPole-v1"),
+        lambda n: ValueProbe(n, delay=3),
+    ],
+)
+def test_another_number_of_envs_restarts_the_episodes_with_a_warning(make):
+    begun, resumed = make_collector(make(3)), make_collector(make(2))
+    collected(begun, 2)
+    with pytest.warns(UserWarning, match="its episodes restart"):
+        resumed.load_state_dict(begun.state_dict())
+    validate(resumed.collect())
+    assert resumed.env_steps == 2 * 3 * 16 + 2 * 16
+
+
+# --- statistics of episodes ---
+
+
+def episodes_by_hand(reward, done):
+    """(return, length) of every finished episode, in order of time and then env."""
+    running = [[] for _ in reward]
+    result = []
+    for t in range(reward.shape[1]):
+        for n in range(reward.shape[0]):
+            running[n].append(float(reward[n, t]))
+            if done[n, t]:
+                result.append((sum(running[n]), len(running[n])))
+                running[n] = []
+    return result
+
+
+def random_steps(seed, n_envs=5, n_steps=120, chance=0.15):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n_envs, n_steps)), rng.random((n_envs, n_steps)) < chance
+
+
+def feed(statistics, reward, done, lengths):
+    start = 0
+    for length in lengths:
+        part = slice(start, start + length)
+        statistics.update(
+            torch.from_numpy(reward[:, part]).float(), torch.from_numpy(done[:, part])
+        )
+        start += length
+    assert start == reward.shape[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("chance", [0.02, 0.15, 0.9, 1.0])
+@pytest.mark.parametrize("lengths", [[120], [1] * 120, [7, 50, 3, 60]])
+def test_statistics_are_those_of_the_episodes(seed, chance, lengths):
+    reward, done = random_steps(seed, chance=chance)
+    statistics = EpisodeStatistics(5)
+    feed(statistics, reward, done, lengths)
+    expected = episodes_by_hand(reward, done)
+    assert statistics.episodes == len(expected)
+    np.testing.assert_allclose(list(statistics.returns), [e[0] for e in expected[-100:]], atol=1e-5)
+    assert list(statistics.lengths) == [e[1] for e in expected[-100:]]
+    if expected:
+        averages = statistics.averages()
+        last = np.array(expected[-100:])
+        assert averages["charts/episode_reward_avg_100"] == pytest.approx(
+            last[:, 0].mean(), abs=1e-5
+        )
+        assert averages["charts/episode_length_avg_100"] == pytest.approx(last[:, 1].mean())
+
+
+def test_there_are_no_averages_before_the_first_episode_ends():
+    statistics = EpisodeStatistics(3)
+    statistics.update(torch.ones(3, 10), torch.zeros(3, 10, dtype=torch.bool))
+    assert statistics.averages() == {}
+    assert statistics.episodes == 0
+
+
+def test_an_episode_over_many_rollouts_is_whole():
+    statistics = EpisodeStatistics(1)
+    for _ in range(9):
+        statistics.update(torch.full((1, 100), 0.5), torch.zeros(1, 100, dtype=torch.bool))
+    done = torch.zeros(1, 100, dtype=torch.bool)
+    done[0, 49] = True
+    statistics.update(torch.full((1, 100), 0.5), done)
+    assert list(statistics.returns) == [475.0]
+    assert list(statistics.lengths) == [950]
+
+
+def test_statistics_survive_a_checkpoint(tmp_path):
+    reward, done = random_steps(0)
+    whole, begun, resumed = (EpisodeStatistics(5) for _ in range(3))
+    feed(whole, reward, done, [40, 80])
+    feed(begun, reward[:, :40], done[:, :40], [40])
+    torch.save(begun.state_dict(), tmp_path / "statistics.pt")
+    resumed.load_state_dict(torch.load(tmp_path / "statistics.pt", weights_only=True))
+    feed(resumed, reward[:, 40:], done[:, 40:], [80])
+    assert_same(resumed.state_dict(), whole.state_dict())
+
+
+def test_restarted_episodes_count_from_zero():
+    statistics = EpisodeStatistics(2)
+    statistics.update(torch.ones(2, 30), torch.zeros(2, 30, dtype=torch.bool))
+    statistics.restart_episodes()
+    statistics.update(torch.ones(2, 4), torch.tensor([[False, False, True, False]] * 2))
+    assert list(statistics.returns) == [3.0, 3.0]
+    assert list(statistics.lengths) == [3, 3]
+
+
+def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
+    reward, done = torch.ones(2, 12), torch.zeros(2, 12, dtype=torch.bool)
+    done[:, 2::3] = True
+    reward[0, 4] = float("nan")
+    statistics = EpisodeStatistics(2)
+    statistics.update(reward[:, :8], done[:, :8])
+    statistics.update(reward[:, 8:], done[:, 8:])
+    assert [str(value) for value in statistics.returns] == ["3.0", "3.0", "nan", "3.0"] + [
+        "3.0"
+    ] * 4
+
+
+def test_a_collector_keeps_the_statistics_of_its_episodes():
+    collector = make_collector("Timed-v0")
+    rollouts = collected(collector, 6)
+    expected = episodes_by_hand(
+        transitions_of(rollouts, "reward"), transitions_of(rollouts, "done")
+    )
+    assert collector.statistics.episodes == len(expected) > 5
+    assert list(collector.statistics.returns) == [e[0] for e in expected]
+    assert list(collector.statistics.lengths) == [e[1] for e in expected]
+
+
+# --- buffer and dataset ---
+
+
+def some_rollout():
+    return allocate_rollout(Box(-1, 1, (2,)), Discrete(2), 2, 3)
+
+
+def test_a_buffer_gives_each_rollout_once():
+    buffer, rollout = RolloutBuffer(), some_rollout()
+    assert not buffer.ready()
+    with pytest.raises(RuntimeError, match=r"empty.*Call extend\(\) first"):
+        buffer.get()
+    buffer.extend(rollout)
+    assert buffer.ready()
+    with pytest.raises(RuntimeError, match=r"still holds.*call get\(\) first"):
+        buffer.extend(some_rollout())
+    assert buffer.get() is rollout
+    assert not buffer.ready()
+    with pytest.raises(RuntimeError, match="given out once"):
+        buffer.get()
+
+
+def test_a_buffer_refuses_what_is_no_rollout():
+    buffer = RolloutBuffer()
+    with pytest.raises(ValueError, match=r"steps \+ 1"):
+        buffer.extend(some_rollout().reshape(-1))
+    incomplete = some_rollout()
+    del incomplete["done"]
+    with pytest.raises(ValueError, match="no field 'done'"):
+        buffer.extend(incomplete)
+    assert not buffer.ready()
+
+
+def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
+    collector = make_collector("CartPole-v1")
+    dataset = RolloutDataset(collector, RolloutBuffer(), 3)
+    assert len(dataset) == 3
+    for epoch in range(2):
+        stream = iter(dataset)
+        for i in range(3):
+            before = (epoch * 3 + i) * 4 * 16
+            assert collector.env_steps == before
+            collector.policy.version.fill_(before)
+            rollout = next(stream)
+            assert collector.env_steps == before + 4 * 16
+            assert (rollout["policy_version"] == before).all()
+        with pytest.raises(StopIteration):
+            next(stream)
+    assert collector.env_steps == 6 * 4 * 16
+    assert dataset.collect_seconds > 0
+
+
+def test_the_dataset_yields_as_many_rollouts_as_it_says():
+    for count in (1, 4):
+        dataset = RolloutDataset(make_collector("CartPole-v1", num_steps=2), RolloutBuffer(), count)
+        assert len(list(dataset)) == len(dataset) == count
+
+
+@pytest.mark.parametrize(
+    ("episodes", "envs", "sizes"), [(7, 3, [3, 3, 1]), (4, 4, [4]), (2, 5, [2]), (3, 1, [1] * 3)]
+)
+def test_evaluation_seeds_come_once_in_batches(episodes, envs, sizes):
+    seeds = EpisodeSeeds(100, episodes, envs)
+    batches = list(seeds)
+    assert len(seeds) == len(batches)
+    assert [len(batch) for batch in batches] == sizes
+    assert [seed for batch in batches for seed in batch] == list(range(100, 100 + episodes))
+    assert list(seeds) == batches
+
+
+# --- evaluation ---
+
+
+def timed_length(seed):
+    return int(40 ** np.random.default_rng(seed).random())
+
+
+def play_alone(policy, make, seed):
+    """One episode in a plain env, by the mode of the policy: (return, length, terminated)."""
+    env = make()
+    observation, _ = env.reset(seed=seed)
+    total, steps = 0.0, 0
+    while True:
+        if not isinstance(observation, dict):
+            td = TensorDict({"observation": torch.from_numpy(observation)[None]}, [1])
+        else:
+            tree = {key: torch.from_numpy(value)[None] for key, value in observation.items()}
+            td = TensorDict({"observation": TensorDict(tree, [1])}, [1])
+        action = policy.get_action(td, deterministic=True)["action"][0].numpy()
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, steps = total + float(reward), steps + 1
+        if terminated or truncated:
+            return total, steps, bool(terminated)
+
+
+def test_the_reference_knows_how_long_a_timed_episode_lasts():
+    env = GymnasiumEnv(1, "Timed-v0")
+    policy = make_policy(env)
+    lengths = [play_alone(policy, Timed, seed)[1] for seed in range(10)]
+    assert lengths == [timed_length(seed) for seed in range(10)]
+    assert max(lengths) > 3 * min(lengths)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 6, 10])
+def test_one_episode_per_seed_however_long(num_envs):
+    """Every way to share the episodes out among envs gives the same ones, and no short one comes twice."""
+    env = GymnasiumEnv(num_envs, "Timed-v0")
+    policy = make_policy(env)
+    episodes = [
+        e for batch in EpisodeSeeds(0, 10, num_envs) for e in run_episodes(policy, env, batch)
+    ]
+    lengths = [timed_length(seed) for seed in range(10)]
+    assert [e["seed"] for e in episodes] == list(range(10))
+    assert [e["length"] for e in episodes] == lengths
+    assert [e["return"] for e in episodes] == [float(length) for length in lengths]
+    assert [e["terminated"] for e in episodes] == [length % 3 > 0 for length in lengths]
+    assert [e["success"] for e in episodes] == [length % 2 == 0 for length in lengths]
+
+
+@pytest.mark.parametrize("seeds", [[8], [3, 1], [7, 7, 7]])
+def test_fewer_seeds_than_envs(seeds):
+    env = GymnasiumEnv(5, "Timed-v0")
+    episodes = run_episodes(make_policy(env), env, seeds)
+    assert [e["seed"] for e in episodes] == seeds
+    assert [e["length"] for e in episodes] == [timed_length(seed) for seed in seeds]
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("num_envs", [2, 4])
+def test_episodes_are_those_of_plain_envs(id, num_envs):
+    def make():
+        return gymnasium.make(id, max_episode_steps=120)
+
+    env = GymnasiumEnv(num_envs, id, env_kwargs={"max_episode_steps": 120})
+    policy = make_policy(env, seed=2)
+    seeds = EpisodeSeeds(20, 4, num_envs)
+    episodes = [e for batch in seeds for e in run_episodes(policy, env, batch)]
+    for episode in episodes:
+        alone = play_alone(policy, make, episode["seed"])
+        assert episode["return"] == pytest.approx(alone[0], abs=1e-3)
+        assert (episode["length"], episode["terminated"]) == alone[1:]
+        assert episode["success"] is None
+    assert len({episode["return"] for episode in episodes}) > 1
+
+
+def test_evaluation_repeats_itself_and_draws_from_no_other_stream():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    policy = make_policy(env)
+    before = torch.get_rng_state()
+    first = run_episodes(policy, env, [4, 5, 6])
+    env.step(torch.zeros(3, dtype=torch.int64))
+    assert run_episodes(policy, env, [4, 5, 6]) == first
+    assert torch.equal(torch.get_rng_state(), before)
+    assert run_episodes(policy, env, [7, 8, 9]) != first
+
+
+def test_evaluation_plays_the_mode_without_dropout():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    policy = make_policy(env, cls=WithDropout)
+    expected = [
+        play_alone(policy.eval(), lambda: gymnasium.make("CartPole-v1"), seed)[1]
+        for seed in (1, 2, 3)
+    ]
+    policy.train()
+    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == expected
+
+
+def test_an_episode_without_end_is_cut(monkeypatch):
+    monkeypatch.setattr(evaluation, "MAX_EPISODE_STEPS", 20)
+    env = TimeLimitProbe(2, max_episode_steps=1000)
+    for episode in run_episodes(make_policy(env), env, [1, 2]):
+        assert episode["length"] == 20
+        assert episode["return"] == 20.0
+        assert episode["terminated"] is False
+
+
+def test_an_env_that_says_nothing_of_success_has_none():
+    env = GymnasiumEnv(2, "Timed-v0", env_kwargs={"says": False})
+    episodes = run_episodes(make_policy(env), env, [0, 1])
+    assert [e["success"] for e in episodes] == [None, None]
+
+
+class Constant(Policy):
+    """Always do the same."""
+
+    def __init__(self, env, action):
+        super().__init__(env.single_observation_space, env.single_action_space)
+        self.action = action
+
+    def forward(self, td, deterministic=False, generator=None):
+        assert deterministic
+        return td.set("action", torch.full(td.batch_size, self.action))
+
+    def get_value(self, td):
+        raise AssertionError("evaluation needs no value")
+
+    evaluate_actions = get_value
+
+
+def test_a_torch_env_is_evaluated_too():
+    seeds = list(range(12))
+    env = ActionProbe(12)
+    asked = env.reset(seed=seeds)[0][:, 0] > 0
+    episodes = run_episodes(Constant(env, 1), env, seeds)
+    assert [e["success"] for e in episodes] == asked.tolist()
+    assert [e["return"] for e in episodes] == asked.double().tolist()
+    alone = [run_episodes(Constant(env, 1), ActionProbe(1), [seed])[0] for seed in seeds]
+    assert alone == episodes
+
+
+# --- summaries ---
+
+
+def episode(total, length, terminated=True, success=None, seed=0):
+    return {
+        "seed": seed,
+        "return": total,
+        "length": length,
+        "terminated": terminated,
+        "success": success,
+    }
+
+
+def test_a_summary_says_what_was_played():
+    episodes = [
+        episode(1.0, 10, True, True, 5),
+        episode(2.0, 20, False, False, 6),
+        episode(6.0, 60, False, True, 7),
+    ]
+    summary = summarize(episodes)
+    low, high = summary.pop("ci95")
+    assert 1.0 <= low < 3.0 < high <= 6.0
+    assert summary.pop("std_reward") == pytest.approx(np.sqrt(14 / 3))
+    assert summary.pop("success_rate") == pytest.approx(2 / 3)
+    assert summary == {
+        "episodes": 3,
+        "avg_reward": 3.0,
+        "avg_length": 30.0,
+        "terminations": 1,
+        "truncations": 2,
+        "returns": [1.0, 2.0, 6.0],
+        "lengths": [10, 20, 60],
+        "seeds": [5, 6, 7],
+    }
+
+
+def test_the_success_rate_is_over_the_episodes_that_tell():
+    assert summarize([episode(0, 1)] * 3)["success_rate"] is None
+    told = [episode(0, 1, success=True), episode(0, 1, success=False), episode(0, 1)]
+    assert summarize(told)["success_rate"] == 0.5
+
+
+def test_the_interval_covers_the_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    rounds = [bootstrap_interval(rng.normal(5.0, 2.0, size=40), resamples=500) for _ in range(300)]
+    share = np.mean([low <= 5.0 <= high for low, high in rounds])
+    assert 0.89 <= share <= 0.98
+
+
+def test_the_interval_is_that_of_a_normal_mean_for_many_values():
+    values = np.random.default_rng(1).normal(10.0, 3.0, size=400)
+    low, high = bootstrap_interval(values)
+    margin = 1.96 * values.std() / 20
+    assert low == pytest.approx(values.mean() - margin, abs=0.03)
+    assert high == pytest.approx(values.mean() + margin, abs=0.03)
+    assert bootstrap_interval(values) == [low, high]
+
+
+def test_the_interval_of_equal_values_is_a_point():
+    assert bootstrap_interval(np.full(7, 4.0)) == [4.0, 4.0]
+    assert bootstrap_interval(np.array([4.0])) == [4.0, 4.0]
+
+
+def test_the_interval_draws_from_no_global_stream():
+    before = np.random.get_state()[1].copy()
+    bootstrap_interval(np.arange(10.0))
+    assert (np.random.get_state()[1] == before).all()
+
+
+def test_the_last_hundred_episodes_are_averaged():
+    statistics = EpisodeStatistics(1)
+    recent = deque(maxlen=100)
+    for i in range(250):
+        statistics.update(torch.tensor([[float(i)]]), torch.tensor([[True]]))
+        recent.append(float(i))
+    assert statistics.averages()["charts/episode_reward_avg_100"] == np.mean(recent)
+    assert statistics.episodes == 250

@@ -1,0 +1,412 @@
+"""Log-probs, entropies and samples against torch.distributions and quadrature in float64."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from torch import distributions as reference
+
+from lightning_rl.policies.distributions import distribution_for
+
+SAMPLES = 100_000
+LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([2.0, 3.0, 0.75], np.float32)
+LOG_STD = [-0.9, 0.1, 0.6]
+
+SPACES = {
+    "gaussian": (Box(-1.0, 1.0, (3,)), False),
+    "gaussian matrix": (Box(-1.0, 1.0, (2, 3)), False),
+    "tanh": (Box(LOW, HIGH), True),
+    "tanh matrix": (Box(-2.0, 1.0, (2, 3)), True),
+    "discrete": (Discrete(4), False),
+    "equal sizes": (MultiDiscrete([3, 3]), False),
+    "unequal sizes": (MultiDiscrete([2, 5, 3]), False),
+}
+
+
+def make(space, squash=False, bounds=(-5.0, 2.0)):
+    distribution = distribution_for(space, squash=squash, log_std_init=0.0, log_std_bounds=bounds)
+    if isinstance(space, Box):
+        with torch.no_grad():
+            distribution.log_std.copy_(torch.tensor(LOG_STD).repeat(distribution.num_outputs // 3))
+    return distribution
+
+
+def named(name):
+    space, squash = SPACES[name]
+    return space, make(space, squash)
+
+
+def random_output(distribution, *batch, seed=0, scale=1.5):
+    return (
+        torch.randn(*batch, distribution.num_outputs, generator=torch.Generator().manual_seed(seed))
+        * scale
+    )
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(mean, log_std=LOG_STD):
+    std = torch.tensor(log_std, dtype=torch.float64).exp().repeat(mean.shape[-1] // 3)
+    return reference.Normal(mean.double(), std)
+
+
+def categoricals(output, sizes):
+    return [
+        reference.Categorical(logits=logits)
+        for logits in output.double().split(list(sizes), dim=-1)
+    ]
+
+
+def squashed(mean, low, high):
+    low, high = torch.as_tensor(low).double().flatten(), torch.as_tensor(high).double().flatten()
+    to_bounds = reference.AffineTransform((high + low) / 2, (high - low) / 2)
+    return reference.TransformedDistribution(normal(mean), [reference.TanhTransform(), to_bounds])
+
+
+def log_slope(u):
+    """log d tanh(u) / du = -2 log cosh(u), without overflow."""
+    return -2.0 * (np.logaddexp(u, -u) - np.log(2.0))
+
+
+def squashed_entropy(mean, log_std):
+    """The entropy of center + scale * tanh(u), u normal, by quadrature on a fine grid, summed over dimensions."""
+    z = np.linspace(-12.0, 12.0, 20_001)
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    total = 0.0
+    for m, s, low, high in zip(mean, log_std, LOW.astype(float), HIGH.astype(float), strict=True):
+        slope = (density * log_slope(m + np.exp(s) * z)).sum() * (z[1] - z[0])
+        total += s + 0.5 * np.log(2 * np.pi * np.e) + slope + np.log((high - low) / 2)
+    return total
+
+
+def assert_equal(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+# --- log-probs and entropies ---
+
+
+@pytest.mark.parametrize("name", ["gaussian", "gaussian matrix"])
+@pytest.mark.parametrize("batch", [(50,), (5, 7)])
+def test_gaussian_log_prob_and_entropy(name, batch):
+    space, distribution = named(name)
+    mean = random_output(distribution, *batch)
+    action = mean + 2 * random_output(distribution, *batch, seed=1)
+    log_prob, entropy = distribution.log_prob_and_entropy(
+        mean, {"action": action.unflatten(-1, space.shape)}
+    )
+    assert log_prob.shape == entropy.shape == batch
+    assert_equal(log_prob, normal(mean).log_prob(action.double()).sum(-1))
+    assert_equal(entropy, normal(mean).entropy().sum(-1))
+
+
+@pytest.mark.parametrize("batch", [(50,), (5, 7)])
+def test_tanh_log_prob(batch):
+    distribution = make(Box(LOW, HIGH), squash=True)
+    mean, u = random_output(distribution, *batch), random_output(distribution, *batch, seed=1)
+    expected = squashed(mean, LOW, HIGH)
+    action = expected.transforms[1](u.double().tanh())
+    log_prob, entropy = distribution.log_prob_and_entropy(
+        mean, {"action": action.float(), "unsquashed_action": u}
+    )
+    assert log_prob.shape == entropy.shape == batch
+    assert_equal(log_prob, expected.log_prob(action).sum(-1))
+
+
+@pytest.mark.parametrize("u", [-60.0, -15.0, 15.0, 60.0])
+def test_tanh_log_prob_far_out_where_float32_tanh_is_one(u):
+    distribution = make(Box(LOW, HIGH), squash=True)
+    unsquashed = torch.full((1, 3), u)
+    mean = unsquashed + 0.5
+    log_prob, _ = distribution.log_prob_and_entropy(
+        mean, {"unsquashed_action": unsquashed, "action": None}
+    )
+    volume = log_slope(np.full(3, u)) + np.log((HIGH.astype(float) - LOW) / 2)
+    assert_equal(log_prob, normal(mean).log_prob(unsquashed.double()).sum(-1) - volume.sum())
+
+
+def test_tanh_entropy_estimates_the_integral():
+    distribution = make(Box(LOW, HIGH), squash=True)
+    mean = [0.3, -1.2, 0.8]
+    output = torch.tensor(mean).expand(SAMPLES, 3)
+    with torch.no_grad():
+        sample = distribution.sample(output, False, generator(0))
+        log_prob, entropy = distribution.log_prob_and_entropy(output, sample)
+    expected = squashed_entropy(mean, LOG_STD)
+    assert float(entropy.mean()) == pytest.approx(expected, abs=0.01)
+    assert float(-log_prob.mean()) == pytest.approx(expected, abs=0.015)
+
+
+def test_tanh_entropy_has_the_gradient_of_the_integral():
+    distribution = make(Box(LOW, HIGH), squash=True)
+    mean = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
+    output = mean.expand(SAMPLES, 3)
+    with torch.no_grad():
+        sample = distribution.sample(output, False, generator(0))
+    distribution.log_prob_and_entropy(output, sample)[1].mean().backward()
+    h = 1e-4
+    for i, step in enumerate(np.eye(3) * h):
+        m, s = mean.detach().double().numpy(), np.array(LOG_STD)
+        slope = (squashed_entropy(m + step, s) - squashed_entropy(m - step, s)) / (2 * h)
+        assert float(mean.grad[i]) == pytest.approx(slope, abs=0.01)
+        slope = (squashed_entropy(m, s + step) - squashed_entropy(m, s - step)) / (2 * h)
+        assert float(distribution.log_std.grad[i]) == pytest.approx(slope, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("space", "sizes"), [(MultiDiscrete([2, 5, 3]), (2, 5, 3)), (MultiDiscrete([3, 3]), (3, 3))]
+)
+@pytest.mark.parametrize("batch", [(50,), (5, 7)])
+def test_multi_discrete_log_prob_and_entropy(space, sizes, batch):
+    distribution = make(space)
+    assert distribution.num_outputs == sum(sizes)
+    output = random_output(distribution, *batch)
+    rows = categoricals(output, sizes)
+    action = torch.stack([row.sample() for row in rows], dim=-1)
+    log_prob, entropy = distribution.log_prob_and_entropy(output, {"action": action})
+    assert_equal(
+        log_prob, sum(row.log_prob(a) for row, a in zip(rows, action.unbind(-1), strict=True))
+    )
+    assert_equal(entropy, sum(row.entropy() for row in rows))
+
+
+def test_discrete_log_prob_and_entropy():
+    distribution = make(Discrete(4))
+    output, action = random_output(distribution, 50), torch.arange(50) % 4
+    log_prob, entropy = distribution.log_prob_and_entropy(output, {"action": action})
+    assert_equal(log_prob, categoricals(output, [4])[0].log_prob(action))
+    assert_equal(entropy, categoricals(output, [4])[0].entropy())
+
+
+def test_near_certain_actions_stay_finite():
+    distribution = make(MultiDiscrete([2, 3]))
+    output = torch.tensor([[0.0, -300.0, 500.0, 0.0, -500.0]], requires_grad=True)
+    log_prob, entropy = distribution.log_prob_and_entropy(
+        output, {"action": torch.tensor([[0, 0]])}
+    )
+    (log_prob + entropy).sum().backward()
+    assert log_prob.item() == pytest.approx(0.0, abs=1e-6)
+    assert entropy.item() == pytest.approx(0.0, abs=1e-6)
+    assert output.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_gradients_of_the_log_prob(name):
+    space, distribution = named(name)
+    output = random_output(distribution, 20).requires_grad_()
+    sample = distribution.sample(output.detach(), False, generator(3))
+    distribution.log_prob_and_entropy(output, {k: v.detach() for k, v in sample.items()})[
+        0
+    ].sum().backward()
+    exact = output.detach().double().requires_grad_()
+    if isinstance(space, Box):
+        log_std = distribution.log_std.detach().double().requires_grad_()
+        u = sample.get("unsquashed_action", sample["action"].flatten(1)).detach().double()
+        reference.Normal(exact, log_std.exp()).log_prob(u).sum().backward()
+        assert_equal(distribution.log_std.grad, log_std.grad, 1e-4)
+    else:
+        sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else [int(space.n)]
+        actions = sample["action"].reshape(20, -1).unbind(-1)
+        sum(
+            row.log_prob(a).sum()
+            for row, a in zip(categoricals(exact, sizes), actions, strict=True)
+        ).backward()
+    assert_equal(output.grad, exact.grad, 1e-4)
+
+
+def test_gradients_of_the_entropy_in_closed_form():
+    gaussian = make(Box(-1.0, 1.0, (3,)))
+    output = random_output(gaussian, 10)
+    gaussian.log_prob_and_entropy(output, {"action": output})[1].mean().backward()
+    assert gaussian.log_std.grad.tolist() == pytest.approx([1.0, 1.0, 1.0])
+
+    space, categorical = named("unequal sizes")
+    output = random_output(categorical, 10).requires_grad_()
+    categorical.log_prob_and_entropy(output, {"action": torch.zeros(10, 3, dtype=torch.int64)})[
+        1
+    ].sum().backward()
+    exact = output.detach().double().requires_grad_()
+    sum(row.entropy().sum() for row in categoricals(exact, space.nvec)).backward()
+    assert_equal(output.grad, exact.grad)
+
+
+# --- samples ---
+
+
+def assert_frequency(happened, probability):
+    """A share of independent samples lies within five standard errors of its probability."""
+    happened = happened.double()
+    margin = 5 * (probability * (1 - probability) / len(happened)) ** 0.5
+    assert float(happened.mean()) == pytest.approx(float(probability), abs=float(margin))
+
+
+def test_discrete_frequencies():
+    distribution = make(Discrete(4))
+    output = torch.tensor([0.0, 1.0, -2.0, 0.5])
+    action = distribution.sample(output.expand(SAMPLES, 4), False, generator(0))["action"]
+    assert action.shape == (SAMPLES,)
+    assert action.dtype == torch.int64
+    for value, probability in enumerate(output.double().softmax(-1)):
+        assert_frequency(action == value, probability)
+
+
+def test_multi_discrete_frequencies_are_independent():
+    distribution = make(MultiDiscrete([2, 5, 3]))
+    output = random_output(distribution)
+    action = distribution.sample(output.expand(SAMPLES, 10), False, generator(0))["action"]
+    assert action.shape == (SAMPLES, 3)
+    first, second, third = (row.probs for row in categoricals(output, [2, 5, 3]))
+    for a in range(2):
+        for b in range(5):
+            assert_frequency((action[:, 0] == a) & (action[:, 1] == b), first[a] * second[b])
+    for c in range(3):
+        assert_frequency(action[:, 2] == c, third[c])
+
+
+def test_gaussian_samples_have_the_quantiles_of_independent_normals():
+    distribution = make(Box(-1.0, 1.0, (3,)))
+    mean = torch.tensor([0.5, -1.0, 20.0])
+    action = distribution.sample(mean.expand(SAMPLES, 3), False, generator(0))["action"].detach()
+    standardized = (action - mean) / torch.tensor(LOG_STD).exp()
+    for quantile in (-1.5, -0.5, 0.0, 1.0, 2.0):
+        probability = reference.Normal(0.0, 1.0).cdf(torch.tensor(quantile))
+        for column in standardized.unbind(-1):
+            assert_frequency(column < quantile, probability)
+    correlation = torch.corrcoef(standardized.t()) - torch.eye(3)
+    assert float(correlation.abs().max()) < 5 / SAMPLES**0.5
+
+
+def test_squashed_samples_fill_the_bounds():
+    distribution = make(Box(LOW, HIGH), squash=True)
+    mean = torch.tensor([0.3, -1.2, 0.8])
+    sample = distribution.sample(mean.expand(SAMPLES, 3), False, generator(0))
+    for i in range(3):
+        column = sample["action"][:, i].double()
+        assert column.min() >= LOW[i]
+        assert column.max() <= HIGH[i]
+        for share in (0.1, 0.5, 0.9):  # a point at this share of the way from low to high
+            u = torch.tensor(2 * share - 1).atanh()
+            probability = reference.Normal(mean[i], torch.tensor(LOG_STD[i]).exp()).cdf(u)
+            assert_frequency(column < LOW[i] + share * (HIGH[i] - LOW[i]), probability)
+
+
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_sample_has_the_log_prob_of_its_stored_action(name, deterministic):
+    space, distribution = named(name)
+    output = random_output(distribution, 500)
+    sample = distribution.sample(output, deterministic, generator(1))
+    assert sample["action"].shape == (500, *space.shape)
+    assert sample["sample_log_prob"].shape == (500,)
+    assert sample["sample_log_prob"].dtype == torch.float32
+    for key, (shape, dtype) in distribution.extra_fields.items():
+        assert sample[key].shape == (500, *shape)
+        assert sample[key].dtype == dtype
+    assert sample.keys() == {"action", "sample_log_prob", *distribution.extra_fields}
+    log_prob, _ = distribution.log_prob_and_entropy(output, sample)
+    torch.testing.assert_close(sample["sample_log_prob"], log_prob, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_mode_takes_nothing_from_the_generator(name):
+    space, distribution = named(name)
+    output, stream = random_output(distribution, 30), generator(1)
+    before, torch_before = stream.get_state(), torch.get_rng_state()
+    action = distribution.sample(output, True, stream)["action"]
+    assert torch.equal(stream.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), torch_before)
+    if isinstance(space, MultiDiscrete):
+        expected = torch.stack(
+            [row.probs.argmax(-1) for row in categoricals(output, space.nvec)], dim=-1
+        )
+    elif isinstance(space, Discrete):
+        expected = output.argmax(-1)
+    else:
+        expected = output
+        if "unsquashed_action" in distribution.extra_fields:
+            low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
+            expected = low + (high - low) * (output.tanh() + 1) / 2
+        expected = expected.reshape(30, *space.shape)
+    assert_equal(action, expected, 1e-6)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_generator_alone_decides(name):
+    _, distribution = named(name)
+    output = random_output(distribution, 100, scale=0.3)
+    before = torch.get_rng_state()
+    one, same, other = (distribution.sample(output, False, generator(seed)) for seed in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    assert not torch.equal(one["action"], other["action"])
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_successive_draws_differ(name):
+    _, distribution = named(name)
+    output, stream = random_output(distribution, 100, scale=0.3), generator(5)
+    first, second = (distribution.sample(output, False, stream)["action"] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize(("value", "bound"), [(-50.0, -1.0), (50.0, 0.5)])
+def test_log_std_stays_within_its_bounds(squash, value, bound):
+    distribution = make(Box(-1.0, 1.0, (3,)), squash, bounds=(-1.0, 0.5))
+    with torch.no_grad():
+        distribution.log_std.fill_(value)
+    mean = torch.zeros(20_000, 3)
+    with torch.no_grad():
+        sample = distribution.sample(mean, False, generator(0))
+    noise = sample["unsquashed_action"] if squash else sample["action"]
+    assert float(noise.std()) == pytest.approx(np.exp(bound), rel=0.02)
+    expected = reference.Normal(0.0, float(np.exp(bound))).log_prob(noise.double()).sum(-1)
+    if squash:
+        expected -= torch.from_numpy(log_slope(noise.double().numpy())).sum(-1)
+    assert_equal(sample["sample_log_prob"], expected, 1e-4)
+
+
+def test_squashed_actions_stay_within_the_bounds_far_out():
+    rng = np.random.default_rng(0)
+    low = rng.normal(size=2000).astype(np.float32)
+    space = Box(low, low + rng.random(2000).astype(np.float32) + 1e-2)
+    distribution = distribution_for(
+        space, squash=True, log_std_init=0.0, log_std_bounds=(-5.0, 2.0)
+    )
+    rounding = 2 * np.finfo(np.float32).eps * np.maximum(abs(space.low), abs(space.high))
+    for u, bound in ((-30.0, space.low), (30.0, space.high)):
+        action = distribution.sample(torch.full((1, 2000), u), True, None)["action"][0].numpy()
+        assert (abs(action - bound) <= rounding).all()
+
+
+# --- which family ---
+
+
+def test_a_box_of_one_number_without_a_dimension():
+    distribution = distribution_for(
+        Box(-1.0, 1.0, ()), squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0)
+    )
+    sample = distribution.sample(torch.zeros(6, 1), False, generator(0))
+    assert sample["action"].shape == (6,)
+    log_prob, _ = distribution.log_prob_and_entropy(torch.zeros(6, 1), sample)
+    torch.testing.assert_close(sample["sample_log_prob"], log_prob)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(0, 9, (2,), np.int64),
+        gymnasium.spaces.MultiBinary(3),
+        MultiDiscrete([[2, 3], [4, 5]]),
+        gymnasium.spaces.Tuple([Discrete(2)]),
+        gymnasium.spaces.Dict({"a": Discrete(2)}),
+    ],
+)
+def test_other_spaces_are_refused(space):
+    with pytest.raises(
+        ValueError, match=r"not supported: use a floating-point Box, Discrete or one-dimensional"
+    ):
+        make(space)

@@ -1,0 +1,854 @@
+"""The adapter against plain envs stepped by hand, and batched torch envs against their definition."""
+
+import multiprocessing
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+
+from lightning_rl.envs import (
+    ActionProbe,
+    GymnasiumEnv,
+    RestoreError,
+    TimeLimitProbe,
+    TorchEnv,
+    ValueProbe,
+    gymnasium_env,
+)
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same
+
+
+class Echo(gymnasium.Env):
+    """Observe the action that was received; end after `length` steps, the last one a success if it is even."""
+
+    def __init__(self, action_space, length=5):
+        self.action_space = action_space
+        self.length = length
+        self.observation_space = Box(-np.inf, np.inf, (max(1, int(np.prod(action_space.shape))),))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.full(self.observation_space.shape, -99, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        received = np.atleast_1d(np.asarray(action, np.float32))
+        last = self.steps == self.length
+        info = {"success": bool(received.flat[0] % 2 == 0)} if last else {}
+        return received, float(received.sum()), last, False, info
+
+
+class Tree(gymnasium.Env):
+    """Noisy observations in a nested Dict; episodes of random length, cut after 12 steps."""
+
+    observation_space = Dict(
+        {
+            "arm": Dict({"q": Box(-9, 9, (2,), np.float64)}),
+            "image": Box(0, 255, (2, 2, 1), np.uint8),
+            "goal": Discrete(100),
+        }
+    )
+    action_space = Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.q, self.steps = np.zeros(2), 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.q = 0.9 * self.q + action
+        self.steps += 1
+        terminated = bool(self.np_random.random() < 0.1)
+        return self._observe(), float(self.q.sum()), terminated, self.steps == 12, {}
+
+    def _observe(self):
+        return {
+            "arm": {"q": self.q + self.np_random.normal(size=2)},
+            "image": self.np_random.integers(0, 256, (2, 2, 1), dtype=np.uint8),
+            "goal": int(self.np_random.integers(100)),
+        }
+
+
+class Counter(gymnasium.Env):
+    """Observe the steps of this episode and a random start; end where `ends` says, or never."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, ends=None, reuse=False):
+        self.ends = ends
+        self.buffer = np.zeros(2) if reuse else None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = np.array([0.0, self.np_random.normal()])
+        return self._observe(), {}
+
+    def step(self, action):
+        self.state = self.state + np.array([1.0, 0.01 * action])
+        return self._observe(), 1.0, self.state[0] == self.ends, False, {}
+
+    def _observe(self):
+        if self.buffer is None:
+            return self.state.copy()
+        self.buffer[:] = self.state
+        return self.buffer
+
+
+class Forgetful(Counter):
+    """Depend on something else than seed and actions."""
+
+    total = 0
+
+    def step(self, action):
+        Forgetful.total += 1
+        self.state[1] = Forgetful.total
+        return super().step(action)
+
+
+class SameStepVector(gymnasium.vector.VectorEnv):
+    """A batched env that resets finished envs in the same step; env i ends every i + 2 steps."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs, **kwargs):
+        self.num_envs = num_envs
+        self.single_observation_space = Box(0, 99, (1,))
+        self.single_action_space = Discrete(2)
+        self.observation_space = Box(0, 99, (num_envs, 1))
+        self.action_space = MultiDiscrete([2] * num_envs)
+        self.steps = np.zeros(num_envs, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps[:] = 0
+        return self.steps[:, None].copy(), {}
+
+    def step(self, actions):
+        self.steps += 1
+        final = self.steps[:, None].copy()
+        done = self.steps == np.arange(self.num_envs) + 2
+        self.steps[done] = 0
+        info = {"final_obs": final, "_final_obs": done} if done.any() else {}
+        reward = np.ones(self.num_envs, np.float32)
+        return self.steps[:, None].copy(), reward, done, np.zeros_like(done), info
+
+
+IDS = {"Echo-v0": Echo, "Tree-v0": Tree, "Counter-v0": Counter, "Forgetful-v0": Forgetful}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    for id, entry_point in IDS.items():
+        gymnasium.register(id, entry_point)
+    gymnasium.register("Vector-v0", Counter, vector_entry_point=SameStepVector)
+    yield
+    for id in [*IDS, "Vector-v0"]:
+        del gymnasium.registry[id]
+
+
+def plain(observation):
+    """Copy an observation to tensors and dicts of them."""
+    if isinstance(observation, TensorDict | dict):
+        return {key: plain(value) for key, value in observation.items()}
+    return torch.as_tensor(observation).clone()
+
+
+def stacked(observations):
+    if isinstance(observations[0], dict):
+        return {key: stacked([o[key] for o in observations]) for key in observations[0]}
+    return torch.stack([torch.as_tensor(o) for o in observations])
+
+
+def row(observation, i):
+    if isinstance(observation, dict):
+        return {key: row(value, i) for key, value in observation.items()}
+    return observation[i]
+
+
+def play(env, actions):
+    """Step through actions [T, N, ...]; return what each step gave, copied."""
+    steps = []
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        final = plain(info["final_obs"]) if "final_obs" in info else None
+        steps.append(
+            (plain(observation), reward.clone(), terminated.clone(), truncated.clone(), final)
+        )
+    return steps
+
+
+def play_by_hand(make, seeds, actions):
+    """The same with plain envs: reset at once where an episode ends; final observations by env."""
+    envs = [make() for _ in seeds]
+    first = stacked([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    steps = []
+    for action in actions:
+        rows, finals = [], {}
+        for i, env in enumerate(envs):
+            observation, *rest, _ = env.step(action[i])
+            if rest[1] or rest[2]:
+                finals[i] = stacked([observation])
+                observation, _ = env.reset()
+            rows.append((observation, *rest))
+        observations, rewards, terminated, truncated = zip(*rows, strict=True)
+        reward = torch.tensor(rewards, dtype=torch.float64)
+        steps.append(
+            (
+                stacked(observations),
+                reward,
+                torch.tensor(terminated),
+                torch.tensor(truncated),
+                finals,
+            )
+        )
+    return first, steps
+
+
+def assert_equals_by_hand(env, make, seeds, actions, received=None):
+    """Compare an adapter with plain envs; `received` are the actions as the plain envs should get them."""
+    first, expected = play_by_hand(make, seeds, actions.numpy() if received is None else received)
+    assert_same(plain(env.reset(seed=list(seeds))[0]), first)
+    ended = 0
+    for step, by_hand in zip(play(env, actions), expected, strict=True):
+        for actual, wanted in zip(step[:4], by_hand[:4], strict=True):
+            assert_same(actual, wanted)
+        for i, final in by_hand[4].items():
+            assert_same(row(step[4], i), row(final, 0))
+            ended += 1
+    assert ended > 0
+    env.close()
+    return expected
+
+
+def random_actions(space, steps, count, seed=0):
+    space.seed(seed)
+    return torch.from_numpy(
+        np.stack([[space.sample() for _ in range(count)] for _ in range(steps)])
+    )
+
+
+# --- against plain envs ---
+
+
+def test_cart_pole_resets_at_once_and_keeps_the_final_observation():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    actions = random_actions(Discrete(2), 120, 3)
+    steps = assert_equals_by_hand(env, lambda: gymnasium.make("CartPole-v1"), (11, 5, 7), actions)
+    for observation, _, terminated, _, finals in steps:
+        for i, final in finals.items():
+            assert terminated[i]
+            # Negative control: what fell is not what begins.
+            assert final[0, 2].abs() > 0.2 or final[0, 0].abs() > 2.4
+            assert observation[i].abs().max() <= 0.05
+
+
+def test_pendulum_is_truncated_after_200_steps_with_its_final_observation():
+    env = GymnasiumEnv(2, "Pendulum-v1")
+    actions = random_actions(env.single_action_space, 405, 2)
+    steps = assert_equals_by_hand(env, lambda: gymnasium.make("Pendulum-v1"), (3, 9), actions)
+    cut = [t for t, step in enumerate(steps) if step[3].any()]
+    assert cut == [199, 399]
+    assert not any(step[2].any() for step in steps)
+
+
+def test_a_tree_of_observations():
+    env = GymnasiumEnv(3, "Tree-v0")
+    actions = random_actions(Tree.action_space, 60, 3)
+    steps = assert_equals_by_hand(env, lambda: gymnasium.make("Tree-v0"), (1, 2, 3), actions)
+    assert any(step[2].any() for step in steps)
+    assert any(step[3].any() for step in steps)
+
+
+def test_an_int_seeds_env_i_with_seed_plus_i():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    by_list = plain(env.reset(seed=[40, 41, 42])[0])
+    assert_same(plain(env.reset(seed=40)[0]), by_list)
+    assert not torch.equal(by_list[0], by_list[1])
+    env.close()
+
+
+def test_no_seed_goes_on_with_the_generators():
+    env = GymnasiumEnv(2, "CartPole-v1")
+
+    def two_resets():
+        env.reset(seed=1)
+        return plain(env.reset()[0])
+
+    assert torch.equal(two_resets(), two_resets())
+    assert not torch.equal(two_resets(), plain(env.reset()[0]))
+    env.close()
+
+
+def test_final_observations_of_an_env_that_reuses_its_array():
+    env = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 4, "reuse": True})
+    env.reset(seed=0)
+    final = play(env, torch.zeros(4, 2, dtype=torch.int64))[-1][4]
+    env.close()
+    assert final[:, 0].tolist() == [4.0, 4.0]
+
+
+# --- actions ---
+
+
+@pytest.mark.parametrize("clip_action", [True, False])
+def test_continuous_actions_are_clipped_to_the_space(clip_action):
+    space = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
+    env = GymnasiumEnv(2, "Echo-v0", env_kwargs={"action_space": space}, clip_action=clip_action)
+    env.reset(seed=0)
+    action = torch.tensor([[-5.0, -5.0], [0.5, 9.0]])
+    sent = action.clone()
+    observation, reward, *_ = env.step(action)
+    expected = [[-1.0, 0.0], [0.5, 3.0]] if clip_action else sent.tolist()
+    assert observation.tolist() == expected
+    assert reward.tolist() == [sum(row) for row in expected]
+    assert torch.equal(action, sent)
+    env.close()
+
+
+@pytest.mark.parametrize("start", [0, 3, -2])
+def test_discrete_actions_begin_at_their_start(start):
+    space = Discrete(3, start=start)
+    env = GymnasiumEnv(3, "Echo-v0", env_kwargs={"action_space": space})
+    env.reset(seed=0)
+    observation, *_ = env.step(torch.tensor([0, 1, 2]))
+    assert observation[:, 0].tolist() == [start, start + 1, start + 2]
+    env.close()
+
+
+@pytest.mark.parametrize("start", [None, [4, -1]])
+def test_multi_discrete_actions_begin_at_their_start(start):
+    space = MultiDiscrete([3, 2], start=start)
+    env = GymnasiumEnv(2, "Echo-v0", env_kwargs={"action_space": space})
+    env.reset(seed=0)
+    action = torch.tensor([[0, 1], [2, 0]])
+    observation, *_ = env.step(action)
+    assert torch.equal(observation, action + torch.tensor(start or [0, 0]).float())
+    env.close()
+
+
+# --- how the envs are made ---
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def plus_one(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1)
+
+
+def test_wrappers_apply_in_order_and_to_the_final_observation():
+    wrappers = [gymnasium.wrappers.FlattenObservation, Doubled, plus_one]
+    env = GymnasiumEnv(2, "Tree-v0", wrappers=wrappers)
+    assert env.single_observation_space.shape == (2 + 100 + 4,)
+
+    def by_hand():
+        return plus_one(Doubled(gymnasium.wrappers.FlattenObservation(gymnasium.make("Tree-v0"))))
+
+    assert_equals_by_hand(env, by_hand, (4, 6), random_actions(Tree.action_space, 40, 2))
+
+
+def test_env_kwargs_reach_the_env():
+    env = GymnasiumEnv(2, "Pendulum-v1", env_kwargs={"g": 2.5, "max_episode_steps": 7})
+    actions = random_actions(env.single_action_space, 20, 2)
+
+    def by_hand():
+        return gymnasium.make("Pendulum-v1", g=2.5, max_episode_steps=7)
+
+    assert_equals_by_hand(env, by_hand, (3, 9), actions)
+
+
+def test_async_equals_sync_and_leaves_no_process_behind():
+    before = {process.pid for process in multiprocessing.active_children()}
+    actions = random_actions(Tree.action_space, 40, 2)
+    results = []
+    for vectorization in ("sync", "async"):
+        env = GymnasiumEnv(2, "Tree-v0", vectorization=vectorization)
+        first = plain(env.reset(seed=5)[0])
+        results.append((first, play(env, actions)))
+        workers = [p for p in multiprocessing.active_children() if p.pid not in before]
+        assert len(workers) == (2 if vectorization == "async" else 0)
+        env.close()
+        env.close()
+        assert not any(process.is_alive() for process in workers)
+    (first, sync), (other, parallel) = results
+    assert_same(first, other)
+    finals = 0
+    for a, b in zip(sync, parallel, strict=True):
+        assert_same(list(a[:4]), list(b[:4]))
+        for i in (a[2] | a[3]).nonzero().flatten().tolist():
+            assert_same(row(a[4], i), row(b[4], i))
+            finals += 1
+    assert finals > 2
+
+
+def test_a_vector_entry_point_that_resets_in_the_same_step():
+    env = GymnasiumEnv(3, "Vector-v0", vectorization="vector_entry_point")
+    env.reset(seed=0)
+    steps = play(env, torch.zeros(4, 3, dtype=torch.int64))
+    assert [step[0].flatten().tolist() for step in steps] == [
+        [1, 1, 1],
+        [0, 2, 2],
+        [1, 0, 3],
+        [0, 1, 0],
+    ]
+    assert steps[0][4] is None
+    assert steps[1][4][0].tolist() == [2.0]
+    assert steps[3][4][2].tolist() == [4.0]
+    assert env.state_dict() is None
+    env.close()
+
+
+def test_a_vector_entry_point_that_resets_a_step_late_is_refused():
+    with pytest.raises(ConfigurationError, match=r"'CartPole-v1'.*NEXT_STEP.*sync or async"):
+        GymnasiumEnv(2, "CartPole-v1", vectorization="vector_entry_point")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"id": "CartPol-v1"}, r"No Gymnasium env 'CartPol-v1'; close matches: .*CartPole-v1"),
+        ({"id": "cartpole-v1"}, r"close matches: .*CartPole-v1"),
+        ({"id": "CartPole-v99"}, r"No Gymnasium env 'CartPole-v99'; close matches: .*CartPole-v1"),
+        ({"id": "Echo-v1"}, "close matches: Echo-v0"),
+        ({"id": ""}, "id is empty"),
+        ({"id": "CartPole-v1", "num_envs": 0}, "num_envs must be at least 1, got 0"),
+        ({"id": "CartPole-v1", "num_envs": -3}, "num_envs must be at least 1, got -3"),
+        ({"id": "CartPole-v1", "env_kwargs": {"gravitas": 1}}, "could not be made: .*gravitas"),
+        ({"id": "no_such_module:Env-v0"}, "not installed: No module named 'no_such_module'"),
+        ({"id": "Tree-v0", "vectorization": "vector_entry_point"}, "vector entry point"),
+        (
+            {"id": "Vector-v0", "vectorization": "vector_entry_point", "wrappers": [Doubled]},
+            "wrappers need vectorization sync or async",
+        ),
+    ],
+)
+def test_an_env_that_cannot_be_made_says_why(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        GymnasiumEnv(**{"num_envs": 2} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("id", "error", "cure"),
+    [
+        ("HalfCheetah-v5", "mujoco is not installed", r"pip install 'lightning-rl\[mujoco\]'"),
+        ("LunarLander-v3", "Box2D is not installed", r"pip install 'gymnasium\[box2d\]'"),
+        ("CartPole-v1", "pygame is not installed", r"pip install 'gymnasium\[classic-control\]'"),
+        ("Tree-v0", "frobnicate is not installed", "frobnicate is not installed"),
+    ],
+)
+def test_a_missing_package_names_the_cure(id, error, cure, monkeypatch):
+    def fail(*args, **kwargs):
+        raise gymnasium.error.DependencyNotInstalled(error)
+
+    monkeypatch.setattr(gymnasium, "make_vec", fail)
+    with pytest.raises(ConfigurationError, match=f"'{id}' needs a package .*: {cure}"):
+        GymnasiumEnv(2, id)
+
+
+@pytest.fixture
+def module_with_an_env(tmp_path, monkeypatch):
+    """A module, not yet imported, whose import registers an env."""
+    source = (
+        "import gymnasium\n"
+        "from tests.numerics.test_envs import Counter\n"
+        "gymnasium.register('FromModule-v0', Counter)\n"
+    )
+    (tmp_path / "module_with_an_env.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "module_with_an_env"
+    sys.modules.pop("module_with_an_env", None)
+    gymnasium.registry.pop("FromModule-v0", None)
+
+
+def test_a_module_before_the_id_is_imported(module_with_an_env):
+    with pytest.raises(ConfigurationError, match="No Gymnasium env"):
+        GymnasiumEnv(1, "FromModule-v0")
+    env = GymnasiumEnv(1, f"{module_with_an_env}:FromModule-v0")
+    assert env.reset(seed=0)[0].shape == (1, 2)
+    env.close()
+
+
+def test_a_misspelt_id_after_a_module_names_the_right_one(module_with_an_env):
+    with pytest.raises(ConfigurationError, match="FromModule"):
+        GymnasiumEnv(1, f"{module_with_an_env}:FromModul-v0")
+
+
+# --- success ---
+
+
+def test_success_is_that_of_the_finished_episode():
+    kwargs = {"action_space": Discrete(9), "length": 2}
+    env = GymnasiumEnv(3, "Echo-v0", env_kwargs=kwargs)
+    env.reset(seed=0)
+    assert "success" not in env.step(torch.tensor([2, 2, 2]))[4]
+    info = env.step(torch.tensor([4, 3, 6]))[4]
+    assert info["success"].dtype == torch.bool
+    assert info["success"].tolist() == [True, False, True]
+    env.close()
+
+
+class Late(gymnasium.Wrapper):
+    """Say `is_success`, as robotics envs do, as a NumPy bool."""
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {"is_success": np.bool_(info["success"])} if info else {}
+
+
+def test_is_success_is_understood_too():
+    kwargs = {"action_space": Discrete(9), "length": 1}
+    env = GymnasiumEnv(2, "Echo-v0", env_kwargs=kwargs, wrappers=[Late])
+    env.reset(seed=0)
+    assert env.step(torch.tensor([4, 3]))[4]["success"].tolist() == [True, False]
+    env.close()
+
+
+# --- saving and going on ---
+
+
+def go_on_exactly(id, before, after, *, count=3, vectorization="sync", through=None, **kwargs):
+    """Assert that an env that was saved after `before` steps goes on like one that was not."""
+    env = GymnasiumEnv(count, id, vectorization=vectorization, **kwargs)
+    env.reset(seed=21)
+    actions = random_actions(env.single_action_space, before + after, count)
+    actions -= int(getattr(env.single_action_space, "start", 0))
+    observations = play(env, actions[:before])
+    state = env.state_dict()
+    whole = play(env, actions[before:])
+    env.close()
+    other = GymnasiumEnv(count, id, vectorization=vectorization, **kwargs)
+    restored = plain(other.load_state_dict(through(state) if through else state))
+    if observations:
+        assert_same(restored, observations[-1][0])
+    resumed = play(other, actions[before:])
+    other.close()
+    assert any((step[2] | step[3]).any() for step in whole)
+    assert_same(without_meaningless_rows(resumed), without_meaningless_rows(whole))
+
+
+def without_meaningless_rows(steps):
+    result = []
+    for observation, reward, terminated, truncated, final in steps:
+        ended = (terminated | truncated).nonzero().flatten().tolist()
+        result.append([observation, reward, terminated, truncated, [row(final, i) for i in ended]])
+    return result
+
+
+def checkpoint(state, path):
+    torch.save(state, path)
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("before", [0, 1, 11, 12, 30])
+def test_a_tree_env_goes_on_exactly(before, tmp_path):
+    go_on_exactly(
+        "Tree-v0", before, 30, through=lambda state: checkpoint(state, tmp_path / "env.pt")
+    )
+
+
+def test_an_async_env_goes_on_exactly():
+    go_on_exactly("Tree-v0", 17, 20, count=2, vectorization="async")
+
+
+@pytest.mark.parametrize(
+    "id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCarContinuous-v0"]
+)
+def test_classic_envs_go_on_exactly(id):
+    kwargs = {"env_kwargs": {"max_episode_steps": 40}}
+    go_on_exactly(id, 70, 50, count=2, **kwargs)
+
+
+def test_an_env_with_shifted_actions_goes_on_exactly():
+    go_on_exactly("Echo-v0", 7, 9, env_kwargs={"action_space": Discrete(3, start=2)})
+
+
+def test_an_env_that_goes_on_can_be_saved_again():
+    env = GymnasiumEnv(3, "Tree-v0")
+    env.reset(seed=2)
+    actions = random_actions(Tree.action_space, 60, 3)
+    for part in actions.split(7):
+        play(env, part)
+        expected = env.state_dict()
+        successor = GymnasiumEnv(3, "Tree-v0")
+        successor.load_state_dict(expected)
+        assert_same(successor.state_dict(), expected)
+        env.close()
+        env = successor
+    env.close()
+
+
+@pytest.mark.parametrize("before", [1023, 1024, 2100])
+def test_long_episodes_go_on_exactly(before):
+    """The actions that no episode needs any more are dropped now and then, and only those."""
+
+    def make():
+        env = GymnasiumEnv(2, "Counter-v0")
+        env.reset(seed=0)
+        return env
+
+    actions = random_actions(Discrete(2), before + 1030, 2)
+    env, whole = make(), make()
+    play(env, actions[:before])
+    other = GymnasiumEnv(2, "Counter-v0")
+    other.load_state_dict(env.state_dict())
+    play(other, actions[before:])  # long enough for the log to be shortened after the restoration
+    play(whole, actions)
+    assert_same(other.state_dict(), whole.state_dict())
+    episodes = whole.state_dict()["episodes"]
+    assert [len(episode["actions"]) for episode in episodes] == [before + 1030] * 2
+    for finished in (env, other, whole):
+        finished.close()
+
+
+def test_a_saved_state_holds_only_the_actions_of_the_episodes_under_way():
+    env = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 5})
+    env.reset(seed=0)
+    play(env, torch.zeros(2053, 2, dtype=torch.int64))
+    lengths = [len(episode["actions"]) for episode in env.state_dict()["episodes"]]
+    assert lengths == [2053 % 5] * 2
+    env.close()
+
+
+def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
+    monkeypatch.setattr(gymnasium_env, "MAX_REPLAY_STEPS", 100)
+    env = GymnasiumEnv(2, "Counter-v0")
+    env.reset(seed=0)
+    play(env, torch.zeros(1100, 2, dtype=torch.int64))
+    assert env.state_dict() is None
+    env.close()
+
+
+def test_an_env_that_was_never_reset_has_no_state():
+    env = GymnasiumEnv(2, "Counter-v0")
+    assert env.state_dict() is None
+    env.close()
+
+
+def test_a_saved_state_does_not_change_with_the_env():
+    env = GymnasiumEnv(2, "Tree-v0")
+    env.reset(seed=0)
+    actions = random_actions(Tree.action_space, 20, 2)
+    play(env, actions[:9])
+    state = env.state_dict()
+    copy = {"episodes": state["episodes"], "observation": plain(state["observation"])}
+    copy["episodes"] = [dict(e, actions=e["actions"].clone()) for e in state["episodes"]]
+    play(env, actions[9:])
+    assert_same(state, copy)
+    env.close()
+
+
+def test_another_number_of_envs_is_not_restored():
+    env, other = GymnasiumEnv(2, "Counter-v0"), GymnasiumEnv(3, "Counter-v0")
+    env.reset(seed=0)
+    with pytest.raises(RestoreError, match="saved with 2 envs, there are 3"):
+        other.load_state_dict(env.state_dict())
+    env.close()
+    other.close()
+
+
+def test_an_env_that_depends_on_something_else_is_not_restored():
+    env, other = GymnasiumEnv(2, "Forgetful-v0"), GymnasiumEnv(2, "Forgetful-v0")
+    env.reset(seed=0)
+    play(env, torch.zeros(5, 2, dtype=torch.int64))
+    with pytest.raises(RestoreError, match="another observation"):
+        other.load_state_dict(env.state_dict())
+    env.close()
+    other.close()
+
+
+def test_an_env_with_other_settings_is_not_restored():
+    env = GymnasiumEnv(2, "Counter-v0")
+    env.reset(seed=0)
+    play(env, torch.zeros(5, 2, dtype=torch.int64))
+    other = GymnasiumEnv(2, "Counter-v0", env_kwargs={"ends": 3})
+    with pytest.raises(RestoreError, match="ended before its time"):
+        other.load_state_dict(env.state_dict())
+    env.close()
+    other.close()
+
+
+# --- batched torch envs ---
+
+
+class Walk(TorchEnv):
+    """Walk along a line from a random start; fail beyond ±2."""
+
+    def __init__(self, num_envs, max_episode_steps=4):
+        super().__init__(num_envs, Box(-9, 9, (1,)), Box(-9, 9, (1,)), max_episode_steps)
+
+    def initial_state(self, count):
+        return TensorDict({"x": torch.randn(count, 1, generator=self.generator)}, [count])
+
+    def observe(self, state):
+        return state["x"]
+
+    def transition(self, state, action):
+        x = state["x"] + action
+        return TensorDict({"x": x}, [self.num_envs]), x[:, 0], x[:, 0].abs() > 2, {}
+
+
+def test_a_torch_env_walks_fails_runs_out_of_time_and_resets_at_once():
+    env = Walk(6)
+    x, elapsed = plain(env.reset(seed=0)[0]), torch.zeros(6, dtype=torch.int64)
+    actions = torch.randn(60, 6, 1, generator=torch.Generator().manual_seed(1))
+    kinds = set()
+    for action, step in zip(actions, play(env, actions), strict=True):
+        observation, reward, terminated, truncated, final = step
+        moved, elapsed = x + action, elapsed + 1
+        assert torch.equal(final, moved)
+        assert torch.equal(reward, moved[:, 0])
+        assert torch.equal(terminated, moved[:, 0].abs() > 2)
+        assert torch.equal(truncated, elapsed == 4)
+        done = terminated | truncated
+        assert torch.equal(observation[~done], moved[~done])
+        assert (observation[done] != moved[done]).all()
+        x, elapsed = observation, torch.where(done, 0, elapsed)
+        kinds |= set(zip(terminated.tolist(), truncated.tolist(), strict=True))
+    assert {(False, False), (True, False), (False, True)} <= kinds
+
+
+@pytest.mark.parametrize("make", [Walk, TimeLimitProbe, ValueProbe, ActionProbe])
+def test_a_start_depends_on_its_seed_alone(make):
+    seeds = [5, 9, 2, 14]
+    together = plain(make(4).reset(seed=seeds)[0])
+    for i, seed in enumerate(seeds):
+        assert torch.equal(plain(make(1).reset(seed=[seed])[0])[0], together[i])
+    assert torch.equal(plain(make(4).reset(seed=seeds[::-1])[0]), together.flip(0))
+    assert torch.equal(plain(make(3).reset(seed=7)[0]), plain(make(3).reset(seed=[7, 8, 9])[0]))
+
+
+def test_starts_after_the_first_differ_between_envs_and_episodes():
+    env = Walk(3, max_episode_steps=1)
+    env.reset(seed=0)
+    starts = torch.stack([step[0] for step in play(env, torch.zeros(20, 3, 1))])
+    assert len(starts.unique()) == 60
+
+
+def test_a_start_does_not_come_again():
+    # SUSPECTED WART: reset(seed) leaves the generator where env 0 began, so the next draw for env 0 is its first
+    # start again. An env whose episodes last one step plays the same episode twice.
+    env = Walk(3, max_episode_steps=1)
+    first = plain(env.reset(seed=0)[0])
+    second = play(env, torch.zeros(1, 3, 1))[0][0]
+    assert (first != second).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Walk(0), "num_envs must be at least 1, got 0"),
+        (lambda: Walk(2, max_episode_steps=0), "max_episode_steps must be at least 1, got 0"),
+        (lambda: Walk(2).reset(seed=[1, 2, 3]), "Expected 2 seeds, one per env, got 3"),
+    ],
+)
+def test_a_torch_env_refuses_what_makes_no_sense(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+TORCH_ENVS = {
+    "walk": (Walk, Box(-1, 1, (1,))),
+    "time limit": (TimeLimitProbe, Discrete(2)),
+    "value": (lambda n: ValueProbe(n, delay=3), Discrete(2)),
+    "action": (ActionProbe, Discrete(2)),
+    "continuous": (lambda n: ActionProbe(n, continuous=True), Box(-1, 1, (1,))),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_ENVS)
+def test_a_torch_env_goes_on_exactly(name, tmp_path):
+    make, space = TORCH_ENVS[name]
+    env, other = make(3), make(3)
+    env.reset(seed=0)
+    actions = random_actions(space, 40, 3)
+    before = play(env, actions[:13])
+    state = checkpoint(env.state_dict(), tmp_path / "env.pt")
+    other.reset(seed=99)
+    assert_same(plain(other.load_state_dict(state)), before[-1][0])
+    assert_same(play(other, actions[13:]), play(env, actions[13:]))
+
+
+def test_a_saved_state_can_be_taken_up_twice():
+    env = Walk(3)
+    env.reset(seed=0)
+    actions = random_actions(Box(-1, 1, (1,)), 20, 3)
+    play(env, actions[:6])
+    state = env.state_dict()
+    runs = []
+    for _ in range(2):
+        env.load_state_dict(state)
+        runs.append(play(env, actions[6:]))
+    assert_same(runs[0], runs[1])
+
+
+def test_a_torch_env_is_not_restored_with_another_number_of_envs():
+    env = Walk(2)
+    env.reset(seed=0)
+    with pytest.raises(RestoreError):
+        Walk(3).load_state_dict(env.state_dict())
+
+
+# --- probes ---
+
+
+def test_the_time_limit_probe_pays_one_for_ever():
+    env = TimeLimitProbe(2, max_episode_steps=3)
+    assert not env.reset(seed=0)[0].any()
+    for t, (observation, reward, terminated, truncated, final) in enumerate(
+        play(env, torch.zeros(9, 2))
+    ):
+        assert not observation.any()
+        assert not final.any()
+        assert reward.tolist() == [1.0, 1.0]
+        assert not terminated.any()
+        assert truncated.tolist() == [t % 3 == 2] * 2
+
+
+@pytest.mark.parametrize("delay", [1, 2, 4])
+def test_the_value_probe_pays_what_it_showed(delay):
+    env = ValueProbe(5, delay=delay)
+    shown = plain(env.reset(seed=0)[0])
+    seen = []
+    for t, (observation, reward, terminated, truncated, final) in enumerate(
+        play(env, torch.zeros(12, 5))
+    ):
+        last = t % delay == delay - 1
+        assert torch.equal(reward, shown[:, 0] if last else torch.zeros(5))
+        assert terminated.tolist() == [last] * 5
+        assert not truncated.any()
+        assert torch.equal(final, shown)
+        shown = observation
+        seen += shown.flatten().tolist()
+    assert set(seen) == {-1.0, 1.0}
+
+
+def test_the_action_probe_pays_for_the_action_asked_for():
+    env = ActionProbe(200)
+    shown = plain(env.reset(seed=0)[0])[:, 0]
+    assert (shown == 1).any()
+    assert (shown == -1).any()
+    _, reward, terminated, _, info = env.step((shown > 0).long())
+    assert reward.tolist() == [1.0] * 200
+    assert terminated.all()
+    assert info["success"].all()
+    shown = env.observe(env.state)[:, 0]
+    _, reward, _, _, info = env.step((shown < 0).long())
+    assert not reward.any()
+    assert not info["success"].any()
+
+
+def test_the_continuous_action_probe_is_best_at_half_the_observation():
+    env = ActionProbe(4, continuous=True)
+    shown = plain(env.reset(seed=0)[0])
+    offset = torch.tensor([[0.0], [0.5], [-1.0], [0.1]])
+    _, reward, *_ = env.step(0.5 * shown + offset)
+    torch.testing.assert_close(reward, 1.0 - offset[:, 0] ** 2)

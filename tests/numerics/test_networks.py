@@ -1,0 +1,256 @@
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import ActorCritic
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.networks import (
+    ACTIVATIONS,
+    flat_observation_size,
+    flatten_observation,
+    mlp,
+)
+
+STATE = Box(-1.0, 1.0, (3,))
+
+
+def linears(module):
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
+# --- perceptrons ---
+
+
+@pytest.mark.parametrize(("hidden", "count"), [((), 1), ((8,), 2), ((8, 5), 3)])
+def test_mlp_shapes(hidden, count):
+    network = mlp(4, hidden, 2)
+    assert len(linears(network)) == count
+    assert network(torch.randn(7, 4)).shape == (7, 2)
+    assert network(torch.randn(3, 7, 4)).shape == (3, 7, 2)
+
+
+@pytest.mark.parametrize("output_gain", [1.0, 0.01])
+def test_weights_are_orthogonal_with_their_gains(output_gain):
+    layers = linears(mlp(4, (32, 6), 3, output_gain=output_gain))
+    for layer, gain in zip(layers, (2**0.5, 2**0.5, output_gain), strict=True):
+        weight = layer.weight.detach().double()
+        short = weight if weight.shape[0] <= weight.shape[1] else weight.t()
+        torch.testing.assert_close(
+            short @ short.t(), gain**2 * torch.eye(len(short)).double(), rtol=1e-4, atol=1e-5
+        )
+        assert not layer.bias.any()
+
+
+def test_the_output_is_linear_and_the_hidden_layers_are_not():
+    network = mlp(2, (16,), 1, activation="relu")
+    first, second = linears(network)
+    x = torch.randn(9, 2)
+    by_hand = (x @ first.weight.t() + first.bias).clamp(min=0) @ second.weight.t() + second.bias
+    torch.testing.assert_close(network(x), by_hand)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_each_activation_has_its_own_function(activation):
+    network = mlp(1, (4,), 1, activation=activation)
+    first, second = linears(network)
+    x = torch.linspace(-3, 3, 11)[:, None]
+    function = {"selu": torch.selu, "tanh": torch.tanh}.get(activation) or getattr(
+        nn.functional, activation
+    )
+    torch.testing.assert_close(network(x), second(function(first(x))))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "close"), [("relo", "relu"), ("Tanh", "tanh"), ("leakyrelu", "leaky_relu")]
+)
+def test_an_unknown_activation_names_the_close_one(wrong, close):
+    with pytest.raises(
+        ConfigurationError, match=rf"'{wrong}'; allowed: .*; close matches: .*{close}"
+    ):
+        mlp(2, (4,), 1, activation=wrong)
+
+
+@pytest.mark.parametrize("hidden", [(0,), (8, -1)])
+def test_sizes_below_one_are_refused(hidden):
+    with pytest.raises(ConfigurationError, match="at least 1, got hidden_sizes="):
+        mlp(2, hidden, 1)
+
+
+# --- flat observations ---
+
+NESTED = Dict(
+    {
+        "b": Dict({"z": Box(-1, 1, (2,)), "a": Box(0, 9, (2, 2), np.int32)}),
+        "a": Box(0, 255, (3,), np.uint8),
+    }
+)
+FLAT_SPACES = {
+    "vector": (STATE, 3),
+    "uint8": (Box(0, 255, (4,), np.uint8), 4),
+    "matrix": (Box(-1, 1, (2, 5)), 10),
+    "float64": (Box(-1, 1, (3,), np.float64), 3),
+    "binary": (MultiBinary(6), 6),
+    "nested": (NESTED, 9),
+    "scalar": (Box(-1, 1, ()), 1),
+    "dict with a scalar": (Dict({"a": Box(-1, 1, ()), "b": STATE}), 4),
+}
+
+
+def tensor_tree(rows):
+    """Stack observations, the keys of a tree in another order than the sorted one."""
+    if isinstance(rows[0], dict):
+        keys = sorted(rows[0], reverse=True)
+        return TensorDict(
+            {key: tensor_tree([row[key] for row in rows]) for key in keys}, [len(rows)]
+        )
+    return torch.from_numpy(np.stack([np.asarray(row) for row in rows]))
+
+
+def flat_by_hand(observation):
+    if isinstance(observation, dict):
+        return np.concatenate([flat_by_hand(observation[key]) for key in sorted(observation)])
+    return np.asarray(observation, np.float64).ravel()
+
+
+@pytest.mark.parametrize("name", FLAT_SPACES)
+def test_observations_flatten_in_sorted_order(name):
+    space, size = FLAT_SPACES[name]
+    space.seed(0)
+    rows = [space.sample() for _ in range(6)]
+    assert flat_observation_size(space) == size
+    flat = flatten_observation(tensor_tree(rows))
+    assert flat.dtype == torch.float32
+    assert flat.shape == (6, size)
+    np.testing.assert_allclose(
+        flat.numpy(), np.stack([flat_by_hand(row) for row in rows]), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", FLAT_SPACES)
+def test_two_batch_dimensions_flatten_to_the_same_numbers(name):
+    space, size = FLAT_SPACES[name]
+    space.seed(1)
+    data = tensor_tree([space.sample() for _ in range(6)])
+    flat = flatten_observation(data.reshape(2, 3, *data.shape[1:]), batch_dims=2)
+    assert flat.shape == (2, 3, size)
+    assert torch.equal(flat.reshape(6, size), flatten_observation(data))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (Box(0, 255, (8, 8, 3), np.uint8), "looks like an image"),
+        (Dict({"camera": Box(0, 255, (8, 8, 3), np.uint8), "state": STATE}), "looks like an image"),
+        (Discrete(5), "gymnasium.wrappers.FlattenObservation"),
+        (gymnasium.spaces.Tuple([STATE, STATE]), "gymnasium.wrappers.FlattenObservation"),
+        (Dict({"state": STATE, "goal": Discrete(5)}), "gymnasium.wrappers.FlattenObservation"),
+        (Dict({}), "empty Dict"),
+    ],
+)
+def test_observations_that_a_perceptron_cannot_take(space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        flat_observation_size(space)
+
+
+# --- the policy ---
+
+
+@pytest.mark.parametrize(
+    ("action_space", "settings", "message"),
+    [
+        (Discrete(2), {"activation": "tahn"}, "close matches: tanh"),
+        (Discrete(2), {"hidden_sizes": (0,)}, "at least 1"),
+        (Discrete(2), {"critic_hidden_sizes": (0,)}, "at least 1"),
+        (Dict({"arm": STATE}), {}, "Action space .* is not supported"),
+        (Discrete(2), {"squash": True}, "squash is for continuous actions"),
+        (Box(-np.inf, np.inf, (2,)), {"squash": True}, "squash needs finite action bounds"),
+        (
+            Box(np.array([-1, 0], np.float32), np.array([1, np.inf], np.float32)),
+            {"squash": True},
+            "finite",
+        ),
+        (
+            STATE,
+            {"log_std_init": 3.0},
+            r"log_std_init=3.0 must lie within log_std_bounds=\[-5.0, 2.0\]",
+        ),
+        (STATE, {"log_std_init": -6.0}, "must lie within"),
+        (STATE, {"log_std_bounds": (2.0, -5.0)}, "must lie within"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_at_construction(action_space, settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ActorCritic(STATE, action_space, **settings)
+
+
+def test_an_image_observation_is_refused_at_construction():
+    with pytest.raises(ConfigurationError, match="looks like an image"):
+        ActorCritic(Box(0, 255, (8, 8, 3), np.uint8), Discrete(2))
+
+
+@pytest.mark.parametrize(
+    ("action_space", "settings"),
+    [
+        (Box(-2, 3, (2, 2)), {}),
+        (Box(-2, 3, (2, 2)), {"squash": True}),
+        (Discrete(4), {"normalize_observation": True}),
+        (MultiDiscrete([2, 5]), {}),
+    ],
+)
+def test_a_policy_acts_values_and_evaluates(action_space, settings):
+    policy = ActorCritic(NESTED, action_space, (8,), **settings)
+    NESTED.seed(0)
+    td = TensorDict({"observation": tensor_tree([NESTED.sample() for _ in range(6)])}, [6])
+    assert policy.get_action(td, generator=torch.Generator().manual_seed(0)) is td
+    assert td["action"].shape == (6, *action_space.shape)
+    assert all(td[key].shape == (6, *shape) for key, (shape, _) in policy.extra_fields.items())
+    assert policy.get_value(td)["value"].shape == (6,)
+    before = {key: value.clone() for key, value in td.flatten_keys(".").items()}
+    result = policy.evaluate_actions(td)
+    assert all(torch.equal(value, before[key]) for key, value in td.flatten_keys(".").items())
+    assert set(result.keys()) == {"sample_log_prob", "entropy", "value"}
+    torch.testing.assert_close(result["sample_log_prob"], td["sample_log_prob"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(result["value"], td["value"])
+    (result["sample_log_prob"] + result["entropy"] + result["value"]).sum().backward()
+    assert all(parameter.grad is not None for parameter in policy.parameters())
+
+
+def test_actor_and_critic_share_no_weights():
+    policy = ActorCritic(STATE, Discrete(3), (8,))
+    td = TensorDict(
+        {"observation": torch.randn(5, 3), "action": torch.zeros(5, dtype=torch.int64)}, [5]
+    )
+    policy.evaluate_actions(td)["value"].sum().backward()
+    assert all(parameter.grad is None for parameter in policy.actor.parameters())
+    assert all(parameter.grad is not None for parameter in policy.critic.parameters())
+
+
+def test_the_critic_has_hidden_sizes_of_its_own():
+    assert [len(linears(ActorCritic(STATE, Discrete(2), (8, 8)).critic))] == [3]
+    wider = ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=(5, 6))
+    assert [layer.out_features for layer in linears(wider.critic)] == [5, 6, 1]
+    assert [layer.out_features for layer in linears(wider.actor)] == [8, 2]
+
+
+def test_a_critic_without_hidden_layers():
+    assert len(linears(ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=()).critic)) == 1
+
+
+def test_normalization_changes_what_the_policy_sees_only_when_told():
+    policy = ActorCritic(STATE, Discrete(2), (8,), normalize_observation=True)
+    observation = torch.randn(4, 7, 3) * 5 + 20
+    rollout = TensorDict({"observation": observation}, [4, 7])
+    td = TensorDict({"observation": observation[:, 0]}, [4])
+    before = policy.get_value(td)["value"].clone()
+    assert torch.equal(policy.get_value(td)["value"], before)
+    policy.update_normalization(rollout)
+    assert not torch.equal(policy.get_value(td)["value"], before)
+    seen = (
+        observation[:, :-1].reshape(-1, 3).double()
+    )  # the bootstrap slot comes again, as the next rollout's first
+    expected = (td["observation"].double() - seen.mean(0)) / seen.std(0, correction=0)
+    torch.testing.assert_close(policy.features(td).double(), expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,355 @@
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import (
+    STEP_FIELDS,
+    add_transition_field,
+    allocate_rollout,
+    copy_tree,
+    flat_transitions,
+    minibatches,
+    space_spec,
+    step_views,
+    time_major,
+    transition_view,
+    validate,
+)
+
+N, T = 3, 5
+NESTED = Dict(
+    {
+        "image": Box(0, 255, (4, 4, 3), np.uint8),
+        "arm": Dict({"q": Box(-1, 1, (2,), np.float64), "touch": MultiBinary(3)}),
+        "goal": Discrete(7),
+    }
+)
+
+
+def allocate(observation=None, action=None, **kwargs):
+    return allocate_rollout(
+        observation or Box(-1, 1, (2,)), action or Box(-1, 1, (2,)), N, T, **kwargs
+    )
+
+
+def numbered():
+    """A rollout in which every slot of `reward` has a number of its own, n * 100 + t."""
+    rollout = allocate()
+    numbers = torch.arange(N)[:, None] * 100.0 + torch.arange(T + 1)
+    rollout["reward"].copy_(numbers)
+    rollout["value"].copy_(-numbers)
+    rollout["observation"].copy_(torch.stack([numbers, 2 * numbers], dim=-1))
+    return rollout
+
+
+def transition_numbers():
+    return sorted(n * 100.0 + t for n in range(N) for t in range(T))
+
+
+def leaves(rollout):
+    return dict(rollout.flatten_keys(".").items())
+
+
+# --- allocation ---
+
+
+def test_every_field_has_its_shape_and_dtype_and_is_zero():
+    rollout = allocate(NESTED, MultiDiscrete([2, 3]), extra_fields={"u": ((4,), torch.float32)})
+    assert rollout.batch_size == (N, T + 1)
+    assert rollout["observation"].batch_size == (N, T + 1)
+    expected = {
+        "action": ((2,), torch.int64),
+        "u": ((4,), torch.float32),
+        "sample_log_prob": ((), torch.float32),
+        "value": ((), torch.float32),
+        "final_value": ((), torch.float32),
+        "reward": ((), torch.float32),
+        "terminated": ((), torch.bool),
+        "truncated": ((), torch.bool),
+        "done": ((), torch.bool),
+        "policy_version": ((), torch.int64),
+    }
+    for root in ("observation", "final_observation"):
+        expected |= {
+            f"{root}.image": ((4, 4, 3), torch.uint8),
+            f"{root}.arm.q": ((2,), torch.float32),
+            f"{root}.arm.touch": ((3,), torch.int8),
+            f"{root}.goal": ((), torch.int64),
+        }
+    actual = leaves(rollout)
+    assert actual.keys() == expected.keys()
+    for key, (shape, dtype) in expected.items():
+        assert actual[key].shape == (N, T + 1, *shape), key
+        assert actual[key].dtype == dtype, key
+        assert not actual[key].any(), key
+
+
+def test_storage_is_time_major():
+    rollout = allocate(NESTED, extra_fields={"u": ((4,), torch.float32)})
+    for key, value in leaves(rollout).items():
+        assert value.transpose(0, 1).is_contiguous(), key
+    storages = {value.untyped_storage().data_ptr() for value in leaves(rollout).values()}
+    assert len(storages) == len(leaves(rollout))
+
+
+@pytest.mark.parametrize(
+    ("space", "spec"),
+    [
+        (Box(-1, 1, (2, 3)), ((2, 3), torch.float32)),
+        (Box(-1, 1, (2,), np.float64), ((2,), torch.float32)),
+        (Box(-1, 1, (2,), np.float16), ((2,), torch.float32)),
+        (Box(-1, 1, ()), ((), torch.float32)),
+        (Box(0, 255, (4,), np.uint8), ((4,), torch.uint8)),
+        (Box(0, 9, (4,), np.int32), ((4,), torch.int32)),
+        (Discrete(4), ((), torch.int64)),
+        (Discrete(4, start=2), ((), torch.int64)),
+        (MultiDiscrete([2, 3]), ((2,), torch.int64)),
+        (MultiBinary(5), ((5,), torch.int8)),
+    ],
+)
+def test_a_space_has_a_shape_and_a_dtype(space, spec):
+    assert space_spec(space) == spec
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Text(5),
+        gymnasium.spaces.Tuple([Discrete(2)]),
+        gymnasium.spaces.Sequence(Discrete(2)),
+        Dict({"a": Discrete(2)}),
+    ],
+)
+def test_a_space_that_is_no_array_is_refused(space):
+    with pytest.raises(ConfigurationError, match="cannot be stored in a rollout: use Box"):
+        space_spec(space)
+
+
+def test_a_refused_space_deep_in_a_tree_is_found():
+    with pytest.raises(ConfigurationError, match=r"Text.* cannot be stored"):
+        allocate(Dict({"a": Dict({"instruction": gymnasium.spaces.Text(5)})}))
+
+
+# --- views ---
+
+
+def test_step_views_write_through_contiguously():
+    rollout = allocate(NESTED)
+    views = step_views(rollout)
+    assert len(views) == T + 1
+    for t, view in enumerate(views):
+        assert view.batch_size == (N,)
+        view.get("reward").copy_(torch.arange(N) * 10.0 + t)
+        view.get("observation").get("arm").get("q").fill_(t)
+        assert all(value.is_contiguous() for value in leaves(view).values())
+    expected = torch.arange(N)[:, None] * 10.0 + torch.arange(T + 1)
+    assert torch.equal(rollout["reward"], expected)
+    assert torch.equal(
+        rollout["observation", "arm", "q"][0, :, 0], torch.arange(T + 1, dtype=torch.float32)
+    )
+
+
+def test_time_major_twice_is_the_same_data():
+    rollout = allocate(NESTED)
+    swapped = time_major(rollout)
+    assert swapped.batch_size == swapped["observation", "arm"].batch_size == (T + 1, N)
+    swapped["observation", "goal"][2, 1] = 6
+    assert rollout["observation", "goal"][1, 2] == 6
+    back = leaves(time_major(swapped))
+    for key, value in leaves(rollout).items():
+        assert back[key].data_ptr() == value.data_ptr()
+        assert back[key].stride() == value.stride()
+
+
+def test_copy_tree_copies_in_place_and_converts():
+    target = step_views(allocate(NESTED))[0]["observation"]
+    before = {key: value.data_ptr() for key, value in leaves(target).items()}
+    NESTED.seed(0)
+    rows = [NESTED.sample() for _ in range(N)]
+    source = {
+        "image": torch.stack([torch.from_numpy(row["image"]) for row in rows]),
+        "goal": torch.tensor([int(row["goal"]) for row in rows]),
+        "arm": {
+            key: torch.stack([torch.from_numpy(row["arm"][key]) for row in rows])
+            for key in ("q", "touch")
+        },
+    }
+    copy_tree(target, source)
+    assert torch.equal(target["image"], source["image"])
+    assert torch.equal(target["arm", "q"], source["arm"]["q"].float())
+    assert {key: value.data_ptr() for key, value in leaves(target).items()} == before
+
+
+def test_copy_tree_refuses_an_observation_that_lacks_a_part():
+    target = step_views(allocate(NESTED))[0]["observation"]
+    with pytest.raises(KeyError):
+        copy_tree(target, {"image": torch.zeros(N, 4, 4, 3)})
+
+
+def test_transition_view_is_a_view_with_the_next_value():
+    rollout = numbered()
+    view = transition_view(rollout)
+    assert view.batch_size == (N, T)
+    assert torch.equal(view["next_value"], rollout["value"][:, 1:])
+    assert torch.equal(view["value"], rollout["value"][:, :-1])
+    assert "next_value" not in rollout.keys()
+    view["reward"].fill_(7.0)
+    rollout["value"][1, T] = 42.0
+    assert (rollout["reward"][:, :-1] == 7.0).all()
+    assert (rollout["reward"][:, -1] != 7.0).all()
+    assert view["next_value"][1, T - 1] == 42.0
+
+
+# --- validation ---
+
+
+def test_what_is_allocated_is_valid():
+    validate(allocate(NESTED, Discrete(2)))
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda rollout: rollout.reshape(-1),
+        lambda rollout: rollout[:, :1],
+        lambda rollout: rollout[0],
+        lambda rollout: rollout.unsqueeze(0),
+    ],
+)
+@pytest.mark.parametrize("check", [validate, transition_view])
+def test_data_without_time_is_refused(reshape, check):
+    with pytest.raises(ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*before flattening"):
+        check(reshape(allocate()))
+
+
+@pytest.mark.parametrize("key", ["observation", "action", *STEP_FIELDS])
+def test_a_missing_field_is_named(key):
+    rollout = allocate()
+    del rollout[key]
+    with pytest.raises(ValueError, match=f"no field '{key}'; it has .*'"):
+        validate(rollout)
+
+
+@pytest.mark.parametrize("key", STEP_FIELDS)
+def test_a_trailing_dimension_of_one_is_refused(key):
+    rollout = allocate()
+    rollout[key] = rollout[key].unsqueeze(-1)
+    with pytest.raises(ValueError, match=f"'{key}' is .*without a trailing dimension of one"):
+        validate(rollout)
+
+
+@pytest.mark.parametrize(
+    ("key", "dtype"),
+    [("reward", torch.float64), ("terminated", torch.float32), ("policy_version", torch.int32)],
+)
+def test_another_dtype_is_refused(key, dtype):
+    rollout = allocate()
+    rollout[key] = rollout[key].to(dtype)
+    with pytest.raises(ValueError, match=f"'{key}' is {dtype} .*expected"):
+        validate(rollout)
+
+
+# --- minibatches ---
+
+
+def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    return list(minibatches(rollout, batch_size, generator, keys))
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 7, N * T, 100])
+def test_each_transition_comes_once_and_the_bootstrap_slot_never(batch_size):
+    batches = shuffled(numbered(), batch_size)
+    seen = torch.cat([batch["reward"] for batch in batches])
+    assert sorted(seen.tolist()) == transition_numbers()
+    full, rest = divmod(N * T, batch_size)
+    assert [len(batch["reward"]) for batch in batches] == [batch_size] * full + [rest] * (rest > 0)
+
+
+def test_the_fields_of_a_minibatch_belong_together():
+    batch = torch.cat(shuffled(numbered(), 4, keys=("reward", "value", "observation")))
+    assert set(batch.keys()) == {"reward", "value", "observation"}
+    assert torch.equal(batch["value"], -batch["reward"])
+    assert torch.equal(
+        batch["observation"], torch.stack([batch["reward"], 2 * batch["reward"]], -1)
+    )
+
+
+def test_minibatches_of_a_tree():
+    rollout = allocate(NESTED)
+    rollout["reward"].copy_(numbered()["reward"])
+    rollout["observation", "arm", "q"].copy_(rollout["reward"][..., None].expand(-1, -1, 2))
+    for batch in shuffled(rollout, 4, keys=("reward", "observation")):
+        assert torch.equal(batch["observation", "arm", "q"][:, 1], batch["reward"])
+
+
+def test_passes_are_shuffled_anew_and_repeat_with_the_generator():
+    def order(seed):
+        return torch.cat([batch["reward"] for batch in shuffled(numbered(), 4, seed)]).tolist()
+
+    stream = torch.Generator().manual_seed(0)
+    first = order(stream)
+    state = stream.get_state()
+    second = order(stream)
+    assert first != second
+    assert first != sorted(first)
+    assert order(0) == first
+    stream.set_state(state)
+    assert order(stream) == second
+
+
+def test_every_transition_can_come_first():
+    stream = torch.Generator().manual_seed(0)
+    firsts = [float(shuffled(numbered(), 1, stream)[0]["reward"]) for _ in range(200)]
+    assert set(firsts) == set(transition_numbers())
+
+
+def test_shuffling_draws_nothing_from_the_global_stream():
+    before = torch.get_rng_state()
+    shuffled(numbered(), 4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_minibatches_are_copies():
+    rollout = numbered()
+    for batch in shuffled(rollout, 4):
+        batch["reward"].zero_()
+    assert torch.equal(rollout["reward"], numbered()["reward"])
+
+
+def test_an_unknown_field_is_named():
+    with pytest.raises(KeyError, match="advantage"):
+        shuffled(numbered(), 4, keys=("reward", "advantage"))
+
+
+# --- flat data and added fields ---
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_flat_transitions_are_a_view_ordered_by_time(bootstrap):
+    rollout = numbered()
+    flat = flat_transitions(rollout, ["reward", "observation"], bootstrap=bootstrap)
+    steps = T + bootstrap
+    assert flat.batch_size == (steps * N,)
+    assert flat["reward"].tolist() == [n * 100.0 + t for t in range(steps) for n in range(N)]
+    assert flat["reward"].data_ptr() == rollout["reward"].data_ptr()
+    flat["observation"].zero_()
+    assert not rollout["observation"][:, :steps].any()
+
+
+def test_an_added_field_is_zero_in_the_bootstrap_slot():
+    rollout = numbered()
+    advantage = torch.randn(N, T)
+    add_transition_field(rollout, "advantage", advantage)
+    assert torch.equal(rollout["advantage"][:, :-1], advantage)
+    assert not rollout["advantage"][:, -1].any()
+    assert rollout["advantage"].transpose(0, 1).is_contiguous()
+    advantage.zero_()
+    assert rollout["advantage"].any()
+    flags = torch.rand(N, T) < 0.5
+    add_transition_field(rollout, "mask", flags)
+    assert rollout["mask"].dtype == torch.bool
+    assert torch.equal(rollout["mask"][:, :-1], flags)
