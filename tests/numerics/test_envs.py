@@ -734,8 +734,6 @@ def test_starts_after_the_first_differ_between_envs_and_episodes():
 
 
 def test_a_start_does_not_come_again():
-    # SUSPECTED WART: reset(seed) leaves the generator where env 0 began, so the next draw for env 0 is its first
-    # start again. An env whose episodes last one step plays the same episode twice.
     env = Walk(3, max_episode_steps=1)
     first = plain(env.reset(seed=0)[0])
     second = play(env, torch.zeros(1, 3, 1))[0][0]
