@@ -90,7 +90,7 @@ class GymnasiumEnv(VectorEnv):
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """See `VectorEnv.reset`."""
-        seeds = seed if seed is None or isinstance(seed, int) else [int(s) for s in seed]
+        seeds = seed if seed is None else _plain_seed(seed)
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._forget_episodes()
         return _to_tensors(self._observation), info
@@ -232,7 +232,7 @@ def _make(
         env = gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode=vectorization, **kwargs)
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ConfigurationError(
-            f"No Gymnasium env '{id}'{closest(id, gymnasium.registry)}. ({error})"
+            f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
         ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise ConfigurationError(
@@ -297,6 +297,11 @@ def _plain(observation: Any) -> Any:
     return {key: _plain(value) for key, value in observation.items()}
 
 
+def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:
+    """Make Python's integers of a seed or of a sequence of them; Gymnasium takes no others."""
+    return [int(s) for s in seed] if isinstance(seed, Sequence) else int(seed)
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return (
@@ -304,4 +309,4 @@ def _equal(a: Any, b: Any) -> bool:
             and a.keys() == b.keys()
             and all(_equal(a[key], b[key]) for key in a)
         )
-    return isinstance(b, Tensor) and torch.equal(a, b)
+    return isinstance(b, Tensor) and torch.equal(a.nan_to_num(nan=1e30), b.nan_to_num(nan=1e30))

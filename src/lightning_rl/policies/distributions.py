@@ -141,6 +141,8 @@ class TanhGaussian(DiagonalGaussian):
     mean and standard deviation.
     """
 
+    low: Tensor
+    high: Tensor
     center: Tensor
     scale: Tensor
 
@@ -153,12 +155,12 @@ class TanhGaussian(DiagonalGaussian):
             f"squash needs finite action bounds; the action space is {space}. Set squash: false, "
             "or bound the space.",
         )
-        low, high = (
-            torch.as_tensor(space.low).float().flatten(),
-            torch.as_tensor(space.high).float().flatten(),
-        )
-        self.register_buffer("center", (high + low) / 2, persistent=False)
-        self.register_buffer("scale", (high - low) / 2, persistent=False)
+        low = torch.as_tensor(space.low).float().flatten()
+        high = torch.as_tensor(space.high).float().flatten()
+        require(bool((low < high).all()), f"squash needs low < high; the action space is {space}.")
+        bounds = {"low": low, "high": high, "center": (high + low) / 2, "scale": (high - low) / 2}
+        for name, value in bounds.items():
+            self.register_buffer(name, value, persistent=False)
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
@@ -166,7 +168,8 @@ class TanhGaussian(DiagonalGaussian):
     ) -> dict[str, Tensor]:
         """See `ActionDistribution.sample`."""
         u = self._draw(output, deterministic, generator)
-        action = torch.addcmul(self.center, self.scale, u.tanh())
+        # center + scale rounds: an action may miss a bound by a unit in the last place.
+        action = torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
             "action": self._shaped(action),
