@@ -225,7 +225,7 @@ BAD_OPTIONS = [
         2,
         "Unknown setting 'clip_coeff'; close matches: clip_coef of PPO",
     ),
-    (["--model", "PPOO"], 2, "Unknown class 'PPOO' for model: known here: PPO"),
+    (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
     (["--data.num_env", "3"], 2, "num_env"),
     (["--data.num_envs", "many"], 2, "data.num_envs must be a whole number, got 'many'"),
     (["--data.num_envs", "0"], 1, "data.num_envs must be at least 1, got 0"),
