@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lightning_rl import PPO
 from lightning_rl.algorithms.schedule import LearningRateSchedule
@@ -239,3 +240,34 @@ def test_time_limits_reach_the_targets(tmp_path):
     train(tmp_path, env=TimeLimitProbe, model={"algorithm": Watching})
     assert len(targets["got"]) > 0
     torch.testing.assert_close(targets["got"], targets["expected"])
+
+
+def test_callbacks_are_asked_for_each_minibatch_where_they_listen(tmp_path):
+    class Listener(Callback):
+        backwards = steps = 0
+
+        def on_after_backward(self, trainer, pl_module):
+            self.backwards += 1
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.steps += 1
+
+    listener = Listener()
+    heard, _, trainer = train(tmp_path / "heard", trainer={"callbacks": [listener]})
+    unheard, _, _ = train(tmp_path / "unheard")
+    assert listener.backwards == listener.steps == heard.optimizer_steps == 6 * 2 * 2
+    assert trainer.global_step == 6
+    for a, b in zip(heard.parameters(), unheard.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_monitors_can_ask_for_the_return_of_the_training(tmp_path):
+    seen = []
+
+    class Monitor(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append(float(trainer.callback_metrics["charts/episode_reward_avg_100"]))
+
+    train(tmp_path, trainer={"callbacks": [Monitor()]})
+    curve = dict(scalars(tmp_path)["charts/episode_reward_avg_100"])
+    assert seen == pytest.approx([curve[192], curve[384]])

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,6 +25,14 @@ OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 
 In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
 """
+
+MINIBATCH_HOOKS = (
+    "backward",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+"""What Lightning calls for each minibatch."""
 
 
 class Algorithm(EvaluatedModule):
@@ -98,6 +107,7 @@ class Algorithm(EvaluatedModule):
         self.metrics: dict[str, float] = {}
         self.generator = torch.Generator()
         self._restored_rng: dict[str, Tensor] | None = None
+        self._hooks_in_use = True
 
     # --- what training_step is made of ---
 
@@ -133,18 +143,34 @@ class Algorithm(EvaluatedModule):
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
         optimizer = self.trainer.optimizers[0]
         optimizer.zero_grad(set_to_none=True)
-        self.manual_backward(loss)
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        self._backward(loss)
         limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters_of(optimizer), limit)
         statistics = {"loss": loss, **statistics, "grad_norm": grad_norm}
         if self.guard.passes(statistics):
-            # Through the strategy: a LightningOptimizer would count each minibatch as a step.
-            self.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
+            self._step(optimizer)
             self.optimizer_steps += 1
             self.statistics.add(statistics)
+
+    def _backward(self, loss: Tensor) -> None:
+        """Do what `manual_backward` does, which asks every callback twice, mostly in vain."""
+        if self._hooks_in_use:
+            self.manual_backward(loss)
+            return
+        strategy = self.trainer.strategy
+        strategy.pre_backward(loss)  # DDP prepares its reducer here; without it ranks diverge
+        loss.backward()
+        strategy.post_backward(loss)
+
+    def _step(self, optimizer: Optimizer) -> None:
+        """Step, but not a LightningOptimizer: it would count each minibatch as a global step."""
+        if self._hooks_in_use:
+            self.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
+        else:
+            optimizer.step()
+
+    def _parameters_of(self, optimizer: Optimizer) -> list[Tensor]:
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
@@ -226,6 +252,11 @@ class Algorithm(EvaluatedModule):
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         self.schedule.total_iterations = self.data.total_iterations
+        self._hooks_in_use = any(
+            is_overridden(hook, listener)
+            for hook in MINIBATCH_HOOKS
+            for listener in (self, *cast(Any, self.trainer).callbacks)
+        )
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""

@@ -3,8 +3,11 @@
 import time
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.callbacks.parts import algorithm_of, data_of
@@ -18,9 +21,15 @@ class EnvStepTensorBoard(TensorBoardLogger):
 
     module: Algorithm | None = None
 
+    @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the env steps of the moment."""
-        super().log_metrics(metrics, step if self.module is None else self.module.env_steps)
+        """Write scalars at the env steps of the moment, as one event.
+
+        SummaryWriter makes an event of each scalar, and each wakes the thread that writes them.
+        """
+        step = step if self.module is None else self.module.env_steps
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
+        self.experiment.file_writer.add_summary(Summary(value=values), step)
 
     def purge_after(self, env_steps: int) -> None:
         """Have TensorBoard forget what was logged after a number of env steps.
@@ -36,7 +45,7 @@ class MetricsWriter(Callback):
     """Gather what algorithm, collector and clocks have to say, and hand it to the loggers.
 
     `self.log` costs a quarter of a millisecond per metric and step even where nothing is written,
-    so only what monitors may ask for goes through it.
+    so what monitors may ask for is put where they look: into `trainer.callback_metrics`.
 
     Attributes:
         latest: the metrics of the last iteration.
@@ -79,7 +88,7 @@ class MetricsWriter(Callback):
         }
         reward = self.latest.get("charts/episode_reward_avg_100")
         if reward is not None:
-            algorithm.log("charts/episode_reward_avg_100", reward, logger=False, batch_size=1)
+            trainer.callback_metrics["charts/episode_reward_avg_100"] = torch.tensor(reward)
         if trainer.global_step % cast(Any, trainer).log_every_n_steps == 0 or trainer.should_stop:
             self._write(trainer, self.latest, algorithm.env_steps)
 
