@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=30, help="timed iterations of a run")
     parser.add_argument("--warmup", type=int, default=3, help="iterations dropped before them")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
-    parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT:.0%}")
+    parser.add_argument("--check", action="store_true", help=f"fail above {LIMIT:.0%}%")
     args = parser.parse_args()
     rows = []
     for name in args.workloads:
