@@ -133,14 +133,15 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
         ppo.add_advantages(rollout)
         for _ in range(ppo.n_epochs):
             for minibatch in ppo.minibatches(rollout, ppo.FIELDS):
-                loss, statistics = ppo.loss(minibatch)
+                loss, scalars = ppo.loss(ppo.prepare(minibatch))
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 grad_norm = torch.nn.utils.clip_grad_norm_(parameters, ppo.max_grad_norm)
-                statistics = {"loss": loss, **statistics, "grad_norm": grad_norm}
-                if ppo.guard.passes(statistics):
+                names = ["loss", *scalars, "grad_norm"]
+                row = torch.cat([torch.stack([loss, *scalars.values()]).detach(), grad_norm[None]])
+                if ppo.guard.passes(names, row):
                     optimizer.step()
-                    ppo.statistics.add(statistics)
+                    ppo.statistics.add(names, row)
                 yield
         ppo.policy.update_normalization(rollout)
         ppo.policy.version += 1

@@ -11,6 +11,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LEVELS = {
     "errors": 0,
     "files": 0,
+    "phases": 0,
     "arguments": 6,
     "rollout": 0,
     "runs": 0,

@@ -342,11 +342,14 @@ class AWR(Algorithm):
         add_transition_field(rollout, "return", target)
         for _ in range(self.n_epochs):
             for batch in self.minibatches(rollout, ("observation", "action", "advantage", "return")):
-                new = self.policy.evaluate_actions(batch)
-                weight = (batch["advantage"] / self.temperature).exp().clamp(max=20)
-                actor = -(weight * new["sample_log_prob"]).mean()
-                self.optimizer_update(actor + value_loss(new["value"], batch["return"]), {"actor": actor})
+                self.optimizer_update(batch)
         self.finish_iteration(rollout)
+
+    def loss(self, batch):
+        new = self.policy.evaluate_actions(batch)
+        weight = (batch["advantage"] / self.temperature).exp().clamp(max=20)
+        actor = -(weight * new["sample_log_prob"]).mean()
+        return actor + value_loss(new["value"], batch["return"]), {"actor": actor}
 '''
 
 

@@ -3,20 +3,24 @@
 Values, minibatches, the optimizer step, counters, evaluation.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.evaluated import EvaluatedModule, check_weights
+from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.schedule import LearningRateSchedule
-from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics
+from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics, named_sources
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import flat_transitions, minibatches
 
@@ -60,10 +64,16 @@ class Algorithm(EvaluatedModule):
         optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
+        compile: compile loss, backward pass and clipping to one graph. Takes some 10 s when a run
+            begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why, and
+            the update runs uncompiled.
 
     Raises:
         ConfigurationError: for a number out of range.
     """
+
+    LOSS_SETTINGS: tuple[str, ...] = ()
+    """The attributes that `loss` reads beside the policy: constants of a compiled one."""
 
     def __init__(
         self,
@@ -78,6 +88,7 @@ class Algorithm(EvaluatedModule):
         normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
         max_nonfinite_steps: int = 10,
+        compile: bool = False,
     ) -> None:
         super().__init__(policy)
         self.automatic_optimization = False
@@ -108,6 +119,9 @@ class Algorithm(EvaluatedModule):
         self.generator = torch.Generator()
         self._restored_rng: dict[str, Tensor] | None = None
         self._hooks_in_use = True
+        self.compile_loss = compile
+        self.phase: PhaseTimer = no_phases
+        self._gradients: Gradients | None = None
 
     # --- what training_step is made of ---
 
@@ -139,18 +153,34 @@ class Algorithm(EvaluatedModule):
             rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields]
         )
 
-    def optimizer_update(self, loss: Tensor, statistics: dict[str, Tensor]) -> None:
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """See `Objective.settings`."""
+        return tuple(getattr(self, name) for name in self.LOSS_SETTINGS)
+
+    @abstractmethod
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch [B], and scalars to report.
+
+        All of them averages over its samples: a large minibatch is given in parts, whose losses are
+        averaged. Compiled, this is traced once: what depends on the values of tensors has to be a
+        tensor operation.
+        """
+
+    def prepare(self, minibatch: TensorDict) -> TensorDict:
+        """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
+        return minibatch
+
+    def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
         optimizer = self.trainer.optimizers[0]
-        optimizer.zero_grad(set_to_none=True)
-        self._backward(loss)
-        limit = torch.inf if self.max_grad_norm is None else self.max_grad_norm
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters_of(optimizer), limit)
-        statistics = {"loss": loss, **statistics, "grad_norm": grad_norm}
-        if self.guard.passes(statistics):
-            self._step(optimizer)
+        assert self._gradients is not None, "on_fit_start makes it"
+        names, scalars = self._gradients(minibatch, self._backward)
+        if self.guard.passes(names, scalars):
+            with self.phase("optimizer"):
+                self._step(optimizer)
             self.optimizer_steps += 1
-            self.statistics.add(statistics)
+            self.statistics.add(names, scalars)
 
     def _backward(self, loss: Tensor) -> None:
         """Do what `manual_backward` does, which asks every callback twice, mostly in vain."""
@@ -169,9 +199,6 @@ class Algorithm(EvaluatedModule):
         else:
             optimizer.step()
 
-    def _parameters_of(self, optimizer: Optimizer) -> list[Tensor]:
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
 
@@ -180,7 +207,7 @@ class Algorithm(EvaluatedModule):
                 not finite.
         """
         if self.guard.exhausted:
-            raise FloatingPointError(self.guard.message(self.named_sources(rollout)))
+            raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
@@ -192,23 +219,6 @@ class Algorithm(EvaluatedModule):
             "train/skipped_steps": float(self.guard.skipped),
         }
         _count_iteration(self)
-
-    def named_sources(self, rollout: TensorDict) -> dict[str, Tensor]:
-        """Return what a loss is made of, by name, for the message about what was not finite."""
-        names = (
-            "observation",
-            "action",
-            "reward",
-            "sample_log_prob",
-            "value",
-            "final_value",
-            "advantage",
-            "return",
-        )
-        flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
-        return dict(flat.items()) | {
-            f"parameter {name}": p for name, p in self.policy.named_parameters()
-        }
 
     # --- Lightning's hooks ---
 
@@ -249,6 +259,7 @@ class Algorithm(EvaluatedModule):
 
         A checkpoint's state is taken up afterwards.
         """
+        self.phase = phases_of(cast(Any, self.trainer).profiler)
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         self.schedule.total_iterations = self.data.total_iterations
@@ -257,6 +268,13 @@ class Algorithm(EvaluatedModule):
             for hook in MINIBATCH_HOOKS
             for listener in (self, *cast(Any, self.trainer).callbacks)
         )
+        if self.compile_loss and self._hooks_in_use:
+            rank_zero_warn(
+                "compile: true has no effect: a callback or the module overrides one of "
+                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call."
+            )
+        compiled = self.compile_loss and not self._hooks_in_use
+        self._gradients = Gradients(self, self.max_grad_norm, compile=compiled)
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""

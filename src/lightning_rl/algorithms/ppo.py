@@ -41,6 +41,7 @@ class PPO(Algorithm):
         kwargs: see `Algorithm`.
     """
 
+    LOSS_SETTINGS = ("clip_coef", "clip_value_loss", "normalize_advantage", "ent_coef", "vf_coef")
     FIELDS = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
 
     def __init__(
@@ -76,8 +77,7 @@ class PPO(Algorithm):
         for _ in range(self.n_epochs):
             first = len(self.statistics)
             for minibatch in self.minibatches(rollout, self.FIELDS):
-                loss, statistics = self.loss(minibatch)
-                self.optimizer_update(loss, statistics)
+                self.optimizer_update(minibatch)
             if self.stops_early(first):
                 break
         self.finish_iteration(rollout)
@@ -100,13 +100,17 @@ class PPO(Algorithm):
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 
+    def prepare(self, minibatch: TensorDict) -> TensorDict:
+        """Normalise the advantages of a minibatch [B], if that is wanted."""
+        if self.normalize_advantage == "minibatch":
+            return minibatch.set("advantage", normalize_advantage(minibatch["advantage"]))
+        return minibatch
+
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch [B], and scalars to report."""
+        """Return the loss of prepared samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
         log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
         advantage, target = minibatch["advantage"], minibatch["return"]
-        if self.normalize_advantage == "minibatch":
-            advantage = normalize_advantage(advantage)
         low = high = self.clip_coef
         policy_loss = clipped_surrogate_loss(
             log_prob, sample_log_prob, advantage, clip_low=low, clip_high=high

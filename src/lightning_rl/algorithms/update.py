@@ -1,9 +1,11 @@
 """Average what optimizer steps report, and tell which are not finite."""
 
+import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from tensordict import TensorDict
+from torch import Tensor, nn
 
 
 class UpdateStatistics:
@@ -14,10 +16,10 @@ class UpdateStatistics:
         self._rows: list[Tensor] = []
         self._single: dict[str, Tensor] = {}
 
-    def add(self, statistics: dict[str, Tensor]) -> None:
-        """Add the scalars of one minibatch."""
-        self._names = list(statistics)
-        self._rows.append(torch.stack([value.detach() for value in statistics.values()]))
+    def add(self, names: list[str], scalars: Tensor) -> None:
+        """Add the scalars [len(names)] of one minibatch."""
+        self._names = names
+        self._rows.append(scalars)
 
     def set(self, name: str, value: Tensor) -> None:
         """Set a scalar that there is one of per iteration."""
@@ -63,18 +65,18 @@ class NonFiniteGuard:
         self.exhausted = False
         self._failing: list[str] = []
 
-    def passes(self, statistics: dict[str, Tensor]) -> bool:
-        """Tell whether loss and gradient norm are finite.
+    def passes(self, names: list[str], scalars: Tensor) -> bool:
+        """Tell whether loss and gradient norm, the first and the last scalar, are finite.
 
         This is the one thing per minibatch that waits for the device.
         """
-        if bool((statistics["loss"].detach() + statistics["grad_norm"]).isfinite()):
+        if math.isfinite((scalars[0] + scalars[-1]).item()):
             self.in_a_row = 0
             return True
         self.skipped += 1
         self.in_a_row += 1
         self.exhausted |= self.in_a_row >= self.limit
-        self._failing = _not_finite(statistics)
+        self._failing = _not_finite(dict(zip(names, scalars, strict=True)))
         return False
 
     def message(self, sources: dict[str, Tensor]) -> str:
@@ -101,6 +103,22 @@ class NonFiniteGuard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up saved counters."""
         self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+
+
+def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
+    """Return what a loss is made of, by name, for the message about what was not finite."""
+    names = (
+        "observation",
+        "action",
+        "reward",
+        "sample_log_prob",
+        "value",
+        "final_value",
+        "advantage",
+        "return",
+    )
+    flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
+    return dict(flat.items()) | {f"parameter {name}": p for name, p in policy.named_parameters()}
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

@@ -151,7 +151,10 @@ def normalize_advantage(
         mask: bool, same shape, or None; the statistics are those of the samples that count.
         eps: added to the standard deviation.
     """
-    count = advantage.numel() if mask is None else mask.sum()
+    if mask is None:
+        std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
+        return (advantage - mean) / (std + eps)
+    count = mask.sum()
     centered = advantage - masked_mean(advantage, mask)
     variance = masked_mean(centered.square(), mask)
     correction = torch.as_tensor(count, device=advantage.device, dtype=advantage.dtype)

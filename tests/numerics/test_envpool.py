@@ -1,0 +1,300 @@
+"""EnvPool behind the env contract: against Gymnasium's dynamics, and against EnvPool stepped by hand."""
+
+import subprocess
+import sys
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from lightning_rl import EnvPoolEnv
+from lightning_rl.cli import run
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import run_episodes
+from tests.helpers import assert_same, last, make_data, make_ppo, train
+from tests.numerics.test_envs import plain, play, random_actions, row
+
+# --- without EnvPool ---
+
+
+def test_a_missing_package_names_the_cure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'lightning-rl\[envpool\]'"):
+        EnvPoolEnv(2, "CartPole-v1")
+
+
+def test_the_command_line_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--config", "ppo.yaml", "--data.env.class_path", "EnvPoolEnv"])
+    assert stop.value.code == 1
+    assert "pip install 'lightning-rl[envpool]'" in capsys.readouterr().err
+
+
+def test_the_package_is_imported_when_an_env_is_made_and_not_before():
+    code = "import sys, lightning_rl.cli; assert 'envpool' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- with it ---
+
+
+@pytest.fixture
+def envpool():
+    return pytest.importorskip("envpool")
+
+
+@pytest.fixture
+def make(envpool):
+    return partial(EnvPoolEnv, num_threads=2)
+
+
+def cart_pole(observation):
+    env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+    env.reset()
+    env.unwrapped.state = observation.numpy().astype(np.float64)
+    return env
+
+
+def pendulum(observation):
+    env = gymnasium.make("Pendulum-v1", disable_env_checker=True)
+    env.reset()
+    cos, sin, velocity = observation.numpy().astype(np.float64)
+    env.unwrapped.state = np.array([np.arctan2(sin, cos), velocity])
+    return env
+
+
+def assert_follows_gymnasium(env, begin, actions, seeds):
+    """Step plain envs from each first observation with the same actions; return the ends seen."""
+    observation = plain(env.reset(seed=seeds)[0])
+    by_hand = [begin(observation[i]) for i in range(len(seeds))]
+    ends = []
+    for t, (step, action) in enumerate(zip(play(env, actions), actions, strict=True)):
+        for i in range(len(seeds)):
+            expected, reward, terminated, truncated, _ = by_hand[i].step(action[i].numpy())
+            assert (bool(step[2][i]), bool(step[3][i])) == (terminated, truncated), (t, i)
+            ended = terminated or truncated
+            actual = step[4][i] if ended else step[0][i]
+            assert actual.dtype == torch.float32
+            np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=2e-3)
+            np.testing.assert_allclose(step[1][i], reward, rtol=1e-3, atol=2e-3)
+            if ended:
+                ends.append((t, i, terminated))
+                by_hand[i] = begin(step[0][i])
+    env.close()
+    return ends
+
+
+def test_cart_pole_moves_and_ends_as_in_gymnasium(make):
+    """No step is lost or doubled by a reset: every episode ends on the step where Gymnasium's does."""
+    env = make(3, "CartPole-v1")
+    actions = random_actions(env.single_action_space, 200, 3)
+    ends = assert_follows_gymnasium(env, cart_pole, actions, [11, 5, 7])
+    assert len(ends) > 15
+    assert all(terminated for *_, terminated in ends)
+
+
+def test_pendulum_is_truncated_after_200_steps_as_in_gymnasium(make):
+    env = make(2, "Pendulum-v1")
+    actions = random_actions(Box(-0.1, 0.1, (1,)), 405, 2)
+    ends = assert_follows_gymnasium(env, pendulum, actions, [3, 9])
+    assert ends == [(t, i, False) for t in (199, 399) for i in (0, 1)]
+
+
+def test_a_time_limit_cuts_cart_pole_after_500_steps(make):
+    env = make(2, "CartPole-v1")
+    observation, _ = env.reset(seed=1)
+    cut = []
+    for t in range(1001):
+        angle = observation[:, 2] + 0.5 * observation[:, 3] + 0.05 * observation[:, 0]
+        observation, _, terminated, truncated, info = env.step(
+            (angle + 0.1 * observation[:, 1] > 0).long()
+        )
+        assert not terminated.any()
+        if truncated.any():
+            cut.append(t)
+            assert not torch.equal(info["final_obs"], observation)
+            assert observation.abs().max() <= 0.05
+    assert cut == [499, 999]
+    env.close()
+
+
+def test_only_finished_envs_begin_again(make):
+    """What an env gives depends on its own seed and actions, whoever else was reset meanwhile."""
+    actions = random_actions(gymnasium.spaces.Discrete(2), 100, 12)
+    together = make(12, "CartPole-v1")
+    together.reset(seed=100)
+    steps = play(together, actions)
+    for i, seed in enumerate(range(100, 112)):
+        alone = make(1, "CartPole-v1")
+        alone.reset(seed=[seed])
+        for step, own in zip(steps, play(alone, actions[:, i : i + 1]), strict=True):
+            for actual, expected in zip(step[:4], own[:4], strict=True):
+                assert_same(actual[i], expected[0])
+            if own[2].any():
+                assert_same(step[4][i], own[4][0])
+    assert {int((s[2] | s[3]).sum()) for s in steps} >= {0, 1, 2}
+
+
+def test_what_was_handed_out_holds_until_the_next_step(make):
+    env = make(3, "CartPole-v1")
+    env.reset(seed=0)
+    for action in random_actions(env.single_action_space, 60, 3):
+        sent = action.clone()
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert torch.equal(action, sent)
+        assert reward.dtype == torch.float32
+        assert (terminated.dtype, truncated.dtype) == (torch.bool, torch.bool)
+        running = ~(terminated | truncated)
+        assert ("final_obs" in info) == (not bool(running.all()))
+        if "final_obs" in info:
+            assert torch.equal(info["final_obs"][running], observation[running])
+            assert (observation[~running].abs() <= 0.05).all()
+
+
+def test_a_seed_gives_the_same_episodes_again(make):
+    env = make(3, "CartPole-v1")
+    actions = random_actions(env.single_action_space, 100, 3)
+    runs = []
+    for seed in (40, [40, 41, 42], 43):
+        first = plain(env.reset(seed=seed)[0])
+        runs.append([(first,), *(step[:4] for step in play(env, actions))])
+    assert_same(runs[0], runs[1])
+    assert not torch.equal(runs[0][0][0], runs[2][0][0])
+    assert not torch.equal(runs[0][0][0][0], runs[0][0][0][1])
+    env.close()
+
+
+def test_no_seed_goes_on_with_the_generators(make):
+    env = make(2, "CartPole-v1")
+
+    def two_resets():
+        env.reset(seed=1)
+        return plain(env.reset()[0])
+
+    assert torch.equal(two_resets(), two_resets())
+    assert not torch.equal(two_resets(), plain(env.reset()[0]))
+    fresh = [plain(make(2, "CartPole-v1").reset()[0]) for _ in range(2)]
+    assert not torch.equal(*fresh)
+    env.close()
+
+
+def test_large_seeds_are_taken(make):
+    env = make(2, "CartPole-v1")
+    assert not torch.equal(*plain(env.reset(seed=2**31 - 1)[0]))
+    env.reset(seed=[2**40, np.int64(7)])
+    with pytest.raises(ConfigurationError, match="Expected 2 seeds, one per env, got 3"):
+        env.reset(seed=[1, 2, 3])
+    env.close()
+
+
+def test_continuous_actions_are_clipped_to_the_space(make):
+    given = torch.tensor([[-50.0], [0.5]])
+    rewards = {}
+    for clip_action in (True, False):
+        env = make(2, "HalfCheetah-v5", clip_action=clip_action)
+        for factor in (1, 10):
+            env.reset(seed=0)
+            action = (given * factor).expand(2, 6)
+            rewards[clip_action, factor] = env.step(action)[1].clone()
+    # The control cost tells what was received.
+    assert rewards[True, 1][0] == rewards[True, 10][0]
+    assert rewards[False, 1][0] > rewards[False, 10][0]
+
+
+def test_observations_of_float64_come_as_float32(make):
+    env = make(2, "HalfCheetah-v5", env_kwargs={"max_episode_steps": 3})
+    assert env.single_observation_space.dtype == np.float32
+    assert env.reset(seed=0)[0].dtype == torch.float32
+    steps = play(env, torch.zeros(7, 2, 6))
+    assert [bool(step[3].all()) for step in steps] == [False, False, True] * 2 + [False]
+    assert not any(step[2].any() for step in steps)
+    assert steps[2][4].dtype == torch.float32
+    env.close()
+
+
+def test_a_tree_of_observations(make):
+    env = make(2, "HopperHop-v1", env_kwargs={"max_episode_steps": 4})
+    first = plain(env.reset(seed=0)[0])
+    assert set(first) == set(env.single_observation_space.spaces)
+    steps = play(env, torch.zeros(6, 2, 4))
+    assert all(value.dtype == torch.float32 for value in first.values())
+    cut = [t for t, step in enumerate(steps) if step[4] is not None]
+    assert cut == [3]
+    assert not torch.equal(row(steps[3][4], 0)["position"], row(steps[3][0], 0)["position"])
+    env.close()
+
+
+def test_success_is_said_of_finished_episodes(make):
+    env = make(2, "MetaWorld/Reach-v3", env_kwargs={"max_episode_steps": 3})
+    env.reset(seed=0)
+    for t in range(6):
+        *_, truncated, info = env.step(torch.zeros(2, 4))
+        assert ("success" in info) == bool(truncated.all()) == (t in (2, 5))
+    assert info["success"].dtype == torch.bool
+    assert info["success"].tolist() == [False, False]
+    env.close()
+
+
+def test_closing_twice_and_stepping_without_a_reset(make):
+    env = make(2, "CartPole-v1")
+    with pytest.raises(ConfigurationError, match="Call reset before the first step"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+    env.reset(seed=0)
+    env.close()
+    env.close()
+    assert env.reset(seed=0)[0].shape == (2, 4)
+    assert env.state_dict() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"id": "CartPol-v1"}, r"No EnvPool env 'CartPol-v1'; close matches: .*CartPole-v1"),
+        ({"id": ""}, "id is empty"),
+        ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
+        ({"num_threads": -1}, "num_threads must be at least 0, got -1"),
+        ({"env_kwargs": {"gravitas": 1}}, "'CartPole-v1' could not be made: .*gravitas"),
+        ({"env_kwargs": {"seed": 1}}, "env_kwargs cannot set 'seed'"),
+    ],
+)
+def test_an_env_that_cannot_be_made_says_why(envpool, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        EnvPoolEnv(**{"num_envs": 2, "id": "CartPole-v1"} | arguments)
+
+
+def test_evaluation_depends_on_the_seed_of_an_episode_alone(make):
+    data = make_data(partial(make, id="CartPole-v1"))
+    policy = make_ppo(data).policy
+    together = run_episodes(policy, make(5, "CartPole-v1"), [7, 8, 9])
+    apart = [run_episodes(policy, make(1, "CartPole-v1"), [seed])[0] for seed in (7, 8, 9)]
+    assert together == apart
+    data.close()
+
+
+def test_a_resumed_run_warns_and_restarts_its_episodes(make, tmp_path):
+    factory = partial(make, id="CartPole-v1")
+    train(tmp_path, env=factory)
+    with pytest.warns(UserWarning, match=r"could not be restored.*its state could not be saved"):
+        module, *_ = train(
+            tmp_path, env=factory, data={"total_env_steps": 4 * 16 * 9}, ckpt_path=last(tmp_path)
+        )
+    assert module.env_steps == 4 * 16 * 9
+
+
+def test_a_seeded_run_repeats(make, tmp_path):
+    factory = partial(make, id="CartPole-v1")
+    one, other = (train(tmp_path / name, env=factory)[0].state_dict() for name in ("one", "other"))
+    assert_same(dict(one), dict(other))
+
+
+def test_the_command_line_takes_the_short_name(envpool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"total_env_steps": "512", "buffer_size": "32", "num_eval_episodes": "2"}
+    options = [word for key, value in small.items() for word in (f"--data.{key}", value)]
+    env = ["--data.env.class_path", "EnvPoolEnv", "--data.env.id", "CartPole-v1"]
+    run(["fit", "--config", "ppo.yaml", *env, *options, "--model.batch_size", "64"])
+    run(["validate", "--ckpt_path", "last"])

@@ -1,0 +1,133 @@
+"""The compiled update does what the eager one does, and so do chunks and the whole."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from tensordict import TensorDict
+
+from lightning_rl import PPO
+from lightning_rl.algorithms import gradients
+from lightning_rl.algorithms.gradients import Gradients
+from tests.helpers import make_data, make_ppo, train
+
+MODELS = [
+    ("CartPole-v1", {}, {"ent_coef": 0.01}),
+    ("Pendulum-v1", {"normalize_observation": True}, {"clip_value_loss": True}),
+    ("Pendulum-v1", {"squash": True}, {"normalize_advantage": "off", "max_grad_norm": None}),
+]
+
+
+def minibatch_for(module, data, size):
+    """A minibatch with log-probs a little off, so that some ratios are clipped."""
+    generator = torch.Generator().manual_seed(3)
+
+    def noise():
+        return torch.randn(size, generator=generator)
+
+    shape = data.observation_space.shape
+    fields = {"observation": torch.randn(size, *shape, generator=generator)}
+    acted = module.policy.get_action(TensorDict(fields, [size]), generator=generator)
+    return acted.update(
+        {
+            "sample_log_prob": acted["sample_log_prob"] + 0.2 * noise(),
+            "value": noise(),
+            "advantage": noise() + 1,
+            "return": 3 * noise(),
+        }
+    )
+
+
+def differentiate(module, minibatch, *, compile):
+    differ = Gradients(module, module.max_grad_norm, compile=compile)
+    names, scalars = differ(minibatch.clone(), torch.Tensor.backward)
+    grads = [parameter.grad.clone() for parameter in module.policy.parameters()]
+    return dict(zip(names, scalars.tolist(), strict=True)), grads
+
+
+@pytest.mark.parametrize(("env", "policy", "model"), MODELS)
+def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(env, policy, model):
+    data = make_data(env)
+    module = make_ppo(data, policy, **model)
+    minibatch = minibatch_for(module, data, 64)
+    eager, eager_grads = differentiate(module, minibatch, compile=False)
+    compiled, compiled_grads = differentiate(module, minibatch, compile=True)
+    assert eager == pytest.approx(compiled, abs=1e-5, rel=1e-5)
+    assert eager["clip_fraction"] > 0
+    assert eager["grad_norm"] > 1e-3
+    torch.testing.assert_close(eager_grads, compiled_grads, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_run_follows_the_eager_one(tmp_path):
+    model = {"n_epochs": 1}  # 12 optimizer steps, the normaliser moving between them
+    policy = {"normalize_observation": True}
+    runs = [
+        train(tmp_path / str(c), env="Pendulum-v1", policy=policy, model=model | {"compile": c})[0]
+        for c in (False, True)
+    ]
+    for eager, compiled in zip(*(run.policy.state_dict().values() for run in runs), strict=True):
+        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeypatch):
+    data = make_data()
+    module = make_ppo(data, ent_coef=0.01, clip_value_loss=True)
+    minibatch = minibatch_for(module, data, 100)
+    whole, whole_grads = differentiate(module, minibatch, compile=False)
+    monkeypatch.setattr(gradients, "CPU_CHUNK", 32)  # 32 + 32 + 32 + 4
+    seen = []
+    loss = module.loss
+    monkeypatch.setattr(module, "loss", lambda part: seen.append(len(part)) or loss(part))
+    parts, part_grads = differentiate(module, minibatch, compile=compile)
+    assert seen == ([32, 4] if compile else [32, 32, 32, 4])
+    assert whole == pytest.approx(parts, abs=1e-5, rel=1e-5)
+    torch.testing.assert_close(whole_grads, part_grads, rtol=1e-5, atol=1e-6)
+
+
+def test_a_changed_coefficient_is_compiled_anew():
+    data = make_data()
+    module = make_ppo(data)
+    minibatch = minibatch_for(module, data, 32)
+    differ = Gradients(module, None, compile=True)
+    losses = []
+    for module.ent_coef in (0.0, 1.0, 0.0):
+        names, scalars = differ(minibatch.clone(), torch.Tensor.backward)
+        losses.append(dict(zip(names, scalars.tolist(), strict=True)))
+    assert losses[0]["loss"] == pytest.approx(losses[1]["loss"] + losses[1]["entropy"], abs=1e-5)
+    assert losses[0] == losses[2]
+
+
+def test_a_loss_that_looks_at_its_values_runs_uncompiled_and_says_so(tmp_path):
+    class Peeking(PPO):
+        def loss(self, minibatch):
+            loss, scalars = super().loss(minibatch)
+            return (loss if loss > 0 else loss * 2), scalars
+
+    with pytest.warns(UserWarning, match="compile: true has no effect"):
+        module, _, _ = train(tmp_path, model={"algorithm": Peeking, "compile": True})
+    assert module.optimizer_steps == 6 * 2 * 2
+
+
+def test_without_a_compiler_the_update_runs_uncompiled_and_names_the_cure(tmp_path, monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    with pytest.warns(
+        UserWarning, match=r"No working C\+\+ compiler.*needs a C\+\+ compiler \(g\+\+"
+    ):
+        module, _, _ = train(tmp_path, model={"compile": True})
+    assert module.optimizer_steps == 6 * 2 * 2
+
+
+def test_where_a_callback_wants_the_hooks_of_each_minibatch_nothing_is_compiled(tmp_path):
+    class Counter(Callback):
+        seen = 0
+
+        def on_after_backward(self, trainer, module):
+            self.seen += 1
+
+    counter = Counter()
+    with pytest.warns(UserWarning, match="a callback or the module overrides one of"):
+        train(tmp_path, model={"compile": True}, trainer={"callbacks": [counter]})
+    assert counter.seen == 6 * 2 * 2
