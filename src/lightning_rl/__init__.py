@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from lightning_rl.algorithms import PPO, Algorithm
     from lightning_rl.collectors import Collector, SyncCollector
     from lightning_rl.data import RLDataModule
-    from lightning_rl.envs import GymnasiumEnv, TorchEnv, VectorEnv
+    from lightning_rl.envs import EnvPoolEnv, GymnasiumEnv, TorchEnv, VectorEnv
     from lightning_rl.errors import ConfigurationError
     from lightning_rl.policies import ActorCritic, Policy
     from lightning_rl.trainer import RLTrainer
@@ -18,6 +18,7 @@ _HOMES = {
     "Algorithm": "algorithms",
     "Collector": "collectors",
     "ConfigurationError": "errors",
+    "EnvPoolEnv": "envs",
     "GymnasiumEnv": "envs",
     "Policy": "policies",
     "RLDataModule": "data",
@@ -33,6 +34,7 @@ __all__ = [
     "Algorithm",
     "Collector",
     "ConfigurationError",
+    "EnvPoolEnv",
     "GymnasiumEnv",
     "Policy",
     "RLDataModule",

@@ -17,6 +17,7 @@ from lightning_rl.buffers import Buffer, RolloutBuffer
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import require
+from lightning_rl.phases import phases_of
 from lightning_rl.policies import Policy
 
 EnvFactory = Callable[[int], VectorEnv]
@@ -169,6 +170,7 @@ class RLDataModule(LightningDataModule):
         self.collector = self._make_collector(
             self._env, policy, self.buffer_size, self.seed_for("collector")
         )
+        self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
         if self._restored is not None:
             self.collector.load_state_dict(self._restored)
             self._restored = None

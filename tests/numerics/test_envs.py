@@ -449,7 +449,7 @@ def test_a_missing_package_names_the_cure(id, error, cure, monkeypatch):
     def fail(*args, **kwargs):
         raise gymnasium.error.DependencyNotInstalled(error)
 
-    monkeypatch.setattr(gymnasium, "make_vec", fail)
+    monkeypatch.setattr(gymnasium, "make", fail)
     with pytest.raises(ConfigurationError, match=f"'{id}' needs a package .*: {cure}"):
         GymnasiumEnv(2, id)
 

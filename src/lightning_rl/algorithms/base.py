@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.evaluated import EvaluatedModule, check_weights
-from lightning_rl.algorithms.gradients import Gradients
+from lightning_rl.algorithms.gradients import Gradients, chunks
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics, named_sources
 from lightning_rl.errors import ConfigurationError, require
@@ -134,18 +134,19 @@ class Algorithm(EvaluatedModule):
 
     @torch.no_grad()
     def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` [N, T+1], and `final_value` where only the time ran out, in one pass."""
-        observations = TensorDict({"observation": rollout["observation"]}, rollout.batch_size)
-        rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
-        finals = TensorDict(
-            {"observation": rollout["final_observation"][rows, steps]}, [rows.shape[0]]
-        )
-        flat = flat_transitions(observations, ["observation"], bootstrap=True)
-        value = self.policy.get_value(cast(TensorDict, torch.cat([flat, finals])))["value"]
-        size = rollout.batch_size
-        rollout["value"].copy_(value[: size.numel()].view(size[1], size[0]).t())
+        """Write `value` [N, T+1], and `final_value` where only the time ran out."""
+        observations = flat_transitions(rollout, ["observation"], bootstrap=True)
+        envs, slots = rollout.batch_size
+        rollout["value"].copy_(self._values(observations).view(slots, envs).t())
         rollout["final_value"].zero_()
-        rollout["final_value"][rows, steps] = value[size.numel() :]
+        rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+        if len(rows):
+            finals = {"observation": rollout["final_observation"][rows, steps]}
+            rollout["final_value"][rows, steps] = self._values(TensorDict(finals, [len(rows)]))
+
+    def _values(self, observations: TensorDict) -> Tensor:
+        """Return the value of each observation [B]."""
+        return torch.cat([self.policy.get_value(part)["value"] for part, _ in chunks(observations)])
 
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
         """Yield one pass, freshly shuffled; the policy's own fields come beside those named."""

@@ -72,8 +72,10 @@ class PPO(Algorithm):
 
     def training_step(self, rollout: TensorDict, iteration: int) -> None:
         """Improve the policy by one rollout [N, T+1]."""
-        self.evaluate_values(rollout)
-        self.add_advantages(rollout)
+        with self.phase("values"):
+            self.evaluate_values(rollout)
+        with self.phase("advantage"):
+            self.add_advantages(rollout)
         for _ in range(self.n_epochs):
             first = len(self.statistics)
             for minibatch in self.minibatches(rollout, self.FIELDS):

@@ -11,6 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.phases import phases_of
 
 
 class EnvStepTensorBoard(TensorBoardLogger):
@@ -103,5 +104,6 @@ class MetricsWriter(Callback):
         self._write(trainer, known, algorithm.env_steps)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=env_steps)
+        with phases_of(cast(Any, trainer).profiler)("logging"):
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=env_steps)

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
+from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 
 
@@ -27,6 +28,7 @@ class Collector(ABC):
         env_steps: steps collected so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
+        phase: times the phases `env` and `inference`, for a profiler.
     """
 
     max_staleness: int = 0
@@ -38,6 +40,7 @@ class Collector(ABC):
         self.seed = seed
         self.statistics = EpisodeStatistics(env.num_envs)
         self.env_steps = 0
+        self.phase: PhaseTimer = no_phases
 
     @abstractmethod
     def collect(self) -> TensorDict:

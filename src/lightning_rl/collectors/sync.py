@@ -36,10 +36,12 @@ class SyncCollector(Collector):
             device=device,
         )
         self._storage = time_major(rollout)
-        self._steps = step_views(rollout)
-        self._observations = [step.get("observation") for step in self._steps]
-        self._final_observations = [step.get("final_observation") for step in self._steps]
-        self._actions = [step.get("action") for step in self._steps]
+        self._actor = policy.rollout_actor(rollout)
+        steps = step_views(rollout)
+        self._observations, self._final_observations, self._actions = (
+            [step.get(key) for step in steps]
+            for key in ("observation", "final_observation", "action")
+        )
         self._rewards, self._terminated, self._truncated = (
             self._storage[key].unbind(0) for key in ("reward", "terminated", "truncated")
         )
@@ -51,17 +53,26 @@ class SyncCollector(Collector):
         if not self._started:
             self._start(self.env.reset(seed=self.seed)[0])
         copy_tree(self._observations[0], self._observations[-1])
-        self.policy.eval()
+        with self.phase("inference"):
+            self._actor.begin(self.generator)
         for t in range(self.num_steps):
-            self.policy(self._steps[t], generator=self.generator)
-            observation, reward, terminated, truncated, info = self.env.step(self._actions[t])
-            copy_tree(self._observations[t + 1], observation)
-            self._rewards[t].copy_(reward)
-            self._terminated[t].copy_(terminated)
-            self._truncated[t].copy_(truncated)
-            if "final_obs" in info:
-                copy_tree(self._final_observations[t], info["final_obs"])
+            with self.phase("inference"):
+                self._actor.act(t)
+            with self.phase("env"):
+                self._step(t)
+        with self.phase("inference"):
+            self._actor.finish()
         return self._finish()
+
+    def _step(self, t: int) -> None:
+        """Step the env with the action of slot `t`, and write what comes of it."""
+        observation, reward, terminated, truncated, info = self.env.step(self._actions[t])
+        copy_tree(self._observations[t + 1], observation)
+        self._rewards[t].copy_(reward)
+        self._terminated[t].copy_(terminated)
+        self._truncated[t].copy_(truncated)
+        if "final_obs" in info:
+            copy_tree(self._final_observations[t], info["final_obs"])
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`."""

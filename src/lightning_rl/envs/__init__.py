@@ -1,5 +1,6 @@
-"""Envs: the contract, the Gymnasium adapter, batched torch envs, probes."""
+"""Envs: the contract, the Gymnasium and EnvPool adapters, batched torch envs, probes."""
 
+from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium_env import GymnasiumEnv
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.torch_env import TorchEnv
@@ -7,6 +8,7 @@ from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 
 __all__ = [
     "ActionProbe",
+    "EnvPoolEnv",
     "GymnasiumEnv",
     "RestoreError",
     "TimeLimitProbe",

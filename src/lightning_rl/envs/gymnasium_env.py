@@ -7,15 +7,17 @@ import atexit
 import importlib
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.inline import InlineVectorEnv
 from lightning_rl.envs.replay import ReplayableEpisode
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -99,7 +101,7 @@ class GymnasiumEnv(VectorEnv):
         """See `VectorEnv.step`."""
         actions = action.cpu().numpy()
         if self._clip is not None:
-            actions = np.clip(actions, *self._clip)
+            actions = np.minimum(np.maximum(actions, self._clip[0]), self._clip[1])
         elif self._first_action is not None:
             actions = actions + self._first_action
         elif self._replayable:
@@ -107,7 +109,8 @@ class GymnasiumEnv(VectorEnv):
                 actions.copy()
             )  # kept for the replay below, while the rollout's storage is written again
         self._observation, reward, terminated, truncated, numpy_info = self._env.step(actions)
-        self._remember(actions, terminated, truncated)
+        if self._replayable:
+            self._remember(actions, terminated | truncated if "final_obs" in numpy_info else None)
         return (
             _to_tensors(self._observation),
             torch.from_numpy(reward),
@@ -155,6 +158,8 @@ class GymnasiumEnv(VectorEnv):
         if not _equal(_plain(_to_tensors(self._observation)), state["observation"]):
             raise RestoreError("replaying its actions gave another observation")
         self._restore_log(actions)
+        if isinstance(self._env, InlineVectorEnv):
+            self._env.elapsed[:] = [len(a) for a in actions]
         return _to_tensors(self._observation)
 
     def close(self) -> None:
@@ -167,14 +172,11 @@ class GymnasiumEnv(VectorEnv):
         self._first_kept = 0
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
 
-    def _remember(self, actions: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
+    def _remember(self, actions: np.ndarray, done: np.ndarray | None) -> None:
         """Keep the actions that the episodes under way would need for a replay."""
-        if not self._replayable:
-            return
         self._actions.append(actions)
         now = self._first_kept + len(self._actions)
-        done = terminated | truncated
-        if done.any():
+        if done is not None:
             self._episode_begin[done] = now
         if len(self._actions) % 1024 == 0:
             oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
@@ -221,15 +223,22 @@ def _make(
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
         "env.",
     )
-    kwargs = dict(env_kwargs)
-    if vectorization != "vector_entry_point":
-        kwargs |= {"wrappers": [*wrappers, ReplayableEpisode], "disable_env_checker": True}
-        # copy=False: the collector copies each observation before the next step overwrites it.
-        kwargs["vector_kwargs"] = {"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False}
+    make_one = partial(_make_one, id, env_kwargs, wrappers)
     try:
         if ":" in id:
             importlib.import_module(id.split(":", maxsplit=1)[0])
-        env = gymnasium.make_vec(id, num_envs=num_envs, vectorization_mode=vectorization, **kwargs)
+        env: Any
+        if vectorization == "sync":
+            env = InlineVectorEnv([make_one] * num_envs)
+        elif vectorization == "async":
+            # copy=False: the collector copies each observation before the next step overwrites it.
+            env = AsyncVectorEnv(
+                [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+            )
+        else:
+            env = gymnasium.make_vec(
+                id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
+            )
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ConfigurationError(
             f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
@@ -250,6 +259,13 @@ def _make(
             "async."
         )
     return env
+
+
+def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
+    env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return ReplayableEpisode(env)
 
 
 def _cure(id: str, error: Exception) -> str:

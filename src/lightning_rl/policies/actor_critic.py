@@ -8,10 +8,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.policies.acting import RolloutActor
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.distributions import distribution_for
 from lightning_rl.policies.networks import flat_observation_size, flatten_observation, mlp
 from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.rollout import FieldSpec
 
 
@@ -76,6 +78,13 @@ class ActorCritic(Policy):
         for key, value in self.distribution.sample(output, deterministic, generator).items():
             td.set(key, value, inplace=True)
         return td
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        """See `Policy.rollout_actor`."""
+        # A subclass may act in another way.
+        if type(self) is ActorCritic and acts_in_numpy(self, rollout):
+            return NumpyActor(self, rollout)
+        return super().rollout_actor(rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
         """See `Policy.get_value`."""

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.policies.acting import RolloutActor, StepwiseActor
 from lightning_rl.rollout import FieldSpec
 
 
@@ -80,6 +81,13 @@ class Policy(nn.Module, ABC):
     ) -> TensorDict:
         """Act without gradients; see `forward`."""
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        """Return what acts with this policy on the storage of a rollout [N, T+1].
+
+        Called once by the collector. A policy with a faster way than a call per step gives it.
+        """
+        return StepwiseActor(self, rollout)
 
     def update_normalization(self, rollout: TensorDict) -> None:
         """Move the running statistics of the inputs, if there are any.

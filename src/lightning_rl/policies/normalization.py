@@ -56,9 +56,11 @@ class ObservationNormalizer(RunningMoments):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the normalised observation, shape [..., D]."""
-        return ((observation - self.mean) * (self.var + self.eps).rsqrt()).clamp(
-            -self.limit, self.limit
-        )
+        return ((observation - self.mean) * self.factor()).clamp(-self.limit, self.limit)
+
+    def factor(self) -> Tensor:
+        """Return what deviations from the mean are multiplied by, [D]."""
+        return (self.var + self.eps).rsqrt()
 
 
 class RewardNormalizer(RunningMoments):

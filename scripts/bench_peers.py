@@ -1,0 +1,338 @@
+"""Measure training speed of the same PPO through lightning_rl and its peers.
+
+    python scripts/bench_peers.py --workloads W1 W2 --repeats 3 --output peers
+
+Each library runs in a virtual environment of its own, which is made once, in `--venvs`; the runners
+are in `scripts/peers`. Every run is a process of its own. In each repeat all libraries take their
+turn once, in an order that rotates, so that a machine that changes its speed is fair to all. The
+number is env steps per second, end to end, over the timed iterations that follow the warm-up;
+evaluation, checkpoints and loggers are off. Seeds are 1, 2, ... by repeat.
+
+Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
+`results.png`, which needs matplotlib.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+GYMNASIUM = "gymnasium[mujoco]==1.4.0"
+OURS = "lightning_rl"
+CLASSIC = ("W1", "W2", "W2b")
+ALL = (*CLASSIC, "W3")
+REFERENCE = "stable-baselines3"
+ABOUT = {
+    "W1": "CartPole-v1, 8 envs × 128 steps, 4 epochs × 4 minibatches",
+    "W2": "HalfCheetah-v5, 1 env × 2,048 steps, 10 epochs × 32 minibatches, normalised",
+    "W2b": "HalfCheetah-v5, 8 envs × 2,048 steps, 10 epochs × 32 minibatches, normalised",
+    "W3": "pendulum in torch, 24 steps, 5 epochs × 4 minibatches, 128×128",
+}
+
+REQUIREMENTS: dict[str, list[str]] = {
+    OURS: ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[mujoco]"],
+    "stable-baselines3": ["stable-baselines3==2.9.2", GYMNASIUM],
+    "rsl_rl": ["rsl-rl-lib==5.5.1"],
+    "skrl": ["skrl==2.1.1", GYMNASIUM],
+    "sheeprl": ["sheeprl==0.8.4", GYMNASIUM],
+    "torchrl": ["torchrl==0.14.1", GYMNASIUM],
+}
+"""What is installed after torch in each virtual environment."""
+
+
+@dataclass(frozen=True)
+class Library:
+    venv: str
+    script: str
+    workloads: tuple[str, ...] = ALL
+    flag: str | None = None
+    floor: bool = False
+
+
+ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
+"""What a run has once, and its digits in the tables."""
+
+LIBRARIES = {
+    "lightning_rl": Library(OURS, "lightning_rl_ppo.py"),
+    "lightning_rl-compiled": Library(OURS, "lightning_rl_ppo.py", flag="--compile"),
+    "bare": Library(OURS, "bare.py"),
+    "bare-compiled": Library(OURS, "bare.py", flag="--compile"),
+    "stable-baselines3": Library("stable-baselines3", "stable_baselines3_ppo.py", CLASSIC),
+    "rsl_rl": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",)),
+    "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), "--compile"),
+    "skrl": Library("skrl", "skrl_ppo.py"),
+    "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
+    "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, "--compile"),
+    "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
+    "floor-env": Library(OURS, "floors.py", flag="--env", floor=True),
+    "floor-unwrapped": Library(OURS, "floors.py", flag="--unwrapped", floor=True),
+    "floor-matmuls": Library(OURS, "floors.py", flag="--matmuls", floor=True),
+}
+
+
+def main() -> int:
+    args = arguments()
+    args.output.mkdir(parents=True, exist_ok=True)
+    pythons = {
+        venv: prepare(venv, args)
+        for venv in dict.fromkeys(LIBRARIES[name].venv for name in args.libraries)
+    }
+    if args.setup_only:
+        return 0
+    report: dict[str, Any] = {
+        "command": sys.argv,
+        "began": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "machine": machine(),
+        "runs": [],
+    }
+    for repeat in range(args.repeats):
+        for workload in args.workloads:
+            names = [name for name in args.libraries if workload in LIBRARIES[name].workloads]
+            turn = repeat % max(1, len(names))
+            for num_envs in args.num_envs_w3 if workload == "W3" else [None]:
+                for name in names[turn:] + names[:turn]:
+                    row = run(name, workload, num_envs, repeat, pythons, args)
+                    report["runs"].append(row)
+                    (args.output / "results.json").write_text(json.dumps(report, indent=1))
+    text = as_markdown(report)
+    (args.output / "results.md").write_text(text)
+    print(text)
+    draw(report["runs"], args.output / "results.png")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", nargs="+", choices=ALL, default=list(ALL))
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=Path("bench_peers"), metavar="DIR")
+    parser.add_argument("--warmup", type=int, help="iterations; where not given, the workload's")
+    parser.add_argument("--iterations", type=int, help="timed; where not given, the workload's")
+    parser.add_argument("--threads", type=int, help="of torch; where not given, the workload's")
+    parser.add_argument("--num-envs-w3", type=int, nargs="+", default=[4096])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of W3's runs")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for a run")
+    parser.add_argument(
+        "--venvs", type=Path, default=Path("~/.cache/lightning_rl_peers"), metavar="DIR"
+    )
+    parser.add_argument("--torch", default="torch==2.13.0", help="requirement, installed first")
+    parser.add_argument("--ours", type=Path, help="an interpreter that has lightning_rl")
+    parser.add_argument("--setup-only", action="store_true", help="make the environments and stop")
+    return parser.parse_args()
+
+
+def prepare(venv: str, args: argparse.Namespace) -> Path | str:
+    """Make a virtual environment, unless there is one; return its interpreter, or what failed."""
+    if venv == OURS and args.ours:
+        return args.ours.expanduser().absolute()
+    home = args.venvs.expanduser().absolute() / venv
+    python = home / "bin" / "python"
+    wanted = json.dumps([args.torch, *REQUIREMENTS[venv]])
+    stamp = home / "requirements.json"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    print(f"Making {home}", flush=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet"]
+    steps = [[*pip, args.torch], [*pip, args.torch, *REQUIREMENTS[venv]]]
+    if not python.exists():
+        steps.insert(0, [sys.executable, "-m", "venv", str(home)])
+    for step in steps:
+        done = subprocess.run(step, capture_output=True, text=True)
+        if done.returncode != 0:
+            error = f"{' '.join(step)}\n{last_lines(done.stderr)}"
+            print(error, file=sys.stderr)
+            return error
+    stamp.write_text(wanted)
+    return python
+
+
+def run(
+    name: str,
+    workload: str,
+    num_envs: int | None,
+    repeat: int,
+    pythons: dict[str, Path | str],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Run one library once; an error becomes part of the result."""
+    library, python = LIBRARIES[name], pythons[LIBRARIES[name].venv]
+    key = workload if num_envs is None else f"{workload} {num_envs:,} envs"
+    row = {"name": name, "key": key, "repeat": repeat, "load": os.getloadavg()[0]}
+    if isinstance(python, str):
+        return row | {"error": python}
+    threads = args.threads or (2 if workload == "W3" else 1)
+    options = {
+        "--warmup": args.warmup,
+        "--iterations": args.iterations,
+        "--num-envs": num_envs,
+        "--seed": repeat + 1,
+        "--threads": threads,
+        "--device": args.device if workload == "W3" else "cpu",
+    }
+    command = [str(python), str(HERE / "peers" / library.script), workload]
+    for option, value in options.items():
+        command += [] if value is None else [option, str(value)]
+    command += [library.flag] if library.flag else []
+    env = os.environ | {"OMP_NUM_THREADS": str(threads), "PEERS_LAUNCHED": repr(time.time())}
+    print(f"[{repeat + 1}] {key} {name} ", end="", flush=True)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:  # MuJoCo leaves a log where it runs
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=env,
+                cwd=scratch,
+                timeout=args.timeout,
+            )
+        if done.returncode != 0:
+            raise RuntimeError(last_lines(done.stderr))
+        row |= json.loads(done.stdout.strip().splitlines()[-1])
+        print(f"{row['sps']:,.0f} env steps/s", flush=True)
+    except subprocess.TimeoutExpired:
+        row["error"] = f"not done in {args.timeout} s"
+    except (RuntimeError, ValueError, IndexError) as error:
+        row["error"] = str(error) or repr(error)
+    if "error" in row:
+        print(f"failed: {row['error']}", flush=True)
+    return row
+
+
+def last_lines(text: str, count: int = 6) -> str:
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def machine() -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        models = []
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    runs, about = report["runs"], report["machine"]
+    torches = sorted({row["torch"] for row in runs if "torch" in row})
+    gpus = sorted({row["gpu"] for row in runs if "gpu" in row})
+    where = ", ".join([about["cpu"], f"{about['cores']} cores", *gpus])
+    lines = [
+        f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats; "
+        "range of env steps/s in brackets. Collect and update are seconds per iteration; start-up "
+        "is the time from the launch of the process to its first iteration, which also compiles.",
+    ]
+    for key in dict.fromkeys(row["key"] for row in runs):
+        rows = [row for row in runs if row["key"] == key]
+        example = next((row for row in rows if "settings" in row), None)
+        lines += ["", f"## {key}: {ABOUT[key.split()[0]]}", ""]
+        if example:
+            versions = example["versions"]
+            used = "" if key[:2] == "W3" else f"gymnasium {versions['gymnasium']}, "
+            used += f"mujoco {versions['mujoco']}, " if key[:2] == "W2" else ""
+            lines += [f"{used}{example['threads']} torch threads, {example['device']}.", ""]
+        lines += table(key, rows)
+    failures = {f"{row['key']} {row['name']}": row["error"] for row in runs if "error" in row}
+    for title, error in failures.items():
+        lines += ["", f"{title} failed:", "", "```", error, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
+    names = list(dict.fromkeys(row["name"] for row in sorted(rows, key=lambda r: r["repeat"])))
+    names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
+    peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
+    reference = REFERENCE if key[:2] != "W3" else next(iter(peers), "")
+    base = median(rows, reference, "sps")
+    columns = (
+        *("library", "version", "env steps/s", f"÷ {reference or 'peer'}"),
+        *("collect s", "update s", "start-up s", "first iteration s", "peak MB"),
+    )
+    lines = [columns, ["---"] * len(columns)]
+    for floor in (False, True):
+        for name in names:
+            if LIBRARIES[name].floor is floor:
+                lines.append(cells(name, rows, base))
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def cells(name: str, rows: list[dict[str, Any]], base: float | None) -> list[str]:
+    good = [row for row in rows if row["name"] == name and "sps" in row]
+    if not good:
+        return [name, "–", "failed", *["–"] * 6]
+    floor, sps = LIBRARIES[name].floor, median(rows, name, "sps")
+    span = f" ({min(r['sps'] for r in good):,.0f}–{max(r['sps'] for r in good):,.0f})"
+    title = good[0]["library"]
+
+    def number(field: str, digits: int) -> str:
+        value = median(rows, name, field)
+        return "–" if value is None else f"{value:,.{digits}f}"
+
+    return [
+        f"**{title}**" if title.startswith(OURS) else title,
+        "–" if floor else good[0]["version"],
+        f"{sps:,.0f}{span if len(good) > 1 else ''}",
+        f"{sps / base:.2f}" if base and not floor else "–",
+        *(number(f"{part}_seconds", 4) for part in ("collect", "update")),
+        *(["–"] * 3 if floor else (number(field, digits) for field, digits in ONCE.items())),
+    ]
+
+
+def median(rows: list[dict[str, Any]], name: str, field: str) -> float | None:
+    values = [row[field] for row in rows if row["name"] == name and row.get(field) is not None]
+    return statistics.median(values) if values else None
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"{path.name} was not drawn: pip install matplotlib in {sys.executable}")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    keys = list(dict.fromkeys(row["key"] for row in runs))
+    figure, axes = plt.subplots(
+        1, len(keys), figsize=(5 * len(keys), 4), squeeze=False, layout="constrained"
+    )
+    for axis, key in zip(axes[0], keys, strict=True):
+        rows = [row for row in runs if row["key"] == key]
+        speeds = {
+            name: median(rows, name, "sps") or 0.0
+            for name in dict.fromkeys(row["name"] for row in rows)
+            if not LIBRARIES[name].floor
+        }
+        names = sorted(speeds, key=speeds.__getitem__)
+        colors = [
+            "tab:orange" if n.startswith(OURS) else "silver" if n.startswith("bare") else "tab:blue"
+            for n in names
+        ]
+        bars = axis.barh(names, [speeds[name] for name in names], color=colors)
+        axis.bar_label(bars, [f"{speeds[n]:,.0f}" if speeds[n] else "failed" for n in names])
+        axis.set_title(key)
+        axis.set_xlabel("env steps per second")
+        axis.margins(x=0.2)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

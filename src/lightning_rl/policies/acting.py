@@ -1,0 +1,57 @@
+"""Act through a rollout: one action per env step, the rest of the rollout's fields in one pass."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.rollout import step_views
+
+if TYPE_CHECKING:
+    from lightning_rl.policies.base import Policy
+
+
+class RolloutActor(ABC):
+    """Acts on the storage of a rollout, slot by slot.
+
+    A policy chooses the kind (`Policy.rollout_actor`), by what is fastest for it.
+    """
+
+    @abstractmethod
+    def begin(self, generator: torch.Generator) -> None:
+        """Take up the policy's weights as they are now; draw the rollout's noise from here on."""
+
+    @abstractmethod
+    def act(self, t: int) -> None:
+        """Write the action of slot `t`, from its observation."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what the policy stores beside the actions, where `act` has not."""
+
+
+class StepwiseActor(RolloutActor):
+    """Calls the policy at each step: works for every policy, on every device.
+
+    Args:
+        policy: acts.
+        rollout: batch shape [N, T+1], written in place.
+    """
+
+    def __init__(self, policy: "Policy", rollout: TensorDict) -> None:
+        self._policy = policy
+        self._steps = step_views(rollout)
+        self._generator: torch.Generator | None = None
+
+    def begin(self, generator: torch.Generator) -> None:
+        """See `RolloutActor.begin`."""
+        self._policy.eval()
+        self._generator = generator
+
+    def act(self, t: int) -> None:
+        """See `RolloutActor.act`."""
+        self._policy(self._steps[t], generator=self._generator)
+
+    def finish(self) -> None:
+        """See `RolloutActor.finish`: nothing is left to write."""

@@ -1,0 +1,182 @@
+"""Acting in NumPy is acting with the policy, and the short way into an env is the env."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode
+from torch import nn
+
+from lightning_rl import ActorCritic, GymnasiumEnv
+from lightning_rl.envs.inline import InlineVectorEnv
+from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.policies.acting import StepwiseActor
+from lightning_rl.policies.numpy_acting import MAX_ENVS, NumpyActor
+from lightning_rl.rollout import allocate_rollout
+
+N, T = 6, 40
+OBSERVATIONS = Box(-np.inf, np.inf, (5,))
+BOX = Box(np.array([-2, 0, -1], np.float32), np.array([1, 3, 1], np.float32))
+CASES = [
+    (Discrete(4), {}),
+    (MultiDiscrete([3, 3]), {"activation": "relu"}),
+    (BOX, {"activation": "elu", "normalize_observation": True}),
+    (Box(-1, 1, (2, 2)), {"log_std_init": -1.0}),
+    (BOX, {"squash": True, "normalize_observation": True}),
+]
+
+
+def make(action_space, num_envs=N, cls=ActorCritic, observation_space=OBSERVATIONS, **kwargs):
+    torch.manual_seed(5)
+    policy = cls(observation_space, action_space, (16, 8), **kwargs)
+    with torch.no_grad():
+        policy.actor[-1].weight.mul_(100)  # make it care about what it sees
+    rollout = allocate_rollout(
+        observation_space, action_space, num_envs, T, extra_fields=policy.extra_fields
+    )
+    if isinstance(observation_space, Box):
+        rollout["observation"].copy_(4 * torch.randn(rollout["observation"].shape))
+    if policy.normalizer is not None:
+        policy.normalizer.update(3 + 2 * torch.randn(50, 5))
+    return policy, rollout
+
+
+def act(actor, noise=True):
+    actor.begin(torch.Generator().manual_seed(11))
+    if not noise:
+        actor._noise.zero_()
+    for t in range(T):
+        actor.act(t)
+    actor.finish()
+
+
+@pytest.mark.parametrize(("space", "kwargs"), CASES)
+def test_without_noise_numpy_takes_the_mode_of_the_policy(space, kwargs):
+    policy, rollout = make(space, **kwargs)
+    actor = policy.rollout_actor(rollout)
+    assert isinstance(actor, NumpyActor)
+    act(actor, noise=False)
+    transitions = rollout[:, :-1].reshape(-1)
+    expected = policy.get_action(transitions.select("observation"), deterministic=True)
+    torch.testing.assert_close(transitions["action"], expected["action"], rtol=1e-5, atol=1e-5)
+    assert transitions["action"].float().std() > 0.1
+
+
+@pytest.mark.parametrize(("space", "kwargs"), CASES)
+def test_the_log_probs_are_those_of_the_actions_taken(space, kwargs):
+    policy, rollout = make(space, **kwargs)
+    act(policy.rollout_actor(rollout))
+    transitions = rollout[:, :-1].reshape(-1)
+    with torch.no_grad():
+        expected = policy.evaluate_actions(transitions)["sample_log_prob"]
+    torch.testing.assert_close(transitions["sample_log_prob"], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("space", "kwargs"), CASES)
+def test_both_ways_draw_from_the_same_distribution(space, kwargs):
+    """Mean log-prob and mean action of many samples agree within their standard errors."""
+    policy, rollout = make(space, num_envs=MAX_ENVS, **kwargs)
+    rollout["observation"].copy_(rollout["observation"][:1, :1].expand_as(rollout["observation"]))
+    statistics = []
+    for actor in (NumpyActor(policy, rollout), StepwiseActor(policy, rollout)):
+        with torch.no_grad():
+            act(actor)
+        transitions = rollout[:, :-1].reshape(-1)
+        columns = [
+            transitions["action"].double().flatten(1)
+            if transitions["action"].ndim > 1
+            else transitions["action"].double()[:, None],
+            transitions["sample_log_prob"].double()[:, None],
+        ]
+        samples = torch.cat(columns, dim=1)
+        statistics.append((samples.mean(0), samples.var(0) / len(samples)))
+    (mean, error), (other, other_error) = statistics
+    assert ((mean - other).abs() <= 4 * (error + other_error).sqrt() + 1e-9).all()
+
+
+def test_the_actor_sees_the_weights_of_now():
+    policy, rollout = make(Discrete(4))
+    actor = policy.rollout_actor(rollout)
+    act(actor)
+    before = rollout["action"].clone()
+    act(actor)
+    assert torch.equal(before, rollout["action"])
+    with torch.no_grad():
+        policy.actor[-1].bias[2] += 100
+    act(actor)
+    assert (rollout["action"][:, :-1] == 2).all()
+
+
+class Subclass(ActorCritic):
+    """Might act in another way than its parent."""
+
+
+@pytest.mark.parametrize(
+    ("space", "kwargs"),
+    [
+        (Discrete(4), {"num_envs": MAX_ENVS + 1}),
+        (Discrete(4), {"cls": Subclass}),
+        (Discrete(4), {"activation": "gelu"}),
+        (MultiDiscrete([2, 3]), {}),
+        (Discrete(4), {"observation_space": gymnasium.spaces.Dict(a=OBSERVATIONS)}),
+    ],
+)
+def test_what_numpy_does_not_cover_acts_in_torch(space, kwargs):
+    policy, rollout = make(space, **kwargs)
+    assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
+
+
+def test_a_layer_of_the_users_acts_in_torch():
+    policy, rollout = make(Discrete(4))
+    policy.actor[1] = nn.Sequential(nn.Tanh(), nn.LayerNorm(16))
+    assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
+
+
+def make_one(id, wrapper=None, **kwargs):
+    env = gymnasium.make(id, disable_env_checker=True, **kwargs)
+    return ReplayableEpisode(env if wrapper is None else wrapper(env))
+
+
+@pytest.mark.parametrize(
+    ("id", "kwargs"),
+    [
+        ("CartPole-v1", {}),
+        ("CartPole-v1", {"max_episode_steps": 15}),
+        ("Pendulum-v1", {"max_episode_steps": 30}),
+        ("Pendulum-v1", {"wrapper": partial(gymnasium.wrappers.TimeLimit, max_episode_steps=7)}),
+        ("CartPole-v1", {"wrapper": gymnasium.wrappers.RecordEpisodeStatistics}),
+    ],
+)
+def test_the_short_way_into_an_env_gives_what_gymnasiums_gives(id, kwargs):
+    factories = [partial(make_one, id, **kwargs)] * 3
+    ours = InlineVectorEnv(factories)
+    theirs = gymnasium.vector.SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
+    assert np.array_equal(ours.reset(seed=4)[0], theirs.reset(seed=4)[0])
+    ours.action_space.seed(0)
+    ends = 0
+    for _ in range(300):
+        action = ours.action_space.sample()
+        mine, reference = ours.step(action), theirs.step(action)
+        for a, b in zip(mine[:4], reference[:4], strict=True):
+            assert np.array_equal(a, b)
+        assert ("final_obs" in mine[4]) == ("final_obs" in reference[4])
+        for a, b in zip(
+            mine[4].get("final_obs", []), reference[4].get("final_obs", []), strict=True
+        ):
+            assert np.array_equal(a, b)
+            ends += a is not None
+    assert ends > 10
+
+
+def test_a_time_limit_holds_across_a_resume():
+    env = GymnasiumEnv(2, "Pendulum-v1", {"max_episode_steps": 10})
+    env.reset(seed=1)
+    for _ in range(7):
+        env.step(torch.zeros(2, 1))
+    resumed = GymnasiumEnv(2, "Pendulum-v1", {"max_episode_steps": 10})
+    resumed.load_state_dict(env.state_dict())
+    truncated = [resumed.step(torch.zeros(2, 1))[3].tolist() for _ in range(4)]
+    assert truncated == [[False] * 2, [False] * 2, [True] * 2, [False] * 2]
