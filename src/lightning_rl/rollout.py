@@ -47,6 +47,10 @@ STEP_FIELDS: dict[str, torch.dtype] = {
 """The fields with one number per env and step."""
 
 
+GATHER_BYTES = 2**22
+"""How much is gathered at once for minibatches."""
+
+
 def allocate_rollout(
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
@@ -184,8 +188,22 @@ def minibatches(
     """
     flat = flat_transitions(rollout, keys)
     permutation = torch.randperm(flat.batch_size[0], generator=generator, device=flat.device)
-    for index in permutation.split(batch_size):
-        yield flat[index]
+    # Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
+    sample_bytes = flat.bytes() / flat.batch_size[0]
+    together = max(1, int(GATHER_BYTES / (sample_bytes * batch_size))) * batch_size
+    for index in permutation.split(together):
+        yield from _gather(flat, index).split(batch_size)
+
+
+def _gather(data: TensorDict, index: Tensor) -> TensorDict:
+    """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
+
+    def select(value: Any) -> Any:
+        return _gather(value, index) if isinstance(value, TensorDict) else value[index]
+
+    return TensorDict(
+        {key: select(value) for key, value in data.items()}, index.shape, device=data.device
+    )
 
 
 def flat_transitions(
