@@ -95,8 +95,8 @@ def main() -> int:
         "machine": machine(),
         "runs": [],
     }
-    for repeat in range(args.repeats):
-        for workload in args.workloads:
+    for workload in args.workloads:
+        for repeat in range(args.repeats):
             names = [name for name in args.libraries if workload in LIBRARIES[name].workloads]
             turn = repeat % max(1, len(names))
             for num_envs in args.num_envs_w3 if workload == "W3" else [None]:
@@ -104,10 +104,10 @@ def main() -> int:
                     row = run(name, workload, num_envs, repeat, pythons, args)
                     report["runs"].append(row)
                     (args.output / "results.json").write_text(json.dumps(report, indent=1))
-    text = as_markdown(report)
-    (args.output / "results.md").write_text(text)
+        text = as_markdown(report)
+        (args.output / "results.md").write_text(text)
+        draw(report["runs"], args.output / "results.png")
     print(text)
-    draw(report["runs"], args.output / "results.png")
     return 0
 
 
