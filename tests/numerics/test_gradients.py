@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 
 from lightning_rl import PPO
@@ -131,3 +132,14 @@ def test_where_a_callback_wants_the_hooks_of_each_minibatch_nothing_is_compiled(
     with pytest.warns(UserWarning, match="a callback or the module overrides one of"):
         train(tmp_path, model={"compile": True}, trainer={"callbacks": [counter]})
     assert counter.seen == 6 * 2 * 2
+
+
+def test_the_profiler_tells_the_phases_of_an_iteration_apart(tmp_path):
+    profiler = SimpleProfiler()
+    train(tmp_path, trainer={"profiler": profiler})
+    times = {name: len(seconds) for name, seconds in profiler.recorded_durations.items()}
+    assert times["env"] == 6 * 16
+    assert times["inference"] == 6 * (16 + 2)
+    assert times["values"] == times["advantage"] == 6
+    assert times["loss"] == times["backward"] == times["optimizer"] == 6 * 2 * 2
+    assert times["logging"] > 0
