@@ -38,8 +38,7 @@ class Objective(Protocol):
 CPU_CHUNK = 2048
 """Samples that go through the networks at once on a CPU.
 
-The activations of a larger chunk leave the cache: at 24,576 samples and 128 units, chunks make an
-update two to four times faster.
+The activations of a larger chunk leave the cache, and their memory is asked for anew each time.
 """
 
 
