@@ -129,9 +129,17 @@ def test_what_numpy_does_not_cover_acts_in_torch(space, kwargs):
     assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
 
 
-def test_a_layer_of_the_users_acts_in_torch():
+@pytest.mark.parametrize(
+    ("index", "layer"),
+    [
+        (1, nn.Sequential(nn.Tanh(), nn.LayerNorm(16))),
+        (1, nn.ELU(alpha=0.5)),
+        (2, nn.Linear(16, 8, bias=False)),
+    ],
+)
+def test_a_layer_of_the_users_acts_in_torch(index, layer):
     policy, rollout = make(Discrete(4))
-    policy.actor[1] = nn.Sequential(nn.Tanh(), nn.LayerNorm(16))
+    policy.actor[index] = layer
     assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
 
 

@@ -158,7 +158,7 @@ class CompiledGradients:
             return row
         parts = [
             (self._run(chunk, whole=False), weight)
-            for chunk, weight in chunks(self.objective.prepare(minibatch))
+            for chunk, weight in chunks(self.objective.prepare(minibatch.copy()))
         ]
         row = torch.stack([row * weight for (row, _), weight in parts]).sum(0)
         total = torch._foreach_mul(parts[0][0][1], parts[0][1])

@@ -1,7 +1,7 @@
 """Act with a small perceptron in NumPy, on the weights where they lie.
 
 For a handful of envs torch spends most of a step on entering its operations; NumPy's are entered
-five times as fast.
+faster.
 """
 
 from collections.abc import Callable
@@ -34,23 +34,30 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
     nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
     nn.ELU: _elu,
 }
-"""In place. An activation with settings of its own (ELU's alpha) has its default there."""
+"""In place, with torch's default settings (`_is_default`)."""
 
 
 def acts_in_numpy(policy: "ActorCritic", rollout: TensorDict) -> bool:
     """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs."""
+    if type(policy.actor) is not nn.Sequential:
+        return False
     observation = rollout["observation"]
     layers = list(policy.actor)
     distribution = policy.distribution
     return (
-        rollout.batch_size[0] <= MAX_ENVS
+        type(distribution) in (Categorical, DiagonalGaussian, TanhGaussian)
+        and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32
         and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in policy.parameters())
-        and all(type(layer) is nn.Linear for layer in layers[::2])
-        and all(type(layer) in ACTIVATIONS for layer in layers[1::2])
+        and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers[::2])
+        and all(type(layer) in ACTIVATIONS and _is_default(layer) for layer in layers[1::2])
         and not (isinstance(distribution, Categorical) and distribution.padded)
     )
+
+
+def _is_default(activation: nn.Module) -> bool:
+    return not isinstance(activation, nn.ELU) or activation.alpha == 1.0
 
 
 class NumpyActor(RolloutActor):
