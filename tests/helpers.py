@@ -8,7 +8,7 @@ from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, RLDataModule, RLTrainer
 
 
 def make_data(env="CartPole-v1", **kwargs):
@@ -25,7 +25,8 @@ def make_data(env="CartPole-v1", **kwargs):
 
 def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     settings = {"n_epochs": 2, "batch_size": 32, "lr_schedule": "linear"}
-    policy = ActorCritic(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
+    cls = ActorOnly if issubclass(algorithm, GRPO) else ActorCritic
+    policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
     return algorithm(policy, **settings | kwargs)
 
 

@@ -76,3 +76,35 @@ def gaussian_log_prob(action, mean, std):
     """Log of the product of univariate normal densities."""
     density = np.exp(-((action - mean) ** 2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))
     return np.log(density).sum(-1)
+
+
+def group_advantage(reward, done, size, gamma, mode, floor, normalize, leave_one_out, first_only):
+    """GRPO's advantage, one row and step at a time: what a row has earned beyond its peers."""
+    n_rows, n_steps = reward.shape
+
+    def last_step(n, t):
+        """The step at which the episode that row n is in at step t ends, or the last one."""
+        return next((k for k in range(t, n_steps) if done[n, k]), n_steps - 1)
+
+    def to_go(n, t):
+        return sum(gamma ** (k - t) * reward[n, k] for k in range(t, last_step(n, t) + 1))
+
+    counts = np.array(
+        [[not first_only or t <= last_step(n, 0) for t in range(n_steps)] for n in range(n_rows)]
+    )
+    advantage = np.zeros((n_rows, n_steps))
+    for n in range(n_rows):
+        group = range(n // size * size, n // size * size + size)
+        for t in range(n_steps):
+            if not counts[n, t]:
+                continue
+            moment = t if mode == "step" else 0
+            peers = {m: to_go(m, moment) for m in group if counts[m, moment]}
+            if len(peers) == 1:
+                continue
+            values = list(peers.values())
+            others = [value for m, value in peers.items() if m != n]
+            advantage[n, t] = peers[n] - np.mean(others if leave_one_out else values)
+            if normalize:
+                advantage[n, t] /= max(np.std(values), floor)
+    return advantage, counts

@@ -4,17 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_rl.algorithms import PPO, Algorithm
+    from lightning_rl.algorithms import GRPO, PPO, Algorithm
     from lightning_rl.collectors import Collector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import EnvPoolEnv, GymnasiumEnv, TorchEnv, VectorEnv
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.policies import ActorCritic, Policy
+    from lightning_rl.policies import ActorCritic, ActorOnly, Policy
     from lightning_rl.trainer import RLTrainer
 
 _HOMES = {
+    "GRPO": "algorithms",
     "PPO": "algorithms",
     "ActorCritic": "policies",
+    "ActorOnly": "policies",
     "Algorithm": "algorithms",
     "Collector": "collectors",
     "ConfigurationError": "errors",
@@ -29,8 +31,10 @@ _HOMES = {
 }
 
 __all__ = [
+    "GRPO",
     "PPO",
     "ActorCritic",
+    "ActorOnly",
     "Algorithm",
     "Collector",
     "ConfigurationError",

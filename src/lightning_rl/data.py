@@ -164,12 +164,14 @@ class RLDataModule(LightningDataModule):
     def train_dataloader(self) -> RolloutDataset:
         """Make the collector: by now the policy's weights are restored and on their device."""
         assert self.trainer is not None
-        policy = cast(Policy, self.trainer.lightning_module.policy)
+        module = cast(Any, self.trainer.lightning_module)
+        policy = cast(Policy, module.policy)
         if self._env is None:
             self._env = self._make_env(self.num_envs)
         self.collector = self._make_collector(
             self._env, policy, self.buffer_size, self.seed_for("collector")
         )
+        self.collector.plan = module.plan
         self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
         if self._restored is not None:
             self.collector.load_state_dict(self._restored)

@@ -24,3 +24,37 @@ def require(condition: bool, message: str) -> None:
     """Raise `ConfigurationError(message)` unless the condition holds."""
     if not condition:
         raise ConfigurationError(message)
+
+
+def check_range(
+    name: str,
+    value: float | None,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Refuse a number outside an interval, whose ends are in it (`least`, `most`) or not.
+
+    None stands for a setting that is switched off, and is in every interval.
+
+    Raises:
+        ConfigurationError: naming the setting, the value and what is allowed.
+    """
+    low = least if above is None else above
+    high = most if below is None else below
+    if value is None or (
+        (low is None or (value >= low if above is None else value > low))
+        and (high is None or (value <= high if below is None else value < high))
+    ):
+        return
+    if high is not None:
+        allowed = (
+            f"lie in {'[' if above is None else '('}{low}, {high}{']' if below is None else ')'}"
+        )
+    elif above == 0:
+        allowed = "be positive"
+    else:
+        allowed = f"be at least {least}" if above is None else f"be greater than {above}"
+    raise ConfigurationError(f"{name} must {allowed}, got {value}.")

@@ -76,15 +76,23 @@ def _owner(option: str) -> str:
 def _matching_settings(option: str) -> str:
     """Return close matches among all settings, each with the class that has it."""
     name = option.split(".")[-1]
-    owners: dict[str, str] = {}
+    owners: dict[str, list[str]] = {}
     for cls in _configurable():
         for parameter in _parameters(cls):
-            owners.setdefault(parameter, cls.__name__)
-    matches = closest(name, owners)
+            owners.setdefault(parameter, []).append(cls.__name__)
+    return re.sub(
+        r"(\w+)(?=,|$)",
+        lambda found: f"{found[1]} of {_some(owners[found[1]])}",
+        closest(name, owners),
+    )
+
+
+def _some(names: list[str]) -> str:
+    """Name the first two, for a setting that many classes have."""
     return (
-        re.sub(r"(\w+)(?=,|$)", lambda found: f"{found[1]} of {owners[found[1]]}", matches)
-        if matches
-        else ""
+        names[0]
+        if len(names) == 1
+        else f"{names[0]} and {names[1] if len(names) == 2 else 'others'}"
     )
 
 

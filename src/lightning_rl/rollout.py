@@ -16,6 +16,7 @@ without a copy.
 | reward                        | -                   | float32 | env                           |
 | terminated, truncated, done   | -                   | bool    | env (done is their or)        |
 | policy_version                | -                   | int64   | collector                     |
+| success, if the env says so   | -                   | bool    | collector, at episode ends    |
 
 An algorithm adds fields of its own (`advantage`, `return`).
 """
@@ -175,19 +176,28 @@ def validate(rollout: TensorDict) -> None:
 
 
 def minibatches(
-    rollout: TensorDict, batch_size: int, generator: torch.Generator | None, keys: Sequence[str]
+    rollout: TensorDict,
+    batch_size: int,
+    generator: torch.Generator | None,
+    keys: Sequence[str],
+    mask: Tensor | None = None,
 ) -> Iterator[TensorDict]:
     """Yield every transition of a rollout once, in random order, as TensorDicts of batch shape [B].
 
     Args:
         rollout: data of batch shape [N, T+1]; the bootstrap slot is left out.
-        batch_size: transitions per minibatch; the last minibatch is smaller where N*T is no
-            multiple of it.
+        batch_size: transitions per minibatch; the last minibatch is smaller where they do not
+            divide by it.
         generator: draws the permutation, on the rollout's device.
         keys: the fields that the loss needs. Only these are copied.
+        mask: [N, T] bool, true where a transition counts; the others are left out.
     """
     flat = flat_transitions(rollout, keys)
-    permutation = torch.randperm(flat.batch_size[0], generator=generator, device=flat.device)
+    counted = None if mask is None else mask.t().flatten().nonzero().flatten()
+    count = flat.batch_size[0] if counted is None else len(counted)
+    permutation = torch.randperm(count, generator=generator, device=flat.device)
+    if counted is not None:
+        permutation = counted[permutation]
     # Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
     sample_bytes = flat.bytes() / flat.batch_size[0]
     together = max(1, int(GATHER_BYTES / (sample_bytes * batch_size))) * batch_size

@@ -180,9 +180,11 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     if name == "ppo_mujoco.yaml":
         pytest.importorskip("mujoco")
-    from lightning_rl import PPO
+    import lightning_rl
 
-    firsts, original = [], PPO.loss
+    config = yaml.safe_load(shipped_configs()[name].read_text())
+    algorithm = getattr(lightning_rl, config["model"]["class_path"])
+    firsts, original = [], algorithm.loss
 
     def watching(self, minibatch):
         if len(self.statistics) == 0:
@@ -190,20 +192,8 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
             firsts.append((new - minibatch["sample_log_prob"]).detach().expm1().abs().max())
         return original(self, minibatch)
 
-    monkeypatch.setattr(PPO, "loss", watching)
-    data = yaml.safe_load(shipped_configs()[name].read_text())["data"]
-    steps = 2 * data["num_envs"] * data["buffer_size"]
-    run(
-        [
-            "fit",
-            "--config",
-            name,
-            "--data.total_env_steps",
-            str(steps),
-            "--data.num_eval_episodes",
-            "1",
-        ]
-    )
+    monkeypatch.setattr(algorithm, "loss", watching)
+    run(["fit", "--config", name, "--trainer.max_steps", "2", "--data.num_eval_episodes", "1"])
     assert load(last(newest()))["global_step"] == 2
     assert len(firsts) == 2
     assert max(firsts) < 1e-5
@@ -223,7 +213,7 @@ BAD_OPTIONS = [
     (
         ["--model.clip_coeff", "0.1"],
         2,
-        "Unknown setting 'clip_coeff'; close matches: clip_coef of PPO",
+        "Unknown setting 'clip_coeff'; close matches: clip_coef of GRPO and ",
     ),
     (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
     (["--data.num_env", "3"], 2, "num_env"),

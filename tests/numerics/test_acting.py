@@ -50,7 +50,7 @@ def act(actor, noise=True):
         actor._noise.zero_()
     for t in range(T):
         actor.act(t)
-    actor.finish()
+    actor.finish(T)
 
 
 @pytest.mark.parametrize(("space", "kwargs"), CASES)

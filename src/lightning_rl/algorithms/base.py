@@ -8,18 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.evaluated import EvaluatedModule, check_weights
+from lightning_rl.algorithms.checks import check_batch_size, check_trainer, check_weights
+from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients, chunks
 from lightning_rl.algorithms.schedule import LearningRateSchedule
-from lightning_rl.algorithms.update import NonFiniteGuard, UpdateStatistics, named_sources
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.algorithms.update import (
+    NonFiniteGuard,
+    UpdateStatistics,
+    count_iteration,
+    named_sources,
+    no_closure,
+)
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import flat_transitions, minibatches
@@ -62,6 +69,8 @@ class Algorithm(EvaluatedModule):
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
             clipped to ±10.
         optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
+        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
+            for never.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
         compile: compile loss, backward pass and clipping to one graph. Takes some 10 s when a run
@@ -71,6 +80,9 @@ class Algorithm(EvaluatedModule):
     Raises:
         ConfigurationError: for a number out of range.
     """
+
+    plan = EpisodePlan()
+    """How the episodes of a rollout begin and end."""
 
     LOSS_SETTINGS: tuple[str, ...] = ()
     """The attributes that `loss` reads beside the policy: constants of a compiled one."""
@@ -87,28 +99,25 @@ class Algorithm(EvaluatedModule):
         max_grad_norm: float | None = 0.5,
         normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
+        target_kl: float | None = None,
         max_nonfinite_steps: int = 10,
         compile: bool = False,
     ) -> None:
         super().__init__(policy)
         self.automatic_optimization = False
-        require(learning_rate > 0, f"learning_rate must be positive, got {learning_rate}.")
-        require(desired_kl > 0, f"desired_kl must be positive, got {desired_kl}.")
-        require(n_epochs >= 1, f"n_epochs must be at least 1, got {n_epochs}.")
-        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
-        require(0 <= gamma <= 1, f"gamma must lie in [0, 1], got {gamma}.")
-        require(
-            max_grad_norm is None or max_grad_norm > 0,
-            f"max_grad_norm must be positive, got {max_grad_norm}.",
-        )
-        require(
-            max_nonfinite_steps >= 1,
-            f"max_nonfinite_steps must be at least 1, got {max_nonfinite_steps}.",
-        )
+        check_range("learning_rate", learning_rate, above=0)
+        check_range("desired_kl", desired_kl, above=0)
+        check_range("n_epochs", n_epochs, least=1)
+        check_range("batch_size", batch_size, least=1)
+        check_range("gamma", gamma, least=0, most=1)
+        check_range("max_grad_norm", max_grad_norm, above=0)
+        check_range("target_kl", target_kl, above=0)
+        check_range("max_nonfinite_steps", max_nonfinite_steps, least=1)
         self.n_epochs = n_epochs
         self.batch_size = batch_size
         self.gamma = gamma
         self.max_grad_norm = max_grad_norm
+        self.target_kl = target_kl
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
         self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
@@ -148,11 +157,15 @@ class Algorithm(EvaluatedModule):
         """Return the value of each observation [B]."""
         return torch.cat([self.policy.get_value(part)["value"] for part, _ in chunks(observations)])
 
-    def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
-        """Yield one pass, freshly shuffled; the policy's own fields come beside those named."""
-        yield from minibatches(
-            rollout, self.batch_size, self.generator, [*keys, *self.policy.extra_fields]
-        )
+    def minibatches(
+        self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
+    ) -> Iterator[TensorDict]:
+        """Yield one pass, freshly shuffled; the policy's own fields come beside those named.
+
+        Where `mask` [N, T] is false, a transition is left out.
+        """
+        fields = [*keys, *self.policy.extra_fields]
+        yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -196,9 +209,20 @@ class Algorithm(EvaluatedModule):
     def _step(self, optimizer: Optimizer) -> None:
         """Step, but not a LightningOptimizer: it would count each minibatch as a global step."""
         if self._hooks_in_use:
-            self.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
+            self.trainer.strategy.optimizer_step(optimizer, closure=no_closure)
         else:
             optimizer.step()
+
+    def stops_early(self, first: int) -> bool:
+        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
+
+        The epoch began with minibatch `first`; its loss reported `approx_kl`.
+        """
+        if self.target_kl is None and self.schedule.kind != "adaptive":
+            return False
+        kl = self.statistics.mean_since("approx_kl", first)
+        self.schedule.adapt(self.trainer.optimizers[0], kl)
+        return self.target_kl is not None and kl > self.target_kl
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
@@ -219,7 +243,7 @@ class Algorithm(EvaluatedModule):
             "train/optimizer_steps": float(self.optimizer_steps),
             "train/skipped_steps": float(self.guard.skipped),
         }
-        _count_iteration(self)
+        count_iteration(self)
 
     # --- Lightning's hooks ---
 
@@ -236,24 +260,8 @@ class Algorithm(EvaluatedModule):
         """Check the settings against the data, as soon as both are known."""
         if stage != "fit":
             return
-        if self.trainer.world_size > 1:
-            raise ConfigurationError(
-                f"Training on {self.trainer.world_size} processes is not supported: normaliser "
-                "statistics and early stops "
-                "would not agree between them. Use --trainer.devices 1."
-            )
-        if self.trainer.precision != "32-true":
-            raise ConfigurationError(
-                f"trainer.precision {self.trainer.precision} is not supported: rollouts are "
-                "collected in float32, and the update's log-probs must match. Use 32-true."
-            )
-        per_iteration = self.data.env_steps_per_iteration
-        require(
-            self.batch_size <= per_iteration,
-            f"model.batch_size={self.batch_size} is larger than a rollout: data.num_envs * "
-            "data.buffer_size = "
-            f"{per_iteration} transitions. Lower batch_size, or raise num_envs or buffer_size.",
-        )
+        check_trainer(self.trainer)
+        check_batch_size(self.batch_size, self.data)
 
     def on_fit_start(self) -> None:
         """Seed the shuffling, apart from every other random stream.
@@ -263,7 +271,7 @@ class Algorithm(EvaluatedModule):
         self.phase = phases_of(cast(Any, self.trainer).profiler)
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        self.schedule.total_iterations = self.data.total_iterations
+        self.schedule.horizon = self.data.total_iterations * self.data.env_steps_per_iteration
         self._hooks_in_use = any(
             is_overridden(hook, listener)
             for hook in MINIBATCH_HOOKS
@@ -298,7 +306,7 @@ class Algorithm(EvaluatedModule):
                 "loader must have a length "
                 "and hand out each rollout when it is asked for."
             )
-        self.schedule.apply(self.trainer.optimizers[0], int(self.policy.version))
+        self.schedule.apply(self.trainer.optimizers[0], self.env_steps)
         self.policy.eval()
 
     def staleness(self, rollout: TensorDict) -> int:
@@ -331,19 +339,3 @@ class Algorithm(EvaluatedModule):
         self.optimizer_steps = saved["optimizer_steps"]
         self.guard.load_state_dict(saved["guard"])
         self._restored_rng = saved["rng"]
-
-
-def _no_closure() -> None:
-    """Stand for the closure that Lightning wants: the gradients are there already."""
-
-
-def _count_iteration(module: LightningModule) -> None:
-    """Make `trainer.global_step` count iterations.
-
-    In manual optimization it counts steps of LightningOptimizers.
-
-    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
-    """
-    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-    progress.increment_ready()
-    progress.increment_completed()

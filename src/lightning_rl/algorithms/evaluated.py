@@ -1,18 +1,19 @@
-"""Play evaluation episodes when Lightning validates or tests; refuse weights that do not fit."""
+"""Play evaluation episodes when Lightning validates or tests."""
 
 from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule
-from torch import Tensor
 
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import require
 from lightning_rl.evaluation import Episode, run_episodes, summarize
 from lightning_rl.policies import Policy
 
 
 class TrainingData(Protocol):
-    """What an module wants to know of the data module."""
+    """What a module wants to know of the data module."""
+
+    @property
+    def num_envs(self) -> int: ...
 
     @property
     def env_steps_per_iteration(self) -> int: ...
@@ -73,21 +74,3 @@ class EvaluatedModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         """Summarise the episodes."""
         self.on_validation_epoch_end()
-
-
-def check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Compare names and shapes, and name the first that differ."""
-    differing = [
-        f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
-        for key, value in own.items()
-        if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
-    ]
-    differing += [f"no {key}" for key in own if key not in saved]
-    differing += [f"{key} too many" for key in saved if key not in own]
-    require(
-        not differing,
-        f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
-        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that "
-        "it was trained with "
-        "(`--ckpt_path` alone does).",
-    )

@@ -6,7 +6,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.errors import require
+from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
     approx_kl,
     clip_fraction,
@@ -36,8 +36,6 @@ class PPO(Algorithm):
         normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
-        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
-            for never.
         kwargs: see `Algorithm`.
     """
 
@@ -53,22 +51,24 @@ class PPO(Algorithm):
         normalize_advantage: Literal["minibatch", "rollout", "off"] = "minibatch",
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
-        target_kl: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
-        require(0 <= gae_lambda <= 1, f"gae_lambda must lie in [0, 1], got {gae_lambda}.")
-        require(0 < clip_coef < 1, f"clip_coef must lie in (0, 1), got {clip_coef}.")
-        require(ent_coef >= 0, f"ent_coef must not be negative, got {ent_coef}.")
-        require(vf_coef >= 0, f"vf_coef must not be negative, got {vf_coef}.")
-        require(target_kl is None or target_kl > 0, f"target_kl must be positive, got {target_kl}.")
+        require(
+            policy.has_critic,
+            f"PPO needs a policy with a critic, {type(policy).__name__} has none: use ActorCritic, "
+            "or GRPO.",
+        )
+        check_range("gae_lambda", gae_lambda, least=0, most=1)
+        check_range("clip_coef", clip_coef, above=0, below=1)
+        check_range("ent_coef", ent_coef, least=0)
+        check_range("vf_coef", vf_coef, least=0)
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss
         self.normalize_advantage = normalize_advantage
         self.ent_coef = ent_coef
         self.vf_coef = vf_coef
-        self.target_kl = target_kl
 
     def training_step(self, rollout: TensorDict, iteration: int) -> None:
         """Improve the policy by one rollout [N, T+1]."""
@@ -134,14 +134,3 @@ class PPO(Algorithm):
                 log_prob.detach(), sample_log_prob, clip_low=low, clip_high=high
             ),
         }
-
-    def stops_early(self, first: int) -> bool:
-        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
-
-        The epoch began with minibatch `first`.
-        """
-        if self.target_kl is None and self.schedule.kind != "adaptive":
-            return False
-        kl = self.statistics.mean_since("approx_kl", first)
-        self.schedule.adapt(self.trainer.optimizers[0], kl)
-        return self.target_kl is not None and kl > self.target_kl

@@ -15,7 +15,7 @@ class LearningRateSchedule:
         desired_kl: KL per epoch that the adaptive schedule aims at.
 
     Attributes:
-        total_iterations: length of the run.
+        horizon: env steps of the whole run.
     """
 
     FACTOR = 1.5
@@ -25,16 +25,16 @@ class LearningRateSchedule:
         self.kind = kind
         self.initial = initial
         self.desired_kl = desired_kl
-        self.total_iterations = 1
+        self.horizon = 1
 
-    def apply(self, optimizer: Optimizer, iteration: int) -> None:
-        """Set the rate of an iteration, counted from 0.
+    def apply(self, optimizer: Optimizer, env_steps: int) -> None:
+        """Set the rate of the iteration that follows `env_steps`.
 
         The adaptive rate is only set at the first.
         """
         if self.kind == "linear":
-            _set_rate(optimizer, self.initial * max(0.0, 1.0 - iteration / self.total_iterations))
-        elif self.kind == "constant" or iteration == 0:
+            _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / self.horizon))
+        elif self.kind == "constant" or env_steps == 0:
             _set_rate(optimizer, self.initial)
 
     def adapt(self, optimizer: Optimizer, kl: float) -> None:

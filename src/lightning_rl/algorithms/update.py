@@ -1,9 +1,10 @@
-"""Average what optimizer steps report, and tell which are not finite."""
+"""Keep the books of an update: averages, steps that are not finite, iterations."""
 
 import math
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -123,3 +124,19 @@ def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
     return [name for name, value in tensors.items() if not value.isfinite().all()]
+
+
+def no_closure() -> None:
+    """Stand for the closure that Lightning wants: the gradients are there already."""
+
+
+def count_iteration(module: LightningModule) -> None:
+    """Make `trainer.global_step` count iterations.
+
+    In manual optimization it counts steps of LightningOptimizers.
+
+    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
+    """
+    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()

@@ -55,6 +55,7 @@ class MetricsWriter(Callback):
     def __init__(self) -> None:
         self.latest: dict[str, float] = {}
         self._started = 0.0
+        self._env_steps = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell the loggers where env steps are counted."""
@@ -70,6 +71,7 @@ class MetricsWriter(Callback):
     ) -> None:
         """Begin the clock of the update."""
         self._started = time.perf_counter()
+        self._env_steps = algorithm_of(pl_module).env_steps
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Write the metrics of the iteration."""
@@ -78,10 +80,11 @@ class MetricsWriter(Callback):
         assert data.dataset is not None
         assert data.collector is not None
         collect = data.dataset.collect_seconds
-        steps = data.env_steps_per_iteration
+        steps = algorithm.env_steps - self._env_steps
         self.latest = {
             **algorithm.metrics,
             **data.collector.statistics.averages(),
+            **data.collector.reports.averages(),
             "charts/episodes": float(data.collector.statistics.episodes),
             "charts/SPS": steps / (collect + update),
             "charts/SPS_collect": steps / collect,

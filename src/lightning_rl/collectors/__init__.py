@@ -1,6 +1,6 @@
 """Collectors: who steps the env with the policy."""
 
-from lightning_rl.collectors.base import Collector
+from lightning_rl.collectors.base import Collector, EpisodePlan
 from lightning_rl.collectors.sync import SyncCollector
 
-__all__ = ["Collector", "SyncCollector"]
+__all__ = ["Collector", "EpisodePlan", "SyncCollector"]

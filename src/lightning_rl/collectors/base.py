@@ -1,14 +1,31 @@
 """Say what a collector is: it steps the env with the policy, and counts what it did."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 from tensordict import TensorDict
 
-from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.collectors.statistics import EnvReports, EpisodeStatistics
 from lightning_rl.envs import VectorEnv
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
+
+
+@dataclass(frozen=True)
+class EpisodePlan:
+    """How an algorithm wants the episodes of a rollout to begin and to end.
+
+    Attributes:
+        group_size: G rows that follow each other begin in the same state.
+        reset_every_rollout: begin every rollout with new episodes.
+        first_episode_only: what follows the first episode of a row does not count; the rollout ends
+            as soon as every row has had one.
+    """
+
+    group_size: int = 1
+    reset_every_rollout: bool = False
+    first_episode_only: bool = False
 
 
 class Collector(ABC):
@@ -24,7 +41,9 @@ class Collector(ABC):
         seed: of the env and of the sampling of actions.
 
     Attributes:
+        plan: how episodes begin and end; set by the data module, from the algorithm.
         statistics: returns and lengths of finished episodes.
+        reports: means of what the env says of its rewards and metrics.
         env_steps: steps collected so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
@@ -38,7 +57,9 @@ class Collector(ABC):
         self.policy = policy
         self.num_steps = num_steps
         self.seed = seed
+        self.plan = EpisodePlan()
         self.statistics = EpisodeStatistics(env.num_envs)
+        self.reports = EnvReports()
         self.env_steps = 0
         self.phase: PhaseTimer = no_phases
 

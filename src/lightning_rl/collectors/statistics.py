@@ -1,4 +1,4 @@
-"""Work out returns and lengths of finished episodes, once per rollout."""
+"""Work out what became of the episodes, and what the env said, once per rollout."""
 
 from collections import deque
 from typing import Any
@@ -16,6 +16,7 @@ class EpisodeStatistics:
     Attributes:
         returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env
             steps).
+        successes: of the last 100 finished episodes of which the env said it.
         episodes: finished so far.
     """
 
@@ -24,16 +25,20 @@ class EpisodeStatistics:
         self._length = torch.zeros(num_envs, dtype=torch.int64)
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
+        self.successes: deque[bool] = deque(maxlen=WINDOW)
         self.episodes = 0
 
-    def update(self, reward: Tensor, done: Tensor) -> None:
+    def update(self, reward: Tensor, done: Tensor, success: Tensor | None = None) -> None:
         """Take in the next T steps of all envs, in order.
 
         Args:
             reward: [N, T].
-            done: [N, T] bool.
+            done: [N, T] bool, where an episode ended that counts.
+            success: [N, T] bool, or None; read where done.
         """
         rewards, ends = reward.double().cpu(), done.cpu()
+        if success is not None:
+            self.successes.extend(success.cpu().t()[ends.t()].tolist())
         begins = torch.zeros(len(rewards), dtype=torch.int64)
         time, env = ends.t().nonzero(as_tuple=True)
         for t, n in zip(time.tolist(), env.tolist(), strict=True):
@@ -54,10 +59,13 @@ class EpisodeStatistics:
         """
         if not self.returns:
             return {}
-        return {
+        averages = {
             "charts/episode_reward_avg_100": sum(self.returns) / len(self.returns),
             "charts/episode_length_avg_100": sum(self.lengths) / len(self.lengths),
         }
+        if self.successes:
+            averages["charts/success_rate_avg_100"] = sum(self.successes) / len(self.successes)
+        return averages
 
     def restart_episodes(self) -> None:
         """Forget the episodes under way: their envs have been reset."""
@@ -71,6 +79,7 @@ class EpisodeStatistics:
             "length": self._length.clone(),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
+            "successes": list(self.successes),
             "episodes": self.episodes,
         }
 
@@ -80,4 +89,37 @@ class EpisodeStatistics:
         self._length.copy_(state["length"])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        self.successes.extend(state["successes"])
         self.episodes = state["episodes"]
+
+
+class EnvReports:
+    """Average what an env says of itself at each step: `info["rewards"]` and `info["metrics"]`.
+
+    Summed on the device, and read once per rollout.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps = 0
+        self._latest: dict[str, float] = {}
+
+    def add(self, info: dict[str, Any]) -> None:
+        """Take in what came with a step: a tree of tensors [N]; others than [N] are left out."""
+        self._steps += 1
+        for kind in ("rewards", "metrics"):
+            for name, value in info.get(kind, {}).items():
+                if value.dim() == 1:
+                    key = f"{kind}/{name}"
+                    self._sums[key] = self._sums.get(key, 0.0) + value.float().mean()
+
+    def close_rollout(self) -> None:
+        """Average over the steps since the last rollout, in one transfer from the device."""
+        if self._sums:
+            means = (torch.stack(list(self._sums.values())) / self._steps).tolist()
+            self._latest = dict(zip(self._sums, means, strict=True))
+        self._sums, self._steps = {}, 0
+
+    def averages(self) -> dict[str, float]:
+        """Return the averages over the last rollout: `rewards/<term>` and `metrics/<name>`."""
+        return self._latest

@@ -112,6 +112,31 @@ def simple_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = N
     return masked_mean(sample_log_prob - log_prob, mask)
 
 
+def kl_penalty(log_prob: Tensor, sample_log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    """Estimate KL(pi || reference) per sample of mu, so that value and gradient are both right.
+
+        value     rho * (exp(d) - 1 - d),              d = log reference - log pi
+        gradient  rho * (-d) * grad log pi,            rho = pi / mu
+
+    Both are unbiased under samples of mu: the value is k3 (Schulman 2020, "Approximating KL
+    Divergence"), whose own gradient is that of another divergence; the gradient is that of
+    KL(pi || reference) itself, E_pi[log(pi / reference) * grad log pi] (Tang and Munos 2025, "On a
+    few pitfalls in KL divergence gradient estimation for RL").
+
+    Args:
+        log_prob: [B], of the policy being trained.
+        sample_log_prob: [B], of the policy that acted.
+        reference_log_prob: [B], of the policy to stay close to.
+
+    Returns:
+        [B].
+    """
+    rho = ratio(log_prob.detach(), sample_log_prob)
+    d = (reference_log_prob - log_prob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    value = torch.expm1(d) - d
+    return rho * (value - d * (log_prob - log_prob.detach()))
+
+
 def clip_fraction(
     log_prob: Tensor,
     sample_log_prob: Tensor,

@@ -27,8 +27,11 @@ class RolloutActor(ABC):
         """Write the action of slot `t`, from its observation."""
 
     @abstractmethod
-    def finish(self) -> None:
-        """Write what the policy stores beside the actions, where `act` has not."""
+    def finish(self, num_steps: int) -> None:
+        """Write what the policy stores beside the actions, where `act` has not.
+
+        For slots 0 to `num_steps` - 1.
+        """
 
 
 class StepwiseActor(RolloutActor):
@@ -53,5 +56,5 @@ class StepwiseActor(RolloutActor):
         """See `RolloutActor.act`."""
         self._policy(self._steps[t], generator=self._generator)
 
-    def finish(self) -> None:
+    def finish(self, num_steps: int) -> None:
         """See `RolloutActor.finish`: nothing is left to write."""

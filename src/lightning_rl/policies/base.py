@@ -25,9 +25,11 @@ class Policy(nn.Module, ABC):
     Attributes:
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
+        has_critic: whether `value` means anything; an algorithm that needs it refuses others.
     """
 
     version: Tensor
+    has_critic: bool = True
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]

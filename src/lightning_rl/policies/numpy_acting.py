@@ -17,7 +17,7 @@ from lightning_rl.policies.distributions import Categorical, DiagonalGaussian, T
 from lightning_rl.rollout import flat_transitions, time_major
 
 if TYPE_CHECKING:
-    from lightning_rl.policies.actor_critic import ActorCritic
+    from lightning_rl.policies.actor_only import ActorOnly
 
 MAX_ENVS = 64
 """More envs than these act faster in torch."""
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
 """In place, with torch's default settings (`_is_default`)."""
 
 
-def acts_in_numpy(policy: "ActorCritic", rollout: TensorDict) -> bool:
+def acts_in_numpy(policy: "ActorOnly", rollout: TensorDict) -> bool:
     """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs."""
     if type(policy.actor) is not nn.Sequential:
         return False
@@ -68,7 +68,7 @@ class NumpyActor(RolloutActor):
         rollout: batch shape [N, T+1], written in place.
     """
 
-    def __init__(self, policy: "ActorCritic", rollout: TensorDict) -> None:
+    def __init__(self, policy: "ActorOnly", rollout: TensorDict) -> None:
         self._policy = policy
         self._rollout = rollout
         storage = time_major(rollout)
@@ -130,15 +130,15 @@ class NumpyActor(RolloutActor):
         self._draw(t, x, self._noise_steps[t])
 
     @torch.no_grad()
-    def finish(self) -> None:
+    def finish(self, num_steps: int) -> None:
         """See `RolloutActor.finish`: the log-probs, by the very function that the update uses."""
         policy = self._policy
         keys = ["observation", "action", *policy.extra_fields]
-        transitions = flat_transitions(self._rollout, keys)
+        transitions = flat_transitions(self._rollout[:, : num_steps + 1], keys)
         fields = {key: transitions.get(key) for key in keys[1:]}
         output = policy.actor(policy.features(transitions))
         log_prob, _ = policy.distribution.log_prob_and_entropy(output, fields)
-        time_major(self._rollout)["sample_log_prob"][:-1].view(-1).copy_(log_prob)
+        time_major(self._rollout)["sample_log_prob"][:num_steps].view(-1).copy_(log_prob)
 
     def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
         logits += noise

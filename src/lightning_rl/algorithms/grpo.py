@@ -1,0 +1,229 @@
+"""Improve a policy by group-relative policy optimization, without a critic."""
+
+import copy
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.gradients import chunks
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.functional import (
+    approx_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
+    group_relative_advantage,
+    kl_penalty,
+)
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import add_transition_field, flat_transitions
+
+
+class GRPO(Algorithm):
+    """GRPO: rows of a group begin alike, and what one earns beyond the others is its advantage.
+
+    Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
+    Language Models", equation 3. Differs from the paper: returns may be compared step by step, and
+    the gradient of the KL term is that of the KL (see `kl_penalty`). See `group_relative_advantage`
+    for the variants Dr. GRPO and RLOO.
+
+    Args:
+        policy: an actor; a critic is not used.
+        group_size: G envs that follow each other begin every episode in the same state; divides
+            `data.num_envs`.
+        mode: `step` compares returns-to-go at each step, for dense rewards; `trajectory` compares
+            whole returns, for a sparse success.
+        reset_every_rollout: begin new episodes with every rollout, the same start for a group.
+            False leaves rows where they are, and their returns comparable only as far as their
+            states are.
+        truncate_at_first_done: learn from a row's first episode only, and end the rollout as soon
+            as each row has had one.
+        normalize_advantage: divide by the standard deviation of the group; false is Dr. GRPO.
+        leave_one_out: compare with the mean of the other members.
+        eps: least standard deviation of a group that is divided by, in units of the reward.
+        filter_groups: leave out groups whose members all succeed or all fail, by
+            `info["success"]`.
+        aggregation: average the loss over steps (`token`), or over steps within each episode first
+            (`trajectory`), so that long episodes do not outweigh short ones.
+        clip_coef: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1; `clip_coef` where not given.
+        kl_coef: weight of KL(policy || the policy that training began with).
+        ent_coef: weight of the entropy bonus.
+        kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range, or settings that exclude each other.
+    """
+
+    LOSS_SETTINGS = ("clip_coef", "clip_high", "kl_coef", "ent_coef")
+
+    def __init__(
+        self,
+        policy: Policy,
+        group_size: int = 8,
+        mode: Literal["step", "trajectory"] = "step",
+        reset_every_rollout: bool = True,
+        truncate_at_first_done: bool = True,
+        normalize_advantage: bool = True,
+        leave_one_out: bool = False,
+        eps: float = 1e-3,
+        filter_groups: bool = False,
+        aggregation: Literal["token", "trajectory"] = "token",
+        clip_coef: float = 0.2,
+        clip_high: float | None = None,
+        kl_coef: float = 0.0,
+        ent_coef: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        check_range("group_size", group_size, least=2)
+        check_range("eps", eps, above=0)
+        check_range("clip_coef", clip_coef, above=0, below=1)
+        check_range("clip_high", clip_high, above=0)
+        check_range("kl_coef", kl_coef, least=0)
+        check_range("ent_coef", ent_coef, least=0)
+        for name, value in {
+            "mode: trajectory": mode == "trajectory",
+            "aggregation: trajectory": aggregation == "trajectory",
+            "filter_groups: true": filter_groups,
+        }.items():
+            require(
+                truncate_at_first_done or not value,
+                f"{name} is about whole episodes, one per row: it needs "
+                "truncate_at_first_done: true.",
+            )
+        self.group_size = group_size
+        self.mode = mode
+        self.truncate_at_first_done = truncate_at_first_done
+        self.normalize_advantage = normalize_advantage
+        self.leave_one_out = leave_one_out
+        self.eps = eps
+        self.filter_groups = filter_groups
+        self.aggregation = aggregation
+        self.clip_coef = clip_coef
+        self.clip_high = clip_coef if clip_high is None else clip_high
+        self.kl_coef = kl_coef
+        self.ent_coef = ent_coef
+        self.plan = EpisodePlan(group_size, reset_every_rollout, truncate_at_first_done)
+        self.reference: Policy | None = None
+        if kl_coef > 0:
+            self.reference = copy.deepcopy(policy).requires_grad_(False).eval()
+
+    def setup(self, stage: str) -> None:
+        """Check the groups against the envs, as soon as both are known."""
+        super().setup(stage)
+        num_envs = self.data.num_envs
+        require(
+            stage != "fit" or num_envs % self.group_size == 0,
+            f"data.num_envs={num_envs} does not divide into groups of "
+            f"model.group_size={self.group_size}: use a multiple, such as "
+            f"{self.group_size * max(1, round(num_envs / self.group_size))}.",
+        )
+
+    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+        """Improve the policy by one rollout [N, T+1]."""
+        with self.phase("advantage"):
+            mask = self.add_advantages(rollout)
+        if self.reference is not None:
+            with self.phase("reference"):
+                self.add_reference_log_prob(rollout, self.reference)
+        for _ in range(self.n_epochs if mask.any() else 0):
+            first = len(self.statistics)
+            for minibatch in self.minibatches(rollout, self.fields, mask):
+                self.optimizer_update(minibatch)
+            if self.stops_early(first):
+                break
+        self.finish_iteration(rollout)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the loss reads of a rollout, beside the policy's own fields."""
+        names = ("observation", "action", "sample_log_prob", "advantage", "weight")
+        return names if self.reference is None else (*names, "reference_log_prob")
+
+    def add_advantages(self, rollout: TensorDict) -> Tensor:
+        """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
+        done = rollout["done"][:, :-1]
+        advantage, mask = group_relative_advantage(
+            self.rewards(rollout),
+            done,
+            group_size=self.group_size,
+            gamma=self.gamma,
+            mode=self.mode,
+            std_floor=self.eps,
+            normalize=self.normalize_advantage,
+            leave_one_out=self.leave_one_out,
+            truncate_at_first_done=self.truncate_at_first_done,
+        )
+        self.statistics.set("finished_episodes", done.any(1).float().mean())
+        if self.filter_groups:
+            mask = mask & self._undecided(rollout)[:, None]
+        self.statistics.set("effective_samples", mask.float().mean())
+        add_transition_field(rollout, "advantage", advantage)
+        add_transition_field(rollout, "weight", self._weight(mask))
+        return mask
+
+    def _undecided(self, rollout: TensorDict) -> Tensor:
+        """Return which rows [N] are in a group of which some members succeed and others do not."""
+        if "success" not in rollout.keys():
+            raise ConfigurationError(
+                "filter_groups: true needs an env that says info['success'], and this one does "
+                "not. Set filter_groups: false; groups of equal returns have advantage 0 anyway."
+            )
+        first = rollout["done"][:, :-1].long().argmax(1, keepdim=True)
+        ended = rollout["done"].gather(1, first) & rollout["success"].gather(1, first)
+        share = ended.float().view(-1, self.group_size).mean(1)
+        undecided = (share > 0) & (share < 1)
+        self.statistics.set("undecided_groups", undecided.float().mean())
+        return undecided.repeat_interleave(self.group_size)
+
+    def _weight(self, mask: Tensor) -> Tensor:
+        """Return the weights [N, T] of the steps that count, of mean 1 over them."""
+        if self.aggregation == "token":
+            return torch.ones_like(mask, dtype=torch.float32)
+        length: Tensor = mask.sum(1, keepdim=True).clamp(min=1)
+        mean_length: Tensor = mask.sum() / mask.any(1).sum().clamp(min=1)
+        weight: Tensor = mask * (mean_length / length)
+        return weight
+
+    @torch.no_grad()
+    def add_reference_log_prob(self, rollout: TensorDict, reference: Policy) -> None:
+        """Write `reference_log_prob` [N, T+1]."""
+        keys = ("observation", "action", *self.policy.extra_fields)
+        transitions = flat_transitions(rollout, keys)
+        log_prob = torch.cat(
+            [reference.evaluate_actions(part)["sample_log_prob"] for part, _ in chunks(transitions)]
+        )
+        envs, slots = rollout.batch_size
+        add_transition_field(rollout, "reference_log_prob", log_prob.view(slots - 1, envs).t())
+
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of samples [B], and scalars to report."""
+        new = self.policy.evaluate_actions(minibatch)
+        log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
+        weight, low, high = minibatch["weight"], self.clip_coef, self.clip_high
+        policy_loss = clipped_surrogate_loss(
+            log_prob,
+            sample_log_prob,
+            minibatch["advantage"] * weight,
+            clip_low=low,
+            clip_high=high,
+        )
+        entropy = (weight * new["entropy"]).mean()
+        loss = policy_loss - self.ent_coef * entropy
+        scalars = {
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            "approx_kl": approx_kl(log_prob.detach(), sample_log_prob),
+            "clip_fraction": clip_fraction(
+                log_prob.detach(), sample_log_prob, clip_low=low, clip_high=high
+            ),
+        }
+        if self.reference is not None:
+            reference_kl = kl_penalty(log_prob, sample_log_prob, minibatch["reference_log_prob"])
+            scalars["reference_kl"] = (weight * reference_kl).mean()
+            loss = loss + self.kl_coef * scalars["reference_kl"]
+        return loss, scalars

@@ -1,0 +1,115 @@
+"""Turn rewards into advantages by comparing the members of a group: pure functions of tensors."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_rl.functional.advantages import _reversed_scan
+
+NOISE = 1e-5
+"""Returns whose difference is a smaller part of their size than this are equal.
+
+A float32 sum of hundreds of rewards is not more precise.
+"""
+
+
+def group_relative_advantage(
+    reward: Tensor,
+    done: Tensor,
+    *,
+    group_size: int,
+    gamma: float,
+    mode: Literal["step", "trajectory"] = "step",
+    std_floor: float = 1e-3,
+    normalize: bool = True,
+    leave_one_out: bool = False,
+    truncate_at_first_done: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Compare each row's return with the other rows of its group: GRPO's critic-free advantage.
+
+        R_t = r_t + gamma * (1 - done_t) * R_{t+1},  R_T = 0
+        A_t = (R_t - mean_g R_t) / max(std_g R_t, std_floor)
+
+    Rows g*G to g*G + G - 1 form group g. With `mode="step"` mean and population std are taken at
+    each step, over the members still in their first episode; with `mode="trajectory"` over the
+    members' returns from step 0, and a row has one advantage for all its steps.
+
+    Source: Shao et al. 2024, "DeepSeekMath", section 4.1.2 (trajectory), and EmbodiChain's
+    step-wise form. `normalize=False` is Dr. GRPO's (Liu et al. 2025, "Understanding R1-Zero-Like
+    Training", equation 2); `leave_one_out` RLOO's (Ahmadian et al. 2024, "Back to Basics", equation
+    6). Differs from the papers: the std has a floor instead of a small number added, and members
+    that are equal up to float32 rounding have advantage exactly 0, as has the last survivor of a
+    group.
+
+    Args:
+        reward: [N, T].
+        done: [N, T] bool.
+        group_size: G, which divides N.
+        gamma: discount per step.
+        mode: `step` for dense rewards, `trajectory` for a sparse one.
+        std_floor: least standard deviation that is divided by, in units of the reward.
+        normalize: divide by the standard deviation.
+        leave_one_out: compare with the mean of the others: A * c / (c - 1) for c members.
+        truncate_at_first_done: count only a row's first episode, its last step included.
+
+    Returns:
+        advantage [N, T], 0 where a step does not count, and mask [N, T] bool, true where it does.
+
+    Raises:
+        ValueError: where the shapes do not fit, or trajectories are asked for and not truncated.
+    """
+    _check(reward, done, group_size, mode, truncate_at_first_done)
+    mask = first_episode_mask(done) if truncate_at_first_done else torch.ones_like(done)
+    returns = _reversed_scan(reward, (~done).to(reward.dtype) * gamma)
+    members = mask
+    if mode == "trajectory":
+        returns, members = returns[:, :1], mask[:, :1]
+    advantage = _compare(
+        returns.unflatten(0, (-1, group_size)),
+        members.unflatten(0, (-1, group_size)),
+        std_floor if normalize else None,
+        leave_one_out,
+    )
+    return torch.where(mask, advantage.flatten(0, 1), 0.0), mask
+
+
+def first_episode_mask(done: Tensor) -> Tensor:
+    """Return where a row is in its first episode, the step that ends it included: [N, T] bool."""
+    ended_before = done[:, :-1].long().cumsum(1) > 0
+    return torch.cat([torch.ones_like(done[:, :1]), ~ended_before], dim=1)
+
+
+def _compare(
+    returns: Tensor, members: Tensor, std_floor: float | None, leave_one_out: bool
+) -> Tensor:
+    """Compare the members [N/G, G, T] of each group, along dimension 1."""
+    count = members.sum(1, keepdim=True)
+    mean = torch.where(members, returns, 0.0).sum(1, keepdim=True) / count.clamp(min=1)
+    centered = torch.where(members, returns - mean, 0.0)
+    size = torch.where(members, returns.abs(), 0.0).amax(1, keepdim=True)
+    equal = centered.abs().amax(1, keepdim=True) <= NOISE * size
+    advantage = torch.where(equal, 0.0, centered)
+    if std_floor is not None:
+        variance = centered.square().sum(1, keepdim=True) / count.clamp(min=1)
+        advantage = advantage / variance.sqrt().clamp(min=std_floor)
+    return advantage * count / (count - 1).clamp(min=1) if leave_one_out else advantage
+
+
+def _check(
+    reward: Tensor, done: Tensor, group_size: int, mode: str, truncate_at_first_done: bool
+) -> None:
+    if reward.ndim != 2 or done.shape != reward.shape:
+        raise ValueError(
+            f"Expected reward and done of shape [N, T], got {list(reward.shape)} and "
+            f"{list(done.shape)}. Pass whole rollouts, not flattened transitions."
+        )
+    if group_size < 2 or len(reward) % group_size:
+        raise ValueError(
+            f"group_size must be at least 2 and divide the {len(reward)} envs, got {group_size}."
+        )
+    if mode == "trajectory" and not truncate_at_first_done:
+        raise ValueError(
+            "mode='trajectory' compares whole episodes, one per row: it needs "
+            "truncate_at_first_done=True, or use mode='step'."
+        )

@@ -1,0 +1,113 @@
+"""Act with a perceptron, over flat observations and simple action spaces, without a critic."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.policies.acting import RolloutActor
+from lightning_rl.policies.base import Policy
+from lightning_rl.policies.distributions import distribution_for
+from lightning_rl.policies.networks import flat_observation_size, flatten_observation, mlp
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
+from lightning_rl.rollout import FieldSpec
+
+
+class ActorOnly(Policy):
+    """An actor perceptron over a flattened observation, for algorithms without a critic (GRPO).
+
+    Args:
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
+        hidden_sizes: units of the hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
+            clipping to the env.
+        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
+            with `squash`).
+        log_std_bounds: least and greatest log standard deviation.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+    """
+
+    has_critic = False
+    acts_as_perceptron = True
+    """Looked for in the class itself: a subclass may act in another way."""
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        squash: bool = False,
+        log_std_init: float = 0.0,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        normalize_observation: bool = False,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        size = flat_observation_size(observation_space)
+        self.distribution = distribution_for(
+            action_space, squash=squash, log_std_init=log_std_init, log_std_bounds=log_std_bounds
+        )
+        outputs = self.distribution.num_outputs
+        self.actor = mlp(size, hidden_sizes, outputs, activation=activation, output_gain=0.01)
+        self.normalizer = ObservationNormalizer(size) if normalize_observation else None
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `Policy.extra_fields`."""
+        return self.distribution.extra_fields
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """See `Policy.forward`."""
+        output = self.actor(self.features(td))
+        for key, value in self.distribution.sample(output, deterministic, generator).items():
+            td.set(key, value, inplace=True)
+        return td
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        """See `Policy.rollout_actor`."""
+        if vars(type(self)).get("acts_as_perceptron") and acts_in_numpy(self, rollout):
+            return NumpyActor(self, rollout)
+        return super().rollout_actor(rollout)
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        """See `Policy.get_value`."""
+        return td.set("value", self.value_of(self.features(td)))
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`."""
+        features = self.features(td)
+        fields = {key: td.get(key) for key in ("action", *self.extra_fields)}
+        log_prob, entropy = self.distribution.log_prob_and_entropy(self.actor(features), fields)
+        value = self.value_of(features)
+        return TensorDict(
+            {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
+        )
+
+    def value_of(self, features: Tensor) -> Tensor:
+        """Return the value [B] of features [B, D]: zero, as there is no critic."""
+        return features.new_zeros(features.shape[:-1])
+
+    def features(self, td: TensorDict) -> Tensor:
+        """Return the flattened, normalised observation [B, D]."""
+        flat = flatten_observation(td.get("observation"), len(td.batch_size))
+        return flat if self.normalizer is None else self.normalizer(flat)
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        """See `Policy.update_normalization`."""
+        if self.normalizer is not None:
+            transitions = rollout[:, :-1]
+            self.normalizer.update(
+                flatten_observation(transitions.get("observation"), 2).flatten(0, 1)
+            )

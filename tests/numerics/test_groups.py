@@ -1,0 +1,148 @@
+"""Advantages by comparison within a group, and the KL to a reference."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl.functional import first_episode_mask, group_relative_advantage, kl_penalty
+from tests.references import group_advantage
+
+VARIANTS = [
+    variant
+    for variant in itertools.product(
+        ("step", "trajectory"), (True, False), (True, False), (True, False)
+    )
+    if variant[0] == "step" or variant[3]  # whole returns need whole episodes
+]
+
+
+def random_rollout(seed, rows=12, steps=15):
+    generator = np.random.default_rng(seed)
+    reward = generator.normal(size=(rows, steps))
+    done = generator.random((rows, steps)) < generator.choice([0.0, 0.05, 0.3])
+    done[0] = done[1] = done[2] = False
+    done[:3, 2] = [True, True, False]  # with G = 3 a lone survivor
+    return reward, done
+
+
+@pytest.mark.parametrize(("mode", "normalize", "leave_one_out", "first_only"), VARIANTS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_advantage_is_that_of_the_definition(size, mode, normalize, leave_one_out, first_only):
+    for seed in range(8):
+        reward, done = random_rollout(seed)
+        expected, counts = group_advantage(
+            reward, done, size, 0.9, mode, 0.5, normalize, leave_one_out, first_only
+        )
+        advantage, mask = group_relative_advantage(
+            torch.tensor(reward),
+            torch.tensor(done),
+            group_size=size,
+            gamma=0.9,
+            mode=mode,
+            std_floor=0.5,
+            normalize=normalize,
+            leave_one_out=leave_one_out,
+            truncate_at_first_done=first_only,
+        )
+        assert np.array_equal(mask.numpy(), counts)
+        np.testing.assert_allclose(advantage.numpy(), expected, rtol=1e-9, atol=1e-12)
+        assert (advantage[~mask] == 0).all()
+
+
+def test_a_lone_survivor_and_equal_returns_have_an_advantage_of_exactly_zero():
+    reward = torch.full((3, 400), 0.1)
+    reward[2] = reward[2].flip(0) * (1 + 1e-7)
+    done = torch.zeros(3, 400, dtype=torch.bool)
+    done[0, 300] = done[1, 300] = True
+    for mode in ("step", "trajectory"):
+        advantage, mask = group_relative_advantage(
+            reward[:, :301], done[:, :301], group_size=3, gamma=0.999, mode=mode, std_floor=1e-8
+        )
+        assert mask.all()
+        assert (advantage == 0).all()
+    advantage, mask = group_relative_advantage(
+        reward, done, group_size=3, gamma=0.999, std_floor=1e-8
+    )
+    assert mask[2].all()
+    assert not mask[:2, 301:].any()
+    assert (advantage[2, 301:] == 0).all()
+    assert (advantage[:, :301].abs() > 0.1).all()  # until then the survivor is ahead
+
+
+def test_the_noise_of_a_float32_sum_is_not_blown_up_and_a_real_difference_is_kept():
+    reward = torch.rand(4, 500) + 1
+    reward[1:] = reward[0, torch.randperm(500)]  # the same sum in another order
+    done = torch.zeros(4, 500, dtype=torch.bool)
+    advantage, _ = group_relative_advantage(
+        reward, done, group_size=4, gamma=1.0, mode="trajectory", std_floor=1e-8
+    )
+    assert (advantage == 0).all()
+    reward[3, 7] += 1.0
+    advantage, _ = group_relative_advantage(
+        reward, done, group_size=4, gamma=1.0, mode="trajectory", std_floor=1e-8
+    )
+    assert advantage[3, 0] == pytest.approx(3**0.5, rel=1e-4)  # one of four apart, population std
+
+
+def test_the_floor_bounds_an_advantage():
+    reward = torch.tensor([[0.0], [1e-4]])
+    done = torch.ones(2, 1, dtype=torch.bool)
+    for floor, expected in ((1e-3, 0.05), (1e-6, 1.0)):
+        advantage, _ = group_relative_advantage(
+            reward, done, group_size=2, gamma=1.0, std_floor=floor
+        )
+        assert advantage[1, 0] == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_step_that_ends_an_episode_counts():
+    done = torch.tensor([[False, True, False, True], [False, False, False, False]])
+    assert first_episode_mask(done).tolist() == [[True, True, False, False], [True] * 4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kwargs", "message"),
+    [
+        ((4,), {}, r"\[N, T\]"),
+        ((5, 3), {}, "must be at least 2 and divide the 5 envs, got 2"),
+        ((4, 3), {"group_size": 1}, "got 1"),
+        (
+            (4, 3),
+            {"mode": "trajectory", "truncate_at_first_done": False},
+            "truncate_at_first_done=True",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(shape, kwargs, message):
+    settings = {"group_size": 2, "gamma": 0.9} | kwargs
+    with pytest.raises(ValueError, match=message):
+        group_relative_advantage(torch.zeros(shape), torch.zeros(shape).bool(), **settings)
+
+
+def test_the_kl_penalty_has_the_value_and_the_gradient_of_the_kl():
+    """By full enumeration: samples of mu, weighted with their probability, give the expectation."""
+    generator = torch.Generator().manual_seed(2)
+    logits, other, behaviour = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    log_pi, log_ref, log_mu = logits.log_softmax(0), other.log_softmax(0), behaviour.log_softmax(0)
+    exact = (log_pi.exp() * (log_pi - log_ref)).sum()
+    (exact_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    estimate = (log_mu.exp() * kl_penalty(log_pi, log_mu, log_ref)).sum()
+    (gradient,) = torch.autograd.grad(estimate, logits)
+    assert estimate.item() == pytest.approx(exact.item(), rel=1e-10)
+    torch.testing.assert_close(gradient, exact_gradient, rtol=1e-10, atol=1e-12)
+    assert exact.item() > 0.1
+
+
+def test_the_gradient_of_k3_itself_is_another_one():
+    """The negative control of the test above, with mu = pi."""
+    generator = torch.Generator().manual_seed(2)
+    logits, other = torch.randn(2, 6, generator=generator, dtype=torch.float64)
+    logits.requires_grad_()
+    log_pi, log_ref = logits.log_softmax(0), other.log_softmax(0)
+    exact = (log_pi.exp() * (log_pi - log_ref)).sum()
+    (exact_gradient,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    d = log_ref - log_pi
+    (gradient,) = torch.autograd.grad((log_pi.detach().exp() * (d.exp() - 1 - d)).sum(), logits)
+    assert (gradient - exact_gradient).abs().max() > 0.01

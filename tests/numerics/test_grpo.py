@@ -1,0 +1,319 @@
+"""What must hold in every update without a critic: groups that are groups, and steps that count."""
+
+import math
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import minibatches
+from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
+from tests.references import group_advantage
+
+GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
+
+
+class Countdown(TorchEnv):
+    """Pay the action; end after a number of steps drawn at the start; succeed where it was even."""
+
+    start_size = 1
+
+    def __init__(self, num_envs, longest=12, shared=True):
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        super().__init__(num_envs, box, box, 1000)
+        self.longest, self.shared = longest, shared
+
+    def initial_state(self, uniform):
+        left = (uniform[:, :1] * self.longest).floor() + 2
+        if not self.shared:
+            left = left + torch.arange(len(left))[:, None]
+        return TensorDict({"left": left, "begun": left.clone()}, [len(left)])
+
+    def observe(self, state):
+        return state["left"]
+
+    def transition(self, state, action):
+        moved = TensorDict({"left": state["left"] - 1, "begun": state["begun"]}, state.batch_size)
+        ended = moved["left"].squeeze(-1) <= 0
+        even = moved["begun"].squeeze(-1) % 2 == 0
+        return moved, action.squeeze(-1), ended, {"success": ended & even}
+
+
+class Recorder(GRPO):
+    """GRPO that keeps its rollouts."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.rollouts, self.sizes, self.seen = [], [], []
+
+    def training_step(self, rollout, iteration):
+        super().training_step(rollout, iteration)
+        self.rollouts.append(rollout.clone())
+
+    def loss(self, minibatch):
+        self.sizes.append(len(minibatch))
+        return super().loss(minibatch)
+
+
+def learn(tmp_path, env="CartPole-v1", data=GROUPS, **model):
+    model = {"algorithm": Recorder, "group_size": 4, "n_epochs": 1} | model
+    return train(tmp_path, env=env, data=data, model=model)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_members_of_a_group_begin_alike_and_groups_do_not(vectorization, tmp_path):
+    module, _, _ = learn(
+        tmp_path, env=lambda n: GymnasiumEnv(n, "CartPole-v1", vectorization=vectorization)
+    )
+    starts = torch.stack([rollout["observation"][:, 0] for rollout in module.rollouts])
+    groups = starts.unflatten(1, (2, 4))
+    assert (groups == groups[:, :, :1]).all()
+    assert len(groups[:, :, 0].flatten(0, 1).unique(dim=0)) == 2 * len(module.rollouts)
+
+
+def test_an_env_whose_start_does_not_follow_its_seed_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"4 members of a group began .* Countdown must"):
+        learn(tmp_path, env=lambda n: Countdown(n, shared=False))
+
+
+def test_a_rollout_ends_with_the_last_first_episode_and_none_is_longer_than_its_horizon(tmp_path):
+    module, _, _ = learn(tmp_path, data=GROUPS | {"buffer_size": 600})
+    lengths = []
+    for rollout in module.rollouts:
+        done = rollout["done"][:, :-1]
+        first = done.long().argmax(1) + 1
+        assert done.any(1).all()
+        assert done.shape[1] == first.max()
+        lengths += first.tolist()
+    assert max(lengths) <= 500
+    assert len(set(lengths)) > 3
+    assert module.env_steps == 8 * sum(r.batch_size[1] - 1 for r in module.rollouts)
+
+
+def test_statistics_count_first_episodes_and_nothing_leaks_into_the_next_rollout(tmp_path):
+    module, _, _ = learn(tmp_path, env=lambda n: Countdown(n))
+    logged = scalars(tmp_path)
+    assert [s for s, _ in logged["charts/episodes"]] == [s for s, _ in logged["train/policy_loss"]]
+    episodes = [value for _, value in logged["charts/episodes"]]
+    assert episodes == [8.0 * (i + 1) for i in range(len(episodes))]
+    own = [
+        float(rollout["reward"][n, : int(rollout["done"][n].long().argmax()) + 1].double().sum())
+        for rollout in module.rollouts
+        for n in sorted(range(8), key=lambda n: int(rollout["done"][n].long().argmax()))
+    ]
+    averages = [value for _, value in logged["charts/episode_reward_avg_100"]]
+    for i, average in enumerate(averages[:12]):
+        assert average == pytest.approx(np.mean(own[: 8 * (i + 1)]), abs=1e-5)
+
+
+def test_a_cut_rollout_leaks_nothing_either(tmp_path):
+    """T is shorter than an episode: none ends, and the next rollout begins anew."""
+    module, _, _ = learn(
+        tmp_path, env="Pendulum-v1", data=GROUPS | {"buffer_size": 10, "total_env_steps": 320}
+    )
+    assert "charts/episode_length_avg_100" not in scalars(tmp_path)
+    assert scalars(tmp_path)["train/finished_episodes"][0][1] == 0.0
+    assert all(rollout.batch_size[1] == 11 for rollout in module.rollouts)
+
+
+def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_path):
+    module, _, _ = learn(tmp_path, env=lambda n: Countdown(n))
+    sizes = iter(module.sizes)
+    for rollout in module.rollouts:
+        counted = sum(int(row.long().argmax()) + 1 for row in rollout["done"][:, :-1])
+        expected = [32] * (counted // 32) + [counted % 32] * (counted % 32 > 0)
+        assert [next(sizes) for _ in expected] == expected
+    shares = [value for _, value in scalars(tmp_path)["train/effective_samples"]]
+    assert 0.3 < min(shares) < 1
+
+
+def test_minibatches_draw_from_the_mask_alone():
+    rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
+    mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
+    seen = torch.cat([m["x"] for m in minibatches(rollout, 2, None, ["x"], mask)])
+    assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
+
+
+@pytest.mark.parametrize("mode", ["step", "trajectory"])
+@pytest.mark.parametrize("aggregation", ["token", "trajectory"])
+def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
+    """At ratio 1 the gradient of the loss is -sum of weight * A * grad log pi: weigh by hand."""
+    module, _, _ = learn(
+        tmp_path, env=lambda n: Countdown(n), mode=mode, aggregation=aggregation, ent_coef=0.1
+    )
+    rollout = module.rollouts[0]
+    advantage, counts = group_advantage(
+        rollout["reward"][:, :-1].double().numpy(),
+        rollout["done"][:, :-1].numpy(),
+        4,
+        0.99,
+        mode,
+        1e-3,
+        True,
+        False,
+        True,
+    )
+    samples = rollout[:, :-1]
+    np.testing.assert_allclose(samples["advantage"].numpy(), advantage, atol=1e-4)
+    evaluated = module.policy.evaluate_actions(samples.reshape(-1))
+    log_prob = evaluated["sample_log_prob"].view(8, -1)
+    entropy = evaluated["entropy"].view(8, -1)
+    if aggregation == "token":
+        weights = counts / counts.sum()
+    else:
+        weights = counts / counts.sum(1, keepdims=True) / len(counts)
+    weights = torch.tensor(weights)
+    expected = -(weights * (torch.tensor(advantage) * log_prob + 0.1 * entropy)).sum()
+    mask = torch.tensor(counts)
+    (everything,) = minibatches(
+        rollout.set("sample_log_prob", torch.nn.functional.pad(log_prob.detach(), (0, 1))),
+        10_000,
+        None,
+        module.fields,
+        mask,
+    )
+    loss, _ = module.loss(everything)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, list(module.policy.parameters()), retain_graph=True),
+        torch.autograd.grad(expected, list(module.policy.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-5)
+
+
+def test_groups_that_agree_on_success_are_left_out(tmp_path):
+    class Luck(Countdown):
+        """Members differ in what they do: success is a positive first action."""
+
+        def transition(self, state, action):
+            moved, reward, _, _ = super().transition(state, action)
+            ended = torch.ones(self.num_envs, dtype=torch.bool)
+            return moved, reward, ended, {"success": action.squeeze(-1) > 0.8}
+
+    module, _, _ = learn(tmp_path, env=lambda n: Luck(n), filter_groups=True)
+    sizes, kept = iter(module.sizes), 0
+    for rollout in module.rollouts:
+        success = rollout["success"][:, 0].view(2, 4)
+        undecided = int((success.any(1) & ~success.all(1)).sum())
+        kept += undecided
+        assert [next(sizes) for _ in range(undecided > 0)] == [4 * undecided] * (undecided > 0)
+    assert 0 < kept < 2 * len(module.rollouts)
+    assert next(sizes, None) is None
+
+
+def test_a_filter_needs_an_env_that_says_success(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"needs an env that says info\['success'\]"):
+        learn(tmp_path, filter_groups=True)
+
+
+def test_the_reference_is_the_policy_that_training_began_with(tmp_path):
+    torch.manual_seed(3)
+    module, _, _ = learn(tmp_path, kl_coef=0.5, n_epochs=3)
+    first = module.rollouts[0]
+    torch.testing.assert_close(
+        first["reference_log_prob"], first["sample_log_prob"], rtol=0, atol=1e-5
+    )
+    later = module.rollouts[-1]
+    assert (later["reference_log_prob"] - later["sample_log_prob"]).abs().max() > 1e-3
+    assert not any(p.requires_grad for p in module.reference.parameters())
+    kl = [value for _, value in scalars(tmp_path)["train/reference_kl"]]
+    free, _, _ = learn(tmp_path / "free", kl_coef=0.0, n_epochs=3)
+    assert kl[-1] > 0
+    distance = [
+        sum((p - q).square().sum() for p, q in zip(m.policy.parameters(), w, strict=True))
+        for m, w in ((module, module.reference.parameters()), (free, module.reference.parameters()))
+    ]
+    assert distance[0] < distance[1]
+
+
+def test_resume_is_exact_with_groups_and_a_reference(tmp_path):
+    settings = {
+        "env": "CartPole-v1",
+        "data": GROUPS | {"iterations_per_epoch": 3},
+        "model": {"algorithm": GRPO, "group_size": 4, "kl_coef": 0.1},
+    }
+    train(tmp_path / "whole", **settings)
+    train(tmp_path / "stopped", trainer={"max_epochs": 1}, **settings)
+    train(
+        tmp_path / "stopped",
+        ckpt_path=tmp_path / "stopped" / "checkpoints" / "last.ckpt",
+        **settings,
+    )
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_plan_without_groups_draws_new_starts_for_every_row():
+    env = GymnasiumEnv(4, "CartPole-v1")
+    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    collector = SyncCollector(env, policy, 20, seed=1)
+    collector.plan = EpisodePlan(reset_every_rollout=True)
+    starts = torch.cat([collector.collect()["observation"][:, 0].clone() for _ in range(3)])
+    assert len(starts.unique(dim=0)) == 12
+
+
+def test_rollouts_go_on_where_the_plan_does_not_reset(tmp_path):
+    module, _, _ = learn(
+        tmp_path,
+        reset_every_rollout=False,
+        truncate_at_first_done=False,
+        data=GROUPS | {"buffer_size": 10, "total_env_steps": 320},
+    )
+    one, two = module.rollouts[:2]
+    assert torch.equal(one["observation"][:, -1], two["observation"][:, 0])
+    assert scalars(tmp_path)["train/effective_samples"][0][1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size must be at least 2, got 1"),
+        ({"group_size": 3}, r"num_envs=8 does not divide into .*group_size=3.*such as 9"),
+        ({"eps": 0.0}, "eps must be positive, got 0.0"),
+        ({"clip_coef": 1.0}, r"clip_coef must lie in \(0, 1\), got 1.0"),
+        ({"kl_coef": -1.0}, "kl_coef must be at least 0, got -1.0"),
+        (
+            {"mode": "trajectory", "truncate_at_first_done": False},
+            "mode: trajectory is about whole episodes",
+        ),
+        (
+            {"filter_groups": True, "truncate_at_first_done": False},
+            "filter_groups: true is about whole episodes",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        learn(tmp_path, **settings)
+
+
+def test_ppo_refuses_a_policy_without_a_critic():
+    data = make_data()
+    with pytest.raises(ConfigurationError, match="ActorOnly has none: use ActorCritic, or GRPO"):
+        PPO(ActorOnly(data.observation_space, data.action_space))
+
+
+def test_an_actor_is_the_same_with_a_critic_and_without():
+    data = make_data("Pendulum-v1")
+    torch.manual_seed(4)
+    alone = ActorOnly(data.observation_space, data.action_space, (16,))
+    torch.manual_seed(4)
+    both = ActorCritic(data.observation_space, data.action_space, (16,))
+    td = TensorDict({"observation": torch.randn(5, 3), "action": torch.randn(5, 1)}, [5])
+    a, b = alone.evaluate_actions(td), both.evaluate_actions(td)
+    assert torch.equal(a["sample_log_prob"], b["sample_log_prob"])
+    assert (a["value"] == 0).all()
+    assert (alone.get_value(td.clone())["value"] == 0).all()
+    assert not (b["value"] == 0).all()
+
+
+def test_grpo_leaves_a_critic_alone():
+    data = make_data()
+    module = make_ppo(data, algorithm=GRPO, group_size=4)
+    names = [name for name, _ in module.policy.named_parameters()]
+    assert not any("critic" in name for name in names)
+    assert math.isclose(module.clip_high, module.clip_coef)
