@@ -7,7 +7,15 @@ if TYPE_CHECKING:
     from lightning_rl.algorithms import PPO, Algorithm
     from lightning_rl.collectors import Collector, SyncCollector
     from lightning_rl.data import RLDataModule
-    from lightning_rl.envs import EnvPoolEnv, GymnasiumEnv, TorchEnv, VectorEnv
+    from lightning_rl.envs import (
+        CartPole,
+        EnvPoolEnv,
+        GymnasiumEnv,
+        PointMass,
+        PushCube,
+        TorchEnv,
+        VectorEnv,
+    )
     from lightning_rl.errors import ConfigurationError
     from lightning_rl.policies import ActorCritic, Policy
     from lightning_rl.trainer import RLTrainer
@@ -16,11 +24,14 @@ _HOMES = {
     "PPO": "algorithms",
     "ActorCritic": "policies",
     "Algorithm": "algorithms",
+    "CartPole": "envs",
     "Collector": "collectors",
     "ConfigurationError": "errors",
     "EnvPoolEnv": "envs",
     "GymnasiumEnv": "envs",
+    "PointMass": "envs",
     "Policy": "policies",
+    "PushCube": "envs",
     "RLDataModule": "data",
     "RLTrainer": "trainer",
     "SyncCollector": "collectors",
@@ -32,11 +43,14 @@ __all__ = [
     "PPO",
     "ActorCritic",
     "Algorithm",
+    "CartPole",
     "Collector",
     "ConfigurationError",
     "EnvPoolEnv",
     "GymnasiumEnv",
+    "PointMass",
     "Policy",
+    "PushCube",
     "RLDataModule",
     "RLTrainer",
     "SyncCollector",
