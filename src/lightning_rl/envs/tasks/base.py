@@ -1,11 +1,13 @@
 """Say what the tasks share: action and reward terms, and what they report of an episode."""
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.tasks.terms import ActionTerm, Kind, RewardTerms, require_kind
@@ -30,7 +32,10 @@ class Task(TorchEnv):
     Attributes:
         reward_weights: every reward term of the task, with its default weight.
         action_kinds: what its actions may aim at.
+        render_size: height and width of a picture, in pixels.
     """
+
+    render_size = (256, 256)
 
     reward_weights: ClassVar[Mapping[str, float]]
     action_kinds: ClassVar[tuple[Kind, ...]]
@@ -52,6 +57,15 @@ class Task(TorchEnv):
         super().__init__(num_envs, observations, actions, max_episode_steps, device)
         self.action = action
         self.rewards = RewardTerms(self.reward_weights, rewards, name)
+
+    @abstractmethod
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """Return a picture of each of M states [M], uint8 [M, height, width, 3]."""
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        """See `VectorEnv.render`."""
+        index = torch.as_tensor(list(rows), dtype=torch.int64, device=self.device)
+        return self.draw(self.state[index], *self.render_size).cpu().numpy()
 
     def last_step(self) -> Tensor:
         """Return whether the step under way is the last that the time limit allows, [N] bool."""

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canvas, tip
 from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
 
 TIMESTEP, SUBSTEPS = 0.01, 4
@@ -51,6 +52,7 @@ class CartPole(Task):
     """
 
     start_size = 2
+    render_size = (256, 384)
     reward_weights = {"upright": 1.0, "pole_velocity": -0.005}  # noqa: RUF012
     action_kinds = ("position", "velocity", "force")
 
@@ -92,6 +94,22 @@ class CartPole(Task):
             {"distance_to_goal": angle},
         )
         return moved, reward, angle > FALLEN, info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: cart, pole and rail; the green line shows where the pole should be."""
+        canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
+        x, angle = state["position"].unbind(1)
+        fixed = torch.zeros(1, 2, device=self.device)
+        along, up = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=self.device)
+        canvas.segment(fixed - along * RAIL, fixed + along * RAIL, 0.015, GREY)
+        for side in (-1, 1):
+            canvas.box(fixed + along * (side * (RAIL + 0.14)), (0.02, 0.09), INK)
+        cart = x[:, None] * along
+        canvas.segment(cart, cart + up * (2 * HALF_LENGTH), 0.008, GREEN, opacity=0.6)
+        canvas.box(cart, (0.12, 0.07), BLUE)
+        canvas.segment(cart, tip(cart, angle, 2 * HALF_LENGTH), 0.025, ORANGE)
+        canvas.disc(cart, 0.035, INK)
+        return canvas.pixels()
 
     def _integrate(self, position: Tensor, velocity: Tensor, target: Tensor) -> TensorDict:
         """Take the substeps of one control step, by the semi-implicit Euler method."""

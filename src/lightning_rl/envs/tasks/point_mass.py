@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
 from lightning_rl.envs.tasks.terms import ActionTerm, Force
 
 TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
@@ -149,6 +150,22 @@ class PointMass(Task):
         }
         kept = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
         return TensorDict(moved | kept, [self.num_envs]), reward, success, info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: the point with its velocity, goal (green), obstacles, start (a ring)."""
+        canvas = Canvas(
+            len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
+        )
+        canvas.box(torch.zeros(1, 2, device=self.device), (1.0, 1.0), PAPER)
+        for i in (0, 1):
+            canvas.disc(state["obstacles"][:, i], state["radii"][:, i], RED, opacity=0.85)
+        canvas.disc(state["start"], 0.03, GREY, ring=0.012)
+        canvas.disc(state["goal"], SUCCESS, GREEN)
+        canvas.disc(state["goal"], 2 * SUCCESS, GREEN, ring=0.012)
+        ahead = state["position"] + state["velocity"] * 0.15
+        canvas.segment(state["position"], ahead, 0.008, BLUE, opacity=0.7)
+        canvas.disc(state["position"], 0.03, BLUE)
+        return canvas.pixels()
 
     def _force(self, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
         """Return the force [N, 2] that drives to a target."""

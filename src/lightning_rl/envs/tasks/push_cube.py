@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, INK, ORANGE, PAPER, Canvas
 from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
 
 PUSHER_RADIUS, HALF_EDGE, FRICTION = 0.02, 0.05, 0.8
@@ -124,6 +125,20 @@ class PushCube(Task):
         )
         moved = _state(pusher, cube, goal, action)
         return moved, reward, success | off[:, 0] | off[:, 1], info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: pusher (with a halo), cube, and green where its centre should be."""
+        canvas = Canvas(
+            len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
+        )
+        canvas.box(torch.zeros(1, 2, device=self.device), (TABLE, TABLE), PAPER)
+        canvas.disc(state["goal"], SUCCESS, GREEN, opacity=0.35)
+        canvas.disc(state["goal"], SUCCESS, GREEN, ring=0.015)
+        canvas.box(state["cube"], (HALF_EDGE, HALF_EDGE), ORANGE)
+        canvas.disc(state["cube"], 0.015, INK)
+        canvas.disc(state["pusher"], 2.5 * PUSHER_RADIUS, BLUE, opacity=0.35)
+        canvas.disc(state["pusher"], PUSHER_RADIUS, BLUE)
+        return canvas.pixels()
 
 
 def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
