@@ -18,13 +18,15 @@ from lightning_rl.envs.torch_env import TorchEnv
 
 
 class PendulumEnv(TorchEnv):
+    start_size = 2
+
     def __init__(self, num_envs: int, device: str) -> None:
         observations = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATION_SIZE,), np.float32)
         actions = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
         super().__init__(num_envs, observations, actions, TIME_LIMIT, device)
 
-    def initial_state(self, count: int) -> TensorDict:
-        return TensorDict({"state": start(count, self.device, self.generator)}, [count])
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        return TensorDict({"state": start(uniform)}, [len(uniform)])
 
     def observe(self, state: TensorDict) -> Tensor:
         return observe(state["state"])

@@ -14,10 +14,9 @@ ACTION_SIZE = 1
 TIME_LIMIT = 200
 
 
-def start(count: int, device: torch.device | str, generator: torch.Generator | None) -> Tensor:
-    """Draw angle and speed [count, 2]."""
-    unit = torch.rand(count, 2, device=device, generator=generator) * 2.0 - 1.0
-    return unit * torch.tensor([math.pi, 1.0], device=device)
+def start(uniform: Tensor) -> Tensor:
+    """Make angle and speed [M, 2] of random numbers [M, 2] in [0, 1)."""
+    return (uniform * 2.0 - 1.0) * torch.tensor([math.pi, 1.0], device=uniform.device)
 
 
 def observe(state: Tensor) -> Tensor:
@@ -46,9 +45,12 @@ class Pendulum:
 
     @torch.no_grad()
     def reset(self) -> Tensor:
-        self.state = start(self.num_envs, self.device, self.generator)
+        self.state = start(self._uniform())
         self.elapsed = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         return observe(self.state)
+
+    def _uniform(self) -> Tensor:
+        return torch.rand(self.num_envs, 2, device=self.device, generator=self.generator)
 
     @torch.no_grad()
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -56,7 +58,7 @@ class Pendulum:
         moved, reward = move(self.state, action)
         self.elapsed = self.elapsed + 1
         truncated = self.elapsed >= TIME_LIMIT
-        fresh = start(self.num_envs, self.device, self.generator)
+        fresh = start(self._uniform())
         self.state = torch.where(truncated.unsqueeze(-1), fresh, moved)
         self.elapsed = self.elapsed.masked_fill(truncated, 0)
         terminated = torch.zeros_like(truncated)

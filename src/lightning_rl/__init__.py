@@ -7,7 +7,15 @@ if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm
     from lightning_rl.collectors import Collector, SyncCollector
     from lightning_rl.data import RLDataModule
-    from lightning_rl.envs import EnvPoolEnv, GymnasiumEnv, TorchEnv, VectorEnv
+    from lightning_rl.envs import (
+        CartPole,
+        EnvPoolEnv,
+        GymnasiumEnv,
+        PointMass,
+        PushCube,
+        TorchEnv,
+        VectorEnv,
+    )
     from lightning_rl.errors import ConfigurationError
     from lightning_rl.policies import ActorCritic, ActorOnly, Policy
     from lightning_rl.trainer import RLTrainer
@@ -18,11 +26,14 @@ _HOMES = {
     "ActorCritic": "policies",
     "ActorOnly": "policies",
     "Algorithm": "algorithms",
+    "CartPole": "envs",
     "Collector": "collectors",
     "ConfigurationError": "errors",
     "EnvPoolEnv": "envs",
     "GymnasiumEnv": "envs",
+    "PointMass": "envs",
     "Policy": "policies",
+    "PushCube": "envs",
     "RLDataModule": "data",
     "RLTrainer": "trainer",
     "SyncCollector": "collectors",
@@ -36,11 +47,14 @@ __all__ = [
     "ActorCritic",
     "ActorOnly",
     "Algorithm",
+    "CartPole",
     "Collector",
     "ConfigurationError",
     "EnvPoolEnv",
     "GymnasiumEnv",
+    "PointMass",
     "Policy",
+    "PushCube",
     "RLDataModule",
     "RLTrainer",
     "SyncCollector",

@@ -19,6 +19,8 @@ from lightning_rl.envs.vector_env import Observation
 class _Probe(TorchEnv):
     """A probe that shows -1 or +1, drawn at the start of an episode and kept."""
 
+    start_size = 1
+
     def __init__(
         self,
         num_envs: int,
@@ -29,12 +31,11 @@ class _Probe(TorchEnv):
         space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
         super().__init__(num_envs, space, action_space, max_episode_steps, device)
 
-    def initial_state(self, count: int) -> TensorDict:
-        sign = (
-            torch.randint(2, (count, 1), generator=self.generator, device=self.device) * 2.0 - 1.0
-        )
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """See `TorchEnv.initial_state`."""
+        sign = torch.where(uniform < 0.5, -1.0, 1.0)
         return TensorDict(
-            {"sign": sign, "step": torch.zeros_like(sign)}, [count], device=self.device
+            {"sign": sign, "step": torch.zeros_like(sign)}, [len(sign)], device=self.device
         )
 
     def observe(self, state: TensorDict) -> Observation:

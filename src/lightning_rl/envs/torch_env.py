@@ -1,7 +1,7 @@
 """Write a batched env in torch, on any device, by its three functions: start, observe, move."""
 
 from abc import abstractmethod
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.counter_random import key_of, uniforms
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 
@@ -18,15 +19,28 @@ class TorchEnv(VectorEnv):
 
     Time limits, autoreset, seeds and saving are done here.
 
-    Nothing in `step` waits for the device: finished envs are replaced by `torch.where`, and new
-    starts are drawn for all N envs at every step, so the random stream does not depend on who
-    finished.
+    A random number is a function of its env's seed, of the episode and of the step, not the next
+    one of a generator: what happens in an env, in all its episodes, depends on its own seed and
+    actions alone, whether it runs by itself or among thousands. This holds bit for bit where the
+    three functions treat each row by itself, by operations that round every element alike: no
+    matrix product, no `atan2`, no fused multiply and add.
+
+    Nothing in `step` waits for an accelerator: finished envs are replaced by `torch.where`. On a
+    CPU, where looking costs nothing, only the rows that finished are drawn and written.
 
     Args:
         num_envs: N.
         max_episode_steps: steps after which an episode is truncated.
         device: where the state lives.
+
+    Attributes:
+        start_size: K, how many random numbers a start takes.
+        seed: [N] int64, the seed of each env; before the first `reset`, env i has the seed i.
+        episode: [N] int64, how many episodes of that seed came before this one.
+        elapsed: [N] int64, env steps since the episode began.
     """
+
+    start_size: int
 
     def __init__(
         self,
@@ -46,17 +60,23 @@ class TorchEnv(VectorEnv):
         self.single_observation_space = observation_space
         self.single_action_space = action_space
         self.max_episode_steps = max_episode_steps
-        self.generator = torch.Generator(self.device)
-        self.elapsed = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self.seed = torch.arange(num_envs, device=self.device)
+        self.episode = torch.full_like(self.seed, -1)
+        self.elapsed = torch.zeros_like(self.seed)
         self.state = TensorDict({}, [num_envs], device=self.device)
+        self._key = key_of(self.seed)
 
     @abstractmethod
-    def initial_state(self, count: int) -> TensorDict:
-        """Draw `count` starts from `self.generator`: a TensorDict [count]."""
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """Make M starts, a TensorDict [M], of random numbers.
+
+        Args:
+            uniform: [M, K] float32 in [0, 1), K being `start_size`.
+        """
 
     @abstractmethod
     def observe(self, state: TensorDict) -> Observation:
-        """Return the observation [N, ...] of a state [N]."""
+        """Return the observation [M, ...] of a state [M]."""
 
     @abstractmethod
     def transition(
@@ -67,47 +87,49 @@ class TorchEnv(VectorEnv):
         Do not write into `state`.
         """
 
+    def uniform(self, count: int) -> Tensor:
+        """Draw `count` numbers in [0, 1) per env, for a transition that is random: [N, count].
+
+        They depend on seed, episode and step: asked again within one step, the same come again.
+        """
+        return uniforms(self._key, self.episode, self.elapsed + 1, count)
+
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`.
-
-        A start depends on its env's seed alone; what follows draws from one generator.
-        """
+        """See `VectorEnv.reset`. Without a seed, every env begins the next episode of its own."""
         if seed is None:
-            self.state = self.initial_state(self.num_envs)
+            self.episode = self.episode + 1
         else:
-            seeds = (
-                [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else list(seed)
-            )
-            require(
-                len(seeds) == self.num_envs,
-                f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.",
-            )
-            self.state = cast(TensorDict, torch.cat([self._seeded_start(s) for s in seeds]))
-            # Apart from every start: seeded with one of them, the next reset would repeat it.
-            onwards = np.random.SeedSequence([len(seeds), *seeds]).generate_state(1)[0]
-            self.generator.manual_seed(int(onwards))
-        self.elapsed.zero_()
+            self.seed = self._one_per_env(seed)
+            self.episode = torch.zeros_like(self.seed)
+            self._key = key_of(self.seed)
+        self.elapsed = torch.zeros_like(self.seed)
+        self.state = self._starts(self._key, self.episode)
         return self.observe(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `VectorEnv.step`."""
         moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
-        self.elapsed += 1
-        truncated = self.elapsed >= self.max_episode_steps
+        elapsed = self.elapsed + 1
+        truncated = elapsed >= self.max_episode_steps
         done = terminated | truncated
-        info["final_obs"] = self.observe(moved)
-        self.state = _where(done, self.initial_state(self.num_envs), moved)
-        self.elapsed = self.elapsed.masked_fill(done, 0)
-        return self.observe(self.state), reward, terminated, truncated, info
+        final = info["final_obs"] = self.observe(moved)
+        if self.device.type == "cpu":
+            observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
+        else:
+            self.episode = self.episode + done
+            starts = self._starts(self._key, self.episode)
+            self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
+            observation = self.observe(self.state)
+        self.elapsed = elapsed.masked_fill_(done, 0)
+        return observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any]:
         """See `VectorEnv.state_dict`."""
         return {
             "state": {key: value.clone() for key, value in self.state.items()},
-            "elapsed": self.elapsed.clone(),
-            "generator": self.generator.get_state(),
+            **{key: getattr(self, key).clone() for key in ("seed", "episode", "elapsed")},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
@@ -115,25 +137,52 @@ class TorchEnv(VectorEnv):
         if len(state["elapsed"]) != self.num_envs:
             saved = len(state["elapsed"])
             raise RestoreError(f"the state was saved with {saved} envs, there are {self.num_envs}")
+        if "seed" not in state:
+            raise RestoreError("the state was saved by a version that drew from one generator")
         self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()
-        self.elapsed = state["elapsed"].to(self.device, copy=True)
-        self.generator.set_state(state["generator"].cpu())
+        self.seed, self.episode, self.elapsed = (
+            state[key].to(self.device, copy=True) for key in ("seed", "episode", "elapsed")
+        )
+        self._key = key_of(self.seed)
         return self.observe(self.state)
 
-    def _seeded_start(self, seed: int) -> TensorDict:
-        self.generator.manual_seed(int(seed))
-        return self.initial_state(1)
+    def _one_per_env(self, seed: Any) -> Tensor:
+        """Return the seeds [N] that an int or a sequence stands for."""
+        if isinstance(seed, int | np.integer):
+            return int(seed) + torch.arange(self.num_envs, device=self.device)
+        seeds = [int(s) for s in seed]
+        require(
+            len(seeds) == self.num_envs,
+            f"Expected {self.num_envs} seeds, one per env, got {len(seeds)}.",
+        )
+        return torch.tensor(seeds, dtype=torch.int64, device=self.device)
+
+    def _starts(self, key: Tensor, episode: Tensor) -> TensorDict:
+        return self.initial_state(uniforms(key, episode, 0, self.start_size))
+
+    def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
+        """Begin the next episode of some rows; return the observation of all."""
+        self.state = moved
+        if not len(rows):
+            return final
+        self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
+        starts = self._starts(self._key[:, rows], self.episode[rows])
+        self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
+        observation = _with_rows(final, rows, self.observe(starts))
+        if isinstance(observation, dict):
+            return TensorDict(observation, [self.num_envs])
+        return observation  # type: ignore[no-any-return]  # a tensor, as `final` is
 
 
-def _where(mask: Tensor, chosen: TensorDict, otherwise: TensorDict) -> TensorDict:
-    """Take whole rows of one state or the other, by mask [N]."""
+def _with_rows(tree: Any, rows: Tensor, new: Any) -> Any:
+    """Copy a tensor [N, ...], or a tree of them to a dict, with some rows replaced."""
+    if isinstance(tree, Tensor):
+        return tree.index_copy(0, rows, new)
+    return {key: _with_rows(value, rows, new[key]) for key, value in tree.items()}
 
-    def rows(key: str) -> Tensor:
-        value = otherwise[key]
-        return torch.where(mask.view(-1, *[1] * (value.dim() - 1)), chosen[key], value)
 
-    return TensorDict(
-        {key: rows(str(key)) for key in otherwise.keys()},
-        otherwise.batch_size,
-        device=otherwise.device,
-    )
+def _where(mask: Tensor, chosen: Any, otherwise: Any) -> Any:
+    """Take whole rows of one tensor [N, ...], or tree of them, or of the other, by mask [N]."""
+    if isinstance(otherwise, Tensor):
+        return torch.where(mask.view(-1, *[1] * (otherwise.dim() - 1)), chosen, otherwise)
+    return {key: _where(mask, chosen[key], value) for key, value in otherwise.items()}

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+
+from lightning_rl.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
 Seed = int | Sequence[int] | None
@@ -76,6 +79,20 @@ class VectorEnv(ABC):
             RestoreError: where that is not possible.
         """
         raise RestoreError(f"{type(self).__name__} does not save its state")
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        """Return a picture of each of M envs as it is now, uint8 [M, H, W, 3].
+
+        Args:
+            rows: which envs.
+
+        Raises:
+            ConfigurationError: where this env cannot be drawn.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot be drawn: it has no render(rows). Give it one, or make "
+            "no videos of it."
+        )
 
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""

@@ -1,0 +1,59 @@
+"""Draw random numbers that are a pure function of counters: no draw depends on another.
+
+A generator hands out its numbers in turn, so what one env gets depends on how many others there
+are. Here a number is the hash of who asks and when (Salmon et al. 2011, "Parallel random numbers:
+as easy as 1, 2, 3").
+
+The hash is lowbias32 (Chris Wellons 2018, "Prospecting for hash functions"), a bijection of 32
+bits, held in int64 so that every device computes the same. Two lanes of 32 bits carry the key: with
+one, some of the few million episodes of a run would share their start.
+"""
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_FIRST = 0x7FEB352D
+_SECOND = 0x846CA68B - 2**32
+"""The second factor less 2^32: the same low 32 bits, and no product leaves int64."""
+
+_LANES = (0x9E3779B9, 0x243F6A88)
+_GOLDEN = 0x9E3779B9
+
+
+def hash32(x: Tensor) -> Tensor:
+    """Mix 32 bits (lowbias32).
+
+    Args:
+        x: int64 of any shape, in [0, 2^32).
+
+    Returns:
+        int64 of the same shape and range.
+    """
+    x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_MASK)
+    x.bitwise_xor_(x >> 15).mul_(_SECOND).bitwise_and_(_MASK)
+    return x.bitwise_xor_(x >> 16)
+
+
+def key_of(seed: Tensor) -> Tensor:
+    """Return the key [2, N] of seeds [N] int64; all 64 bits of a seed count."""
+    lanes = torch.tensor(_LANES, device=seed.device)[:, None]
+    return hash32(hash32(lanes ^ (seed & _MASK)) ^ ((seed >> 32) & _MASK))
+
+
+def uniforms(key: Tensor, episode: Tensor, tick: Tensor | int, count: int) -> Tensor:
+    """Draw `count` numbers per row, uniform in [0, 1) in steps of 2^-24.
+
+    Args:
+        key: [2, M], by `key_of`.
+        episode: [M] int64, at least 0.
+        tick: [M] int64 or a number, at least 0: when within the episode.
+        count: numbers per row.
+
+    Returns:
+        [M, count] float32; a row depends on its own key, episode and tick alone.
+    """
+    h = hash32(hash32(key ^ (episode & _MASK)) ^ tick)
+    column = torch.arange(1, count + 1, device=key.device) * _GOLDEN
+    bits = hash32(h[0, :, None] ^ hash32((h[1, :, None] + column) & _MASK))
+    return (bits >> 8).float() * 2.0**-24

@@ -1,0 +1,23 @@
+"""Tasks in torch, batched, on any device."""
+
+from lightning_rl.envs.tasks.cart_pole import CartPole
+from lightning_rl.envs.tasks.point_mass import PointMass
+from lightning_rl.envs.tasks.push_cube import PushCube
+from lightning_rl.envs.tasks.terms import (
+    ActionTerm,
+    DeltaPosition,
+    Force,
+    Position,
+    Velocity,
+)
+
+__all__ = [
+    "ActionTerm",
+    "CartPole",
+    "DeltaPosition",
+    "Force",
+    "PointMass",
+    "Position",
+    "PushCube",
+    "Velocity",
+]

@@ -1,0 +1,170 @@
+"""Balance a pole on a cart that a position drive moves along a rail."""
+
+import math
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canvas, tip
+from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+
+TIMESTEP, SUBSTEPS = 0.01, 4
+"""s, and how many make a control step."""
+
+CART_MASS, POLE_MASS, HALF_LENGTH, GRAVITY = 1.0, 0.1, 0.5, 9.81
+"""kg, kg, m, m/s^2; the pole is a uniform rod."""
+
+STIFFNESS, DAMPING, EFFORT_LIMIT = (10.0, 0.01), (1.0, 0.001), (100.0, 0.1)
+"""Of the drives of slider and hinge: N/m and N m/rad, N s/m and N m s/rad, N and N m."""
+
+RAIL, FALLEN = 1.0, math.pi / 2
+"""Limits of the joints either side: m and rad."""
+
+START = (0.05, 0.03)
+"""An episode begins at rest within these of the middle: m and rad."""
+
+
+class CartPole(Task):
+    """Keep a pole upright by targets for the drives of the cart's slider and of the pole's hinge.
+
+    Observation [6]: both positions, scaled to [0, 1] by the joints' limits; both velocities (m/s,
+    rad/s); both efforts of the drives (N, N m). Action [2]: slider and hinge, the latter nearly
+    passive. Angles count from upright, positive towards +x.
+
+    Reward: `upright` 1 - |angle| / pi; `pole_velocity` |angular velocity| (rad/s), weight -0.005.
+    A pole below the horizontal has fallen: `terminated`. Success counts at the last step of the
+    time limit alone: |angle| < 0.02 rad and |angular velocity| < 0.05 rad/s. Metric
+    `distance_to_goal`: |angle|.
+
+    The rail ends in a stop without bounce: the cart is held at its end and loses its velocity; the
+    pole feels nothing of the blow.
+
+    Args:
+        num_envs: N.
+        action: what an action means; by default `DeltaPosition(0.1)`, unbounded. With `Velocity`
+            the drives' stiffness is off and their damping pulls towards the target.
+        rewards: weights by term; the terms not named keep their defaults.
+        max_episode_steps: steps (0.04 s each) after which an episode is truncated.
+        device: where the state lives.
+    """
+
+    start_size = 2
+    render_size = (256, 384)
+    reward_weights = {"upright": 1.0, "pole_velocity": -0.005}  # noqa: RUF012
+    action_kinds = ("position", "velocity", "force")
+
+    def __init__(
+        self,
+        num_envs: int,
+        action: ActionTerm | None = None,
+        rewards: dict[str, float] | None = None,
+        max_episode_steps: int = 500,
+        device: str = "cpu",
+    ) -> None:
+        term = action or DeltaPosition(0.1)
+        super().__init__(num_envs, 6, 2, term, rewards, max_episode_steps, device)
+        self._limits = torch.tensor([RAIL, FALLEN], device=self.device)
+        self._start = torch.tensor(START, device=self.device)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """See `TorchEnv.initial_state`."""
+        position = (uniform * 2.0 - 1.0) * self._start
+        rest = torch.zeros_like(position)
+        return _state(position, rest, rest)
+
+    def observe(self, state: TensorDict) -> Tensor:
+        """See `TorchEnv.observe`."""
+        position = state["position"] / self._limits * 0.5 + 0.5
+        return torch.cat((position, state["velocity"], state["effort"]), 1)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """See `TorchEnv.transition`."""
+        target = self.action.target(self.action.bounded(action), state["position"])
+        moved = self._integrate(state["position"], state["velocity"], target)
+        angle, speed = moved["position"][:, 1].abs(), moved["velocity"][:, 1].abs()
+        success = self.last_step() & (angle < 0.02) & (speed < 0.05)
+        reward, info = self.outcome(
+            success,
+            {"upright": lambda: 1.0 - angle / math.pi, "pole_velocity": lambda: speed},
+            {"distance_to_goal": angle},
+        )
+        return moved, reward, angle > FALLEN, info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: cart, pole and rail; the green line shows where the pole should be."""
+        canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
+        x, angle = state["position"].unbind(1)
+        fixed = torch.zeros(1, 2, device=self.device)
+        along, up = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=self.device)
+        canvas.segment(fixed - along * RAIL, fixed + along * RAIL, 0.015, GREY)
+        for side in (-1, 1):
+            canvas.box(fixed + along * (side * (RAIL + 0.14)), (0.02, 0.09), INK)
+        cart = x[:, None] * along
+        canvas.segment(cart, cart + up * (2 * HALF_LENGTH), 0.008, GREEN, opacity=0.6)
+        canvas.box(cart, (0.12, 0.07), BLUE)
+        canvas.segment(cart, tip(cart, angle, 2 * HALF_LENGTH), 0.025, ORANGE)
+        canvas.disc(cart, 0.035, INK)
+        return canvas.pixels()
+
+    def _integrate(self, position: Tensor, velocity: Tensor, target: Tensor) -> TensorDict:
+        """Take the substeps of one control step, by the semi-implicit Euler method."""
+        (x, angle), (v, spin), targets = position.unbind(1), velocity.unbind(1), target.unbind(1)
+        for _ in range(SUBSTEPS):
+            push = self._effort(0, x, v, targets[0])
+            torque = self._effort(1, angle, spin, targets[1])
+            a, turn = accelerate(angle, spin, push, torque)
+            v, spin = v + a * TIMESTEP, spin + turn * TIMESTEP
+            x, angle = x + v * TIMESTEP, angle + spin * TIMESTEP
+            v = v.masked_fill(x.abs() > RAIL, 0.0)
+            x = x.clamp(-RAIL, RAIL)
+        return _state(*(torch.stack(pair, 1) for pair in ((x, angle), (v, spin), (push, torque))))
+
+    def _effort(self, joint: int, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
+        """Return the force or torque [N] of a joint's drive."""
+        kind, limit = self.action.kind, EFFORT_LIMIT[joint]
+        if kind == "position":
+            effort = (target - position) * STIFFNESS[joint] - velocity * DAMPING[joint]
+        elif kind == "velocity":
+            effort = (target - velocity) * DAMPING[joint]
+        else:
+            effort = target
+        return effort.clamp(-limit, limit)
+
+
+def accelerate(angle: Tensor, spin: Tensor, push: Tensor, torque: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the accelerations of cart (m/s^2) and pole (rad/s^2), each [N].
+
+    With masses M and m, half-length l, angle q and force F on the cart, torque t on the pole:
+
+        (M + m) x'' + m l cos(q) q''       = F + m l sin(q) q'^2
+        m l cos(q) x'' + (4/3) m l^2 q''   = t + m g l sin(q)
+
+    which is Florian 2007, "Correct equations for the dynamics of the cart-pole system", without
+    friction and with a torque at the hinge.
+
+    Args:
+        angle: [N] rad from upright.
+        spin: [N] rad/s.
+        push: [N] N, on the cart.
+        torque: [N] N m, on the pole.
+    """
+    moment = POLE_MASS * HALF_LENGTH
+    inertia = moment * HALF_LENGTH * 4 / 3
+    sin, coupling = angle.sin(), angle.cos() * moment
+    along = push + spin * spin * sin * moment
+    around = torque + sin * (moment * GRAVITY)
+    determinant = (CART_MASS + POLE_MASS) * inertia - coupling * coupling
+    return (
+        (along * inertia - around * coupling) / determinant,
+        (around * (CART_MASS + POLE_MASS) - along * coupling) / determinant,
+    )
+
+
+def _state(position: Tensor, velocity: Tensor, effort: Tensor) -> TensorDict:
+    values = {"position": position, "velocity": velocity, "effort": effort}
+    return TensorDict(values, [len(position)])

@@ -1,0 +1,125 @@
+"""Draw many small pictures at once, of shapes with smooth edges, on any device.
+
+A shape is where a signed distance is negative (formulas: Inigo Quilez, "2D distance functions").
+Its coverage of a pixel falls from 1 to 0 over the width of one pixel across the edge.
+"""
+
+import torch
+from torch import Tensor
+
+Colour = tuple[float, float, float]
+"""Red, green, blue, each 0 to 1."""
+
+PAPER: Colour = (0.96, 0.96, 0.94)
+INK: Colour = (0.20, 0.22, 0.25)
+GREY: Colour = (0.72, 0.73, 0.75)
+BLUE: Colour = (0.16, 0.43, 0.75)
+ORANGE: Colour = (0.91, 0.49, 0.13)
+GREEN: Colour = (0.24, 0.65, 0.36)
+RED: Colour = (0.80, 0.25, 0.24)
+"""The colours of all pictures."""
+
+
+class Canvas:
+    """M pictures of the same part of the plane, x to the right and y up.
+
+    Args:
+        count: M.
+        height: pixels.
+        width: pixels.
+        centre: the point in the middle of the picture, in m.
+        extent: m across and up that the picture shows at least; it is as large as fits.
+        background: colour of the empty picture.
+        device: where to draw.
+
+    Every shape takes points [M, 2], or [1, 2] where it is the same in all pictures, lengths in m,
+    an `opacity` from 0 to 1, and a `ring` in m: where not 0, only its outline is drawn, so wide.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        height: int,
+        width: int,
+        centre: tuple[float, float] = (0.0, 0.0),
+        extent: tuple[float, float] = (2.0, 2.0),
+        background: Colour = PAPER,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.pixel = max(extent[0] / width, extent[1] / height)
+        across = torch.arange(width, device=device) + 0.5 - width / 2
+        down = torch.arange(height, device=device) + 0.5 - height / 2
+        self._x = centre[0] + across * self.pixel
+        self._y = (centre[1] - down * self.pixel)[:, None]
+        colour = torch.tensor(background, device=device)
+        self._image = colour[None, :, None, None].repeat(count, 1, height, width)
+
+    def disc(
+        self,
+        centre: Tensor,
+        radius: float | Tensor,
+        colour: Colour,
+        opacity: float = 1.0,
+        ring: float = 0.0,
+    ) -> None:
+        """Draw a disc; `radius` may be [M]."""
+        x, y = self._from(centre)
+        size = _per_picture(radius) if isinstance(radius, Tensor) else radius
+        self._paint((x * x + y * y).sqrt_() - size, colour, opacity, ring)
+
+    def box(
+        self,
+        centre: Tensor,
+        half: tuple[float, float],
+        colour: Colour,
+        angle: Tensor | None = None,
+        opacity: float = 1.0,
+        ring: float = 0.0,
+    ) -> None:
+        """Draw a box of half edges `half`, turned anticlockwise by `angle` [M] (rad)."""
+        x, y = self._from(centre)
+        if angle is not None:
+            cos, sin = _per_picture(angle.cos()), _per_picture(angle.sin())
+            x, y = x * cos + y * sin, y * cos - x * sin
+        x, y = x.abs() - half[0], y.abs() - half[1]
+        outside = (x.clamp_min(0.0).square() + y.clamp_min(0.0).square()).sqrt_()
+        self._paint(outside + torch.maximum(x, y).clamp_max_(0.0), colour, opacity, ring)
+
+    def segment(
+        self, begin: Tensor, end: Tensor, radius: float, colour: Colour, opacity: float = 1.0
+    ) -> None:
+        """Draw a line from `begin` to `end` with round ends, of half width `radius`."""
+        x, y = self._from(begin)
+        along = end - begin
+        dx, dy = _per_picture(along[:, 0]), _per_picture(along[:, 1])
+        share = (x * dx + y * dy).div_((dx * dx + dy * dy).clamp_min(1e-12)).clamp_(0.0, 1.0)
+        x, y = x - share * dx, y - share * dy
+        self._paint((x * x + y * y).sqrt_() - radius, colour, opacity, 0.0)
+
+    def pixels(self) -> Tensor:
+        """Return the pictures, uint8 [M, H, W, 3]."""
+        return (self._image * 255.0).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    def _from(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how far right of and above a point each pixel is: [M, 1, W] and [M, H, 1]."""
+        return self._x - _per_picture(point[:, 0]), self._y - _per_picture(point[:, 1])
+
+    def _paint(self, distance: Tensor, colour: Colour, opacity: float, ring: float) -> None:
+        """Cover with a colour what a signed distance [M, H, W] (m) says is inside."""
+        if ring:
+            distance = distance.abs() - ring / 2
+        cover = (0.5 - distance / self.pixel).clamp_(0.0, 1.0)
+        if opacity != 1.0:
+            cover.mul_(opacity)
+        colours = torch.tensor(colour, device=self._image.device)[None, :, None, None]
+        self._image.lerp_(colours.expand_as(self._image), cover[:, None].expand_as(self._image))
+
+
+def tip(base: Tensor, angle: Tensor, length: float) -> Tensor:
+    """Return the end [M, 2] of a rod that leans by `angle` [M] (rad) from upright towards +x."""
+    return base + length * torch.stack((angle.sin(), angle.cos()), 1)
+
+
+def _per_picture(value: Tensor) -> Tensor:
+    """Shape numbers [M] so that they meet pixels [M, H, W]."""
+    return value[:, None, None]

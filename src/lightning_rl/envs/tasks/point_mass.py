@@ -1,0 +1,230 @@
+"""Fly a damped point to a goal, around obstacles."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
+from lightning_rl.envs.tasks.terms import ActionTerm, Force
+
+TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
+"""s per step, N s/m, N along each axis, kg: the point flies 1 m/s along each axis at most."""
+
+STIFFNESS = 25.0
+"""N/m of the drive that follows a position; with the damping about critical."""
+
+SPEED_GAIN = 60.0
+"""N s/m of the drive that follows a velocity: it reaches it in a step where the force allows."""
+
+SUCCESS, NEAR = 0.03, 0.05
+"""m: how near the goal is near enough; width of the reward around it."""
+
+START_RANGE, GOAL_RANGE, OBSTACLE_RANGE = 0.6, 0.7, 0.8
+"""m either side of the middle, where start, goal and obstacles lie; the world ends at 1 m."""
+
+GOAL_APART, OBSTACLE_APART, RADII, CLEARANCE = 0.2, 0.25, (0.08, 0.15), 0.05
+"""m at least from start to goal, and from an obstacle's centre to the goal; from and to of their
+radii; from an obstacle's edge to the start, at least."""
+
+CELLS = 16
+"""Obstacles are drawn from a grid of cells, this many along each axis."""
+
+
+class PointMass(Task):
+    """Fly a point to a goal; two round obstacles cost what they are flown into, and stop nothing.
+
+    Observation [14], in m and m/s: position, velocity, goal, last action, the obstacles' centres,
+    their radii. Action [2].
+
+    Reward terms:
+        distance: m from the goal. Weight -1.
+        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Weight 0.5.
+        collision: sum over the obstacles of the squared depth in m. Weight -2.
+        speed: squared, in m^2/s^2. Weight -0.01.
+        smoothness: squared length of the change of action. Weight -0.001.
+        success: 1 where the goal is reached. Weight 5.
+
+    Within 0.03 m of the goal is a success, and `terminated`. Metrics: `final_distance` (m),
+    `path_length` (m), `collision_count` (steps inside an obstacle, each counted).
+
+    Args:
+        num_envs: N.
+        action: what an action means; by default `Force(5, clip=1)`. With any, the force is 5 N
+            along each axis at most.
+        rewards: weights by term; the terms not named keep their defaults.
+        max_episode_steps: steps (1/60 s each) after which an episode is truncated.
+        device: where the state lives.
+    """
+
+    start_size = 12
+    reward_weights = {  # noqa: RUF012
+        "distance": -1.0,
+        "near_goal": 0.5,
+        "collision": -2.0,
+        "speed": -0.01,
+        "smoothness": -0.001,
+        "success": 5.0,
+    }
+    action_kinds = ("position", "velocity", "force")
+
+    def __init__(
+        self,
+        num_envs: int,
+        action: ActionTerm | None = None,
+        rewards: dict[str, float] | None = None,
+        max_episode_steps: int = 100,
+        device: str = "cpu",
+    ) -> None:
+        term = action or Force(MAX_FORCE, clip=1.0)
+        super().__init__(num_envs, 14, 2, term, rewards, max_episode_steps, device)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """See `TorchEnv.initial_state`."""
+        start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE
+        goal = _apart((uniform[:, 2:4] * 2.0 - 1.0) * GOAL_RANGE, start)
+        radii = RADII[0] + uniform[:, 4:6] * (RADII[1] - RADII[0])
+        free = _free_cells(start, goal)
+        obstacles = torch.stack([_in_a_cell(free, uniform[:, i : i + 3]) for i in (6, 9)], 1)
+        zeros = torch.zeros_like(start)
+        return TensorDict(
+            {
+                "position": start,
+                "velocity": zeros,
+                "action": zeros,
+                "goal": goal,
+                "obstacles": obstacles,
+                "radii": radii,
+                "start": start,
+                "path_length": zeros[:, 0],
+                "collision_count": zeros[:, 0],
+            },
+            [len(uniform)],
+        )
+
+    def observe(self, state: TensorDict) -> Tensor:
+        """See `TorchEnv.observe`."""
+        keys = ("position", "velocity", "goal", "action")
+        obstacles = state["obstacles"].flatten(1)
+        return torch.cat((*(state[key] for key in keys), obstacles, state["radii"]), 1)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """See `TorchEnv.transition`."""
+        action = self.action.bounded(action)
+        before, goal = state["position"], state["goal"]
+        force = self._force(before, state["velocity"], self.action.target(action, before))
+        velocity = state["velocity"] * (1.0 - DAMPING * TIMESTEP) + force * (TIMESTEP / MASS)
+        position = (before + velocity * TIMESTEP).clamp(-1.0, 1.0)
+        depth = _depth(position, state["obstacles"], state["radii"])
+        distance = norm(position - goal)
+        success = distance < SUCCESS
+        path_length = state["path_length"] + norm(position - before)
+        inside = (depth > 0).float()
+        collisions = state["collision_count"] + inside[:, 0] + inside[:, 1]
+        reward, info = self.outcome(
+            success,
+            {
+                "distance": lambda: distance,
+                "near_goal": lambda: (distance * distance * (-0.5 / NEAR**2)).exp(),
+                "collision": lambda: _sum_of_squares(depth),
+                "speed": lambda: _sum_of_squares(velocity),
+                "smoothness": lambda: _sum_of_squares(action - state["action"]),
+                "success": success.float,
+            },
+            {
+                "final_distance": distance,
+                "path_length": path_length,
+                "collision_count": collisions,
+            },
+        )
+        moved = {
+            "position": position,
+            "velocity": velocity,
+            "action": action,
+            "path_length": path_length,
+            "collision_count": collisions,
+        }
+        kept = {key: state[key] for key in ("goal", "obstacles", "radii", "start")}
+        return TensorDict(moved | kept, [self.num_envs]), reward, success, info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: the point with its velocity, goal (green), obstacles, start (a ring)."""
+        canvas = Canvas(
+            len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
+        )
+        canvas.box(torch.zeros(1, 2, device=self.device), (1.0, 1.0), PAPER)
+        for i in (0, 1):
+            canvas.disc(state["obstacles"][:, i], state["radii"][:, i], RED, opacity=0.85)
+        canvas.disc(state["start"], 0.03, GREY, ring=0.012)
+        canvas.disc(state["goal"], SUCCESS, GREEN)
+        canvas.disc(state["goal"], 2 * SUCCESS, GREEN, ring=0.012)
+        ahead = state["position"] + state["velocity"] * 0.15
+        canvas.segment(state["position"], ahead, 0.008, BLUE, opacity=0.7)
+        canvas.disc(state["position"], 0.03, BLUE)
+        return canvas.pixels()
+
+    def _force(self, position: Tensor, velocity: Tensor, target: Tensor) -> Tensor:
+        """Return the force [N, 2] that drives to a target."""
+        if self.action.kind == "position":
+            target = (target - position) * STIFFNESS - velocity * DAMPING
+        elif self.action.kind == "velocity":
+            target = (target - velocity) * SPEED_GAIN + velocity * DAMPING
+        return target.clamp(-MAX_FORCE, MAX_FORCE)
+
+
+def _apart(goal: Tensor, start: Tensor) -> Tensor:
+    """Move goals [M, 2] that lie at the start by half their range, along x and around its end."""
+    near = norm(goal - start) < GOAL_APART
+    x = goal[:, 0]
+    elsewhere = torch.where(x < 0.0, x + GOAL_RANGE, x - GOAL_RANGE)
+    return torch.stack((torch.where(near, elsewhere, x), goal[:, 1]), 1)
+
+
+def _centres(device: torch.device) -> Tensor:
+    """Return the centres of the cells along an axis, [CELLS], in m."""
+    index = torch.arange(CELLS, device=device)
+    return (index * 2 + 1 - CELLS) * (OBSTACLE_RANGE / CELLS)
+
+
+def _free_cells(start: Tensor, goal: Tensor) -> Tensor:
+    """Return in which cells an obstacle covers neither start nor goal, [M, CELLS * CELLS] bool.
+
+    Wherever in the cell it lies. The discs kept free cover less than the grid, so there are some.
+    """
+    half_diagonal = OBSTACLE_RANGE / CELLS * 2**0.5
+    centres = _centres(start.device)
+
+    def beyond(point: Tensor, radius: float) -> Tensor:
+        x, y = ((centres - point[:, i, None]).square() for i in (0, 1))
+        reach = radius + half_diagonal
+        return x[:, :, None] + y[:, None, :] > reach * reach
+
+    return (beyond(start, RADII[1] + CLEARANCE) & beyond(goal, OBSTACLE_APART)).flatten(1)
+
+
+def _in_a_cell(free: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a point of the free cells, uniformly: [M, 2] of random numbers [M, 3]."""
+    rank = free.cumsum(1)
+    most = rank[:, -1]
+    chosen = torch.minimum((uniform[:, 0] * most).long() + 1, most)  # a product may round up
+    cell = torch.searchsorted(rank, chosen[:, None]).squeeze(1)
+    centres = _centres(free.device)
+    centre = torch.stack((centres[cell // CELLS], centres[cell % CELLS]), 1)
+    return centre + (uniform[:, 1:3] - 0.5) * (2 * OBSTACLE_RANGE / CELLS)
+
+
+def _depth(position: Tensor, obstacles: Tensor, radii: Tensor) -> Tensor:
+    """Return how deep [M, 2] in m a point is inside each obstacle, 0 outside."""
+    offset = position[:, None] - obstacles
+    square = offset * offset
+    return (radii - (square[..., 0] + square[..., 1]).sqrt()).clamp_min(0.0)
+
+
+def _sum_of_squares(vector: Tensor) -> Tensor:
+    """Return [M] of vectors [M, 2]."""
+    square = vector * vector
+    return square[:, 0] + square[:, 1]

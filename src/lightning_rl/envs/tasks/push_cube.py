@@ -1,0 +1,179 @@
+"""Push a cube over a table to a goal."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.drawing import BLUE, GREEN, INK, ORANGE, PAPER, Canvas
+from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+
+PUSHER_RADIUS, HALF_EDGE, FRICTION = 0.02, 0.05, 0.8
+"""m, m, and the coefficient between pusher and cube."""
+
+MAX_MOVE, SUBSTEPS = 0.03, 4
+"""m that the pusher moves at most in a step along each axis, and in how many parts."""
+
+PERIOD = 0.1
+"""s per step: what a velocity is multiplied by."""
+
+TABLE, SUCCESS, BEHIND = 1.0, 0.1, 0.08
+"""m: half of the table's edge; how near the goal is near enough; where to push from, behind the
+cube's centre."""
+
+START = ((-0.52, -0.48), (-0.02, 0.02), (-0.8, -0.42), (-0.6, -0.2), (-0.3, 0.3), (-0.3, 0.3))
+"""m, from and to, of x and y of pusher, cube and goal. No start of these ranges is solved (cube and
+goal are 0.12 m apart along x or more) or has the pusher at the cube (0.11 m apart along y)."""
+
+
+class PushCube(Task):
+    """Push a cube to a goal with a round pusher, seen from above.
+
+    The motion is quasi-static: where the pusher comes to overlap the cube, the cube gives way along
+    the contact's normal, and friction drags it along the tangent by `FRICTION` times as much at the
+    most. The cube does not turn. A substep is shorter than the pusher's radius, so nothing passes
+    through.
+
+    Observation [12], in m: positions of pusher, cube and goal; from pusher to cube, and from cube
+    to goal; the last action. Action [2].
+
+    Reward terms:
+        reach_progress: m that the pusher came nearer to the point to push from. Weight 1.
+        goal_progress: m that the cube came nearer to the goal. Weight 10.
+        smoothness: length of the change of action. Weight -0.01.
+        step: 1. Weight -0.01.
+        success: 1 where the goal is reached. Weight 10.
+        reach_kernel: 1 - tanh(8 * m from the point to push from). Off; a usual weight is 0.03.
+        goal_kernel: exp(-d^2 / (2 * 0.12^2)), d in m from cube to goal. Off; usually 0.8.
+    The kernels are flat where an episode begins, and outweigh the bonus for a cube that is kept
+    just off the goal; progress leads there.
+
+    A cube within 0.1 m of the goal is a success, and one beyond the table's edge a failure: both
+    are `terminated`. Metric `distance_to_goal`: m from cube to goal.
+
+    Args:
+        num_envs: N.
+        action: what an action means; by default `DeltaPosition(0.03, clip=1)`. With any, the pusher
+            moves 0.03 m a step along each axis at most, and stays on the table.
+        rewards: weights by term; the terms not named keep their defaults.
+        max_episode_steps: steps after which an episode is truncated.
+        device: where the state lives.
+    """
+
+    start_size = 6
+    reward_weights = {  # noqa: RUF012
+        "reach_progress": 1.0,
+        "goal_progress": 10.0,
+        "smoothness": -0.01,
+        "step": -0.01,
+        "success": 10.0,
+        "reach_kernel": 0.0,
+        "goal_kernel": 0.0,
+    }
+    action_kinds = ("position", "velocity")
+
+    def __init__(
+        self,
+        num_envs: int,
+        action: ActionTerm | None = None,
+        rewards: dict[str, float] | None = None,
+        max_episode_steps: int = 100,
+        device: str = "cpu",
+    ) -> None:
+        term = action or DeltaPosition(0.03, clip=1.0)
+        super().__init__(num_envs, 12, 2, term, rewards, max_episode_steps, device)
+        self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """See `TorchEnv.initial_state`."""
+        drawn = self._low + uniform * (self._high - self._low)
+        pusher, cube, goal = drawn.split(2, 1)
+        return _state(pusher, cube, goal, torch.zeros_like(goal))
+
+    def observe(self, state: TensorDict) -> Tensor:
+        """See `TorchEnv.observe`."""
+        pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
+        return torch.cat((pusher, cube, goal, cube - pusher, goal - cube, state["action"]), 1)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """See `TorchEnv.transition`."""
+        action = self.action.bounded(action)
+        goal, before = state["goal"], state["pusher"]
+        target = self.action.target(action, before)
+        move = target * PERIOD if self.action.kind == "velocity" else target - before
+        pusher, cube = push(before, state["cube"], move.clamp(-MAX_MOVE, MAX_MOVE))
+        distance_before, reach_before = _distances(before, state["cube"], goal)
+        distance, reach = _distances(pusher, cube, goal)
+        success = distance < SUCCESS
+        off = cube.abs() > TABLE
+        reward, info = self.outcome(
+            success,
+            {
+                "reach_progress": lambda: reach_before - reach,
+                "goal_progress": lambda: distance_before - distance,
+                "smoothness": lambda: norm(action - state["action"]),
+                "step": lambda: torch.ones_like(distance),
+                "success": success.float,
+                "reach_kernel": lambda: 1.0 - (reach * 8.0).tanh(),
+                "goal_kernel": lambda: (distance * distance * (-0.5 / 0.12**2)).exp(),
+            },
+            {"distance_to_goal": distance},
+        )
+        moved = _state(pusher, cube, goal, action)
+        return moved, reward, success | off[:, 0] | off[:, 1], info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: pusher (with a halo), cube, and green where its centre should be."""
+        canvas = Canvas(
+            len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
+        )
+        canvas.box(torch.zeros(1, 2, device=self.device), (TABLE, TABLE), PAPER)
+        canvas.disc(state["goal"], SUCCESS, GREEN, opacity=0.35)
+        canvas.disc(state["goal"], SUCCESS, GREEN, ring=0.015)
+        canvas.box(state["cube"], (HALF_EDGE, HALF_EDGE), ORANGE)
+        canvas.disc(state["cube"], 0.015, INK)
+        canvas.disc(state["pusher"], 2.5 * PUSHER_RADIUS, BLUE, opacity=0.35)
+        canvas.disc(state["pusher"], PUSHER_RADIUS, BLUE)
+        return canvas.pixels()
+
+
+def push(pusher: Tensor, cube: Tensor, move: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the pusher, and the cube where it is in the way; return both [N, 2], in m.
+
+    Args:
+        pusher: [N, 2], its centre.
+        cube: [N, 2], its centre.
+        move: [N, 2], at most 0.03 along each axis.
+    """
+    part = move / SUBSTEPS
+    for _ in range(SUBSTEPS):
+        advanced = (pusher + part).clamp(-TABLE, TABLE)
+        step, pusher = advanced - pusher, advanced
+        offset = pusher - cube
+        gap = offset - offset.clamp(-HALF_EDGE, HALF_EDGE)
+        distance = norm(gap).clamp_min(1e-9)
+        normal = gap / distance[:, None]
+        overlap = (PUSHER_RADIUS - distance).clamp_min(0.0)
+        tangent = torch.stack((-normal[:, 1], normal[:, 0]), 1)
+        along = step * tangent
+        most = overlap * FRICTION
+        drag = torch.minimum(torch.maximum(along[:, 0] + along[:, 1], -most), most)
+        cube = cube - normal * overlap[:, None] + tangent * drag[:, None]
+    return pusher, cube
+
+
+def _distances(pusher: Tensor, cube: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return m [N] from cube to goal, and from the pusher to the point to push from."""
+    back = cube - goal
+    distance = norm(back)
+    pushing = cube + back * (BEHIND / distance.clamp_min(1e-9))[:, None]
+    return distance, norm(pushing - pusher)
+
+
+def _state(pusher: Tensor, cube: Tensor, goal: Tensor, action: Tensor) -> TensorDict:
+    values = {"pusher": pusher, "cube": cube, "goal": goal, "action": action}
+    return TensorDict(values, [len(pusher)])
