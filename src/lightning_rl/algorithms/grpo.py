@@ -176,7 +176,7 @@ class GRPO(Algorithm):
         first = rollout["done"][:, :-1].long().argmax(1, keepdim=True)
         ended = rollout["done"].gather(1, first) & rollout["success"].gather(1, first)
         share = ended.float().view(-1, self.group_size).mean(1)
-        undecided = (share > 0) & (share < 1)
+        undecided: Tensor = (share > 0) & (share < 1)
         self.statistics.set("undecided_groups", undecided.float().mean())
         return undecided.repeat_interleave(self.group_size)
 

@@ -31,7 +31,7 @@ class EnvStepProgress(ProgressBar):
         self._drawn = 0.0
         self._began = 0.0
         self._first_step = 0
-        self._eval: float | None = None
+        self._evaluation: dict[str, Any] = {}
 
     def disable(self) -> None:
         """Show nothing; Lightning calls it on all ranks but the first."""
@@ -72,7 +72,7 @@ class EnvStepProgress(ProgressBar):
         """Print a line that stays."""
         if trainer.state.fn != "fit":
             return
-        self._eval = algorithm_of(pl_module).evaluation["avg_reward"]
+        self._evaluation = algorithm_of(pl_module).evaluation
         if self.enabled:
             self.console.print(self._line(trainer, pl_module) + self._time_left(trainer, pl_module))
 
@@ -104,8 +104,10 @@ class EnvStepProgress(ProgressBar):
             parts.append(f"{latest['charts/SPS']:7,.0f} steps/s")
         if "charts/episode_reward_avg_100" in latest:
             parts.append(f"return {latest['charts/episode_reward_avg_100']:8.2f}")
-        if self._eval is not None:
-            parts.append(f"eval {self._eval:8.2f}")
+        if self._evaluation:
+            parts.append(f"eval {self._evaluation['avg_reward']:8.2f}")
+            success = self._evaluation["success_rate"]
+            parts += [] if success is None else [f"success {success:4.0%}"]
         return "  ".join(parts)
 
     def _time_left(self, trainer: Trainer, pl_module: LightningModule) -> str:

@@ -62,7 +62,7 @@ class PointMass(Task):
     start_size = 12
     reward_weights = {  # noqa: RUF012
         "distance": -1.0,
-        "near_goal": 0.5,
+        "near_goal": 0.0,
         "collision": -2.0,
         "speed": -0.01,
         "smoothness": -0.001,
@@ -106,9 +106,10 @@ class PointMass(Task):
 
     def observe(self, state: TensorDict) -> Tensor:
         """See `TorchEnv.observe`."""
-        keys = ("position", "velocity", "goal", "action")
-        obstacles = state["obstacles"].flatten(1)
-        return torch.cat((*(state[key] for key in keys), obstacles, state["radii"]), 1)
+        position = state["position"]
+        obstacles = (state["obstacles"] - position[:, None]).flatten(1)
+        own = (position, state["velocity"], state["goal"] - position, state["action"])
+        return torch.cat((*own, obstacles, state["radii"]), 1)
 
     def transition(
         self, state: TensorDict, action: Tensor
