@@ -346,7 +346,7 @@ def test_overwrite_goes_round_in_one_segment():
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
 @pytest.mark.parametrize("slow", ["neither", "writer", "reader"])
 def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
-    windows, interval = 1000, sys.getswitchinterval()
+    windows, interval = 2000, sys.getswitchinterval()
     rng = {side: np.random.default_rng(i) for i, side in enumerate(("writer", "reader"))}
 
     def pause(side):
@@ -413,7 +413,7 @@ def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
     thread.join(5)
     busy, came = outcome[0]
     assert busy < 0.02, "it polls"
-    assert came - woken < 0.2
+    assert came - woken < 0.5
     assert buffer.statistics()[f"{side}_wait_seconds"] > 0.4
 
 
