@@ -72,6 +72,33 @@ def ppo_policy_loss(log_prob, sample_log_prob, advantage, low, high, mask=None):
     return -total / max(1, mask.sum())
 
 
+def decoupled_policy_loss(
+    log_prob, proximal, behavior, advantage, low, high, cap, dual_clip=None, mask=None
+):
+    """Hilton et al. 2021, sample by sample: the proximal policy is what is clipped around, the behaviour policy what sampled."""
+    counted, total = 0, 0.0
+    for i in range(len(log_prob)):
+        if mask is not None and not mask[i]:
+            continue
+        counted += 1  # also where the weight is over the cap
+        weight = math.exp(proximal[i]) / math.exp(behavior[i])
+        if weight > cap:
+            continue
+        r, a = math.exp(log_prob[i]) / math.exp(proximal[i]), advantage[i]
+        if a >= 0:
+            term = min(r, 1 + high) * a
+        else:
+            r = max(r, 1 - low)
+            term = (r if dual_clip is None else min(r, dual_clip)) * a
+        total += weight * term
+    return -total / counted
+
+
+def interpolated_log_prob(log_prob, behavior, version_pi, version_prox, version_mu):
+    """Where the straight line from mu at its version to pi at its own passes the proximal version."""
+    return np.interp(version_prox, [version_mu, version_pi], [behavior, log_prob])
+
+
 def gaussian_log_prob(action, mean, std):
     """Log of the product of univariate normal densities."""
     density = np.exp(-((action - mean) ** 2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))

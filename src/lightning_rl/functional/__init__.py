@@ -3,10 +3,14 @@
 from lightning_rl.functional.advantages import discounted_return, gae
 from lightning_rl.functional.losses import (
     approx_kl,
+    behavior_weight,
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
+    decoupled_surrogate_loss,
+    effective_sample_size,
     explained_variance,
+    loglinear_proximal,
     masked_mean,
     normalize_advantage,
     ratio,
@@ -16,12 +20,16 @@ from lightning_rl.functional.losses import (
 
 __all__ = [
     "approx_kl",
+    "behavior_weight",
     "clip_fraction",
     "clipped_surrogate_loss",
     "clipped_value_loss",
+    "decoupled_surrogate_loss",
     "discounted_return",
+    "effective_sample_size",
     "explained_variance",
     "gae",
+    "loglinear_proximal",
     "masked_mean",
     "normalize_advantage",
     "ratio",
