@@ -1,6 +1,6 @@
 """Pure functions of tensors: advantages and losses."""
 
-from lightning_rl.functional.advantages import discounted_return, gae
+from lightning_rl.functional.advantages import discounted_return, gae, vtrace
 from lightning_rl.functional.losses import (
     approx_kl,
     behavior_weight,
@@ -35,4 +35,5 @@ __all__ = [
     "ratio",
     "simple_kl",
     "value_loss",
+    "vtrace",
 ]
