@@ -72,6 +72,73 @@ def ppo_policy_loss(log_prob, sample_log_prob, advantage, low, high, mask=None):
     return -total / max(1, mask.sum())
 
 
+def vtrace_by_sum(
+    log_ratio, reward, value, terminated, truncated, final_value, gamma, gae_lambda, rho_bar, c_bar
+):
+    """Espeholt et al. 2018, equation 1: v_s = V_s + sum over t >= s of gamma^(t-s) (prod of c_s .. c_{t-1}) rho_t delta_t.
+
+    The sum ends with the episode. The advantage is rho_s (r_s + gamma q_s - V_s), where q_s is the value of the next state:
+    0, V(final observation), V of the bootstrap slot, or else the mean of v and V there, weighted lambda to 1 - lambda.
+    """
+    n_envs, n_steps = reward.shape
+    target, advantage = np.zeros((n_envs, n_steps)), np.zeros((n_envs, n_steps))
+    for n in range(n_envs):
+        for s in range(n_steps):
+            v, trace = value[n, s], 1.0
+            for t in range(s, n_steps):
+                w = math.exp(log_ratio[n, t])
+                ends = terminated[n, t] or truncated[n, t]
+                if terminated[n, t]:
+                    successor = 0.0
+                else:
+                    successor = final_value[n, t] if truncated[n, t] else value[n, t + 1]
+                delta = min(rho_bar, w) * (reward[n, t] + gamma * successor - value[n, t])
+                v += gamma ** (t - s) * trace * delta
+                if ends:
+                    break
+                trace *= gae_lambda * min(c_bar, w)
+            target[n, s] = v
+        for s in range(n_steps):
+            if terminated[n, s]:
+                q = 0.0
+            elif truncated[n, s]:
+                q = final_value[n, s]
+            elif s == n_steps - 1:
+                q = value[n, n_steps]
+            else:
+                q = gae_lambda * target[n, s + 1] + (1 - gae_lambda) * value[n, s + 1]
+            weight = min(rho_bar, math.exp(log_ratio[n, s]))
+            advantage[n, s] = weight * (reward[n, s] + gamma * q - value[n, s])
+    return advantage, target
+
+
+def decoupled_policy_loss(
+    log_prob, proximal, behavior, advantage, low, high, cap, dual_clip=None, mask=None
+):
+    """Hilton et al. 2021, sample by sample: the proximal policy is what is clipped around, the behaviour policy what sampled."""
+    counted, total = 0, 0.0
+    for i in range(len(log_prob)):
+        if mask is not None and not mask[i]:
+            continue
+        counted += 1  # also where the weight is over the cap
+        weight = math.exp(proximal[i]) / math.exp(behavior[i])
+        if weight > cap:
+            continue
+        r, a = math.exp(log_prob[i]) / math.exp(proximal[i]), advantage[i]
+        if a >= 0:
+            term = min(r, 1 + high) * a
+        else:
+            r = max(r, 1 - low)
+            term = (r if dual_clip is None else min(r, dual_clip)) * a
+        total += weight * term
+    return -total / counted
+
+
+def interpolated_log_prob(log_prob, behavior, version_pi, version_prox, version_mu):
+    """Where the straight line from mu at its version to pi at its own passes the proximal version."""
+    return np.interp(version_prox, [version_mu, version_pi], [behavior, log_prob])
+
+
 def gaussian_log_prob(action, mean, std):
     """Log of the product of univariate normal densities."""
     density = np.exp(-((action - mean) ** 2) / (2 * std**2)) / (std * math.sqrt(2 * math.pi))

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl.functional import discounted_return, gae
-from tests.references import forward_returns, gae_by_sum, monte_carlo_return
+from lightning_rl.functional import discounted_return, gae, vtrace
+from tests.references import forward_returns, gae_by_sum, monte_carlo_return, vtrace_by_sum
 
 
 def random_rollout(seed, n_envs=5, n_steps=40):
@@ -30,6 +30,8 @@ def test_gae_is_the_sum_of_its_definition(seed, gamma, gae_lambda):
     expected = gae_by_sum(*data, gamma, gae_lambda)
     np.testing.assert_allclose(advantage.numpy(), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(target.numpy(), expected + data[1][:, :-1], rtol=1e-5, atol=1e-5)
+    exact, _ = gae(*map(torch.from_numpy, data), gamma=gamma, gae_lambda=gae_lambda)
+    np.testing.assert_allclose(exact.numpy(), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,3 +90,125 @@ def test_discounted_return_restarts_with_each_episode(seed):
     np.testing.assert_allclose(
         result.numpy(), forward_returns(reward, done, initial, 0.95), rtol=1e-5, atol=1e-5
     )
+
+
+# --- V-trace ---
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("gamma", "gae_lambda", "rho_bar", "c_bar"),
+    [
+        (0.99, 1.0, 1.0, 1.0),
+        (0.9, 0.8, 1.0, 1.0),
+        (1.0, 0.5, 2.0, 1.3),
+        (0.95, 1.0, 0.7, 0.4),
+        (0.0, 0.0, 1.0, 1.0),
+    ],
+)
+def test_vtrace_is_the_sum_of_its_definition(seed, gamma, gae_lambda, rho_bar, c_bar):
+    data = random_rollout(seed)
+    log_ratio = np.random.default_rng(seed + 100).normal(scale=0.7, size=data[0].shape)
+    settings = {"gamma": gamma, "gae_lambda": gae_lambda, "rho_bar": rho_bar, "c_bar": c_bar}
+    expected = vtrace_by_sum(log_ratio, *data, *settings.values())
+    for result, reference in zip(
+        vtrace(*tensors(log_ratio, *data), **settings), expected, strict=True
+    ):
+        assert result.shape == data[0].shape
+        np.testing.assert_allclose(result.numpy(), reference, rtol=1e-4, atol=1e-4)
+    double = [torch.from_numpy(array) for array in (log_ratio, *data)]
+    for result, reference in zip(vtrace(*double, **settings), expected, strict=True):
+        np.testing.assert_allclose(result.numpy(), reference, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("bar", [1.0, 3.0])
+def test_vtrace_at_ratio_one_is_gae(seed, gae_lambda, bar):
+    data = tensors(*random_rollout(seed))
+    settings = {"gamma": 0.97, "gae_lambda": gae_lambda}
+    on_policy = torch.zeros_like(data[0])
+    advantage, target = vtrace(on_policy, *data, **settings, rho_bar=bar, c_bar=bar)
+    expected_advantage, expected_target = gae(*data, **settings)
+    assert torch.equal(target, expected_target)
+    torch.testing.assert_close(advantage, expected_advantage, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_vtrace_on_policy_with_lambda_one_is_the_n_step_return(seed):
+    data = random_rollout(seed)
+    _, target = vtrace(*tensors(np.zeros_like(data[0]), *data), gamma=0.97, gae_lambda=1.0)
+    np.testing.assert_allclose(
+        target.numpy(), monte_carlo_return(*data, 0.97), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_vtrace_without_bounds_is_unbiased_for_the_other_policy():
+    """Over all action sequences of mu, weighted by their probability, v_0 averages to the value of pi."""
+    steps, gamma = 3, 0.8
+    pi, mu = np.array([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]]), np.array([[0.4, 0.6]] * 3)
+    rng = np.random.default_rng(0)
+    reward_of, value = rng.normal(size=(steps, 2)), rng.normal(size=steps + 1)
+    actions = np.array(list(np.ndindex(*[2] * steps)))
+    step = np.arange(steps)
+    log_ratio = np.log(pi[step, actions] / mu[step, actions])
+    nothing = np.zeros(actions.shape, dtype=bool)
+    reward, zeros = reward_of[step, actions], np.zeros(actions.shape)
+    values = np.tile(value, (len(actions), 1))
+    data = [torch.from_numpy(a) for a in (log_ratio, reward, values, nothing, nothing, zeros)]
+    _, target = vtrace(*data, gamma=gamma, gae_lambda=1.0, rho_bar=np.inf, c_bar=np.inf)
+    average = (mu[step, actions].prod(1)[:, None] * target.numpy()).sum(0)
+    rewards_of_pi = (pi * reward_of).sum(1)
+    value_of_pi = rewards_of_pi @ gamma**step + gamma**steps * value[-1]
+    assert average[0] == pytest.approx(value_of_pi, abs=1e-12)
+    _, bounded = vtrace(*data, gamma=gamma, gae_lambda=1.0)  # the negative control
+    biased = (mu[step, actions].prod(1)[:, None] * bounded.numpy()).sum(0)
+    assert abs(biased[0] - value_of_pi) > 0.1
+
+
+def test_vtrace_takes_nothing_from_the_episode_after_a_reset():
+    log_ratio, reward, value, terminated, truncated, final_value = tensors(
+        np.full((1, 6), 0.3), *random_rollout(0, n_envs=1, n_steps=6)
+    )
+    for ends in ((True, False), (False, True)):
+        terminated.zero_()[0, 2], truncated.zero_()[0, 2] = ends
+        results = []
+        for change in (0.0, 100.0):  # of all that follows the end, the reset state's value first
+            after = value.clone(), reward.clone()
+            after[0][:, 3:] += change
+            after[1][:, 3:] += change
+            advantage, target = vtrace(
+                log_ratio,
+                after[1],
+                after[0],
+                terminated,
+                truncated,
+                final_value,
+                gamma=0.9,
+                gae_lambda=0.9,
+            )
+            results.append((advantage[:, :3], target[:, :3]))
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
+        # With one step to go, the target is exactly the weighted temporal difference.
+        successor = 0.0 if ends[0] else 0.9 * final_value[0, 2]
+        delta = min(1.0, np.exp(0.3)) * (reward[0, 2] + successor - value[0, 2])
+        torch.testing.assert_close(results[0][1][0, 2], value[0, 2] + delta)
+        torch.testing.assert_close(results[0][0][0, 2], delta)
+
+
+def test_vtrace_stays_finite_where_a_probability_collapsed():
+    data = tensors(*random_rollout(1, n_envs=1, n_steps=4))
+    log_ratio = torch.tensor([[-1e5, 1e5, -np.inf, np.inf]])
+    for result in vtrace(log_ratio, *data, gamma=0.9, gae_lambda=0.9):
+        assert result.isfinite().all()
+
+
+def test_vtrace_refuses_flattened_data():
+    flat, two_d = torch.zeros(12), torch.zeros(3, 4)
+    settings = {"gamma": 0.9, "gae_lambda": 0.9}
+    with pytest.raises(ValueError, match="whole rollouts"):
+        vtrace(flat, flat, flat, flat.bool(), flat.bool(), flat, **settings)
+    value, nothing = torch.zeros(3, 5), two_d.bool()
+    with pytest.raises(ValueError, match=r"of shape \[3, 4\] like reward, got \[3, 5\]"):
+        vtrace(value, two_d, value, nothing, nothing, two_d, **settings)

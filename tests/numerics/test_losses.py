@@ -6,16 +6,20 @@ import torch
 
 from lightning_rl.functional import (
     approx_kl,
+    behavior_weight,
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
+    decoupled_surrogate_loss,
+    effective_sample_size,
     explained_variance,
+    loglinear_proximal,
     masked_mean,
     normalize_advantage,
     simple_kl,
     value_loss,
 )
-from tests.references import ppo_policy_loss
+from tests.references import decoupled_policy_loss, interpolated_log_prob, ppo_policy_loss
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -106,3 +110,159 @@ def test_normalized_advantages_have_mean_zero_and_unit_std():
     mask = torch.arange(1000) < 400
     part = normalize_advantage(advantage, mask)[mask]
     assert float(part.std()) == pytest.approx(1.0, abs=1e-6)
+
+
+# --- learning from an older policy's samples ---
+
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+
+
+def three_policies(seed, size=300):
+    """Log-probs of pi, prox and mu, and advantages: of the weights a quarter or so exceeds 2."""
+    rng = np.random.default_rng(seed)
+    behavior = rng.normal(-1, 0.5, size)
+    proximal = behavior + rng.normal(0.3, 0.6, size)
+    return proximal + rng.normal(0, 0.3, size), proximal, behavior, rng.normal(size=size)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@pytest.mark.parametrize("cap", [0.8, 2.0, math.inf])
+@pytest.mark.parametrize("masked", [False, True])
+def test_decoupled_loss_matches_its_definition(seed, dual_clip, cap, masked):
+    data = three_policies(seed)
+    mask = np.random.default_rng(seed).random(300) < 0.5 if masked else None
+    loss = decoupled_surrogate_loss(
+        *map(torch.from_numpy, data),
+        **CLIP,
+        weight_cap=cap,
+        dual_clip=dual_clip,
+        mask=None if mask is None else torch.from_numpy(mask),
+    )
+    expected = decoupled_policy_loss(*data, 0.2, 0.28, cap, dual_clip, mask)
+    assert float(loss) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_decoupled_loss_is_ppo_where_the_policy_that_acted_is_the_proximal_one(dtype, masked):
+    new, old, _, advantage = (torch.from_numpy(array).to(dtype) for array in three_policies(0))
+    mask = torch.arange(300) % 3 > 0 if masked else None
+    results = []
+    for decoupled in (False, True):
+        log_prob = new.clone().requires_grad_()
+        if decoupled:
+            loss = decoupled_surrogate_loss(
+                log_prob, old, old, advantage, **CLIP, weight_cap=2.0, mask=mask
+            )
+        else:
+            loss = clipped_surrogate_loss(log_prob, old, advantage, **CLIP, mask=mask)
+        loss.backward()
+        results.append((loss.detach(), log_prob.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_the_gradient_of_the_decoupled_loss_is_the_one_derived_by_hand():
+    """dL / d log pi = -w * rho * A / B where nothing is clipped, and 0 elsewhere; prox and mu get none."""
+    cases = [  # rho, w, A, gradient * B
+        (1.1, 0.5, 2.0, -0.5 * 1.1 * 2.0),
+        (0.9, 1.5, -3.0, 1.5 * 0.9 * 3.0),
+        (1.1, 2.5, 2.0, 0.0),  # over the cap
+        (1.3, 1.0, 1.0, 0.0),  # clipped above
+        (0.7, 1.0, -1.0, 0.0),  # clipped below
+        (0.7, 1.2, 1.0, -1.2 * 0.7),  # outside, but on its way back
+        (1.9, 0.8, -1.0, 0.8 * 1.9),  # likewise
+        (3.5, 0.8, -1.0, 0.0),  # beyond the dual clip
+    ]
+    rho, weight, advantage, gradient = torch.tensor(cases, dtype=torch.float64).unbind(1)
+    behavior = torch.full_like(rho, -1.7).requires_grad_()
+    proximal = (behavior.detach() + weight.log()).requires_grad_()
+    log_prob = (proximal.detach() + rho.log()).requires_grad_()
+    decoupled_surrogate_loss(
+        log_prob, proximal, behavior, advantage, **CLIP, weight_cap=2.0, dual_clip=3.0
+    ).backward()
+    torch.testing.assert_close(log_prob.grad, gradient / len(cases))
+    assert proximal.grad is None
+    assert behavior.grad is None
+
+
+def test_masking_by_the_cap_leaves_the_denominator():
+    log_prob = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    behavior = -torch.tensor([0.0, 0.0, 0.0, 3.0], dtype=torch.float64)
+    settings = {"advantage": torch.ones(4), **CLIP, "weight_cap": 2.0}
+    loss = decoupled_surrogate_loss(log_prob, torch.zeros(4), behavior, **settings)
+    assert loss.item() == -3 / 4
+    loss.backward()
+    assert log_prob.grad.tolist() == [-0.25, -0.25, -0.25, 0.0]
+    mask = torch.tensor([True, True, False, True])
+    masked = decoupled_surrogate_loss(log_prob, torch.zeros(4), behavior, **settings, mask=mask)
+    assert masked.item() == pytest.approx(-2 / 3)
+
+
+def test_behavior_weight_is_zero_only_where_it_is_masked():
+    log_weight = torch.tensor([math.log(2.0) - 1e-5, math.log(2.0) + 1e-5, -1e4, 1e4, 0.0])
+    weight = behavior_weight(log_weight.requires_grad_(), torch.zeros(5), weight_cap=2.0)
+    assert (weight == 0).tolist() == [False, True, False, True, False]
+    assert weight[-1] == 1
+    assert not weight.requires_grad
+    assert behavior_weight(torch.tensor(math.nan), torch.tensor(0.0), weight_cap=2.0).isnan()
+
+
+def test_a_collapsed_probability_leaves_the_decoupled_loss_finite():
+    log_prob = torch.tensor([0.0, -1e4, 0.0, -math.inf], requires_grad=True)
+    proximal, behavior = torch.tensor([-1e4, 0.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, -1e4, 0.0])
+    loss = decoupled_surrogate_loss(
+        log_prob, proximal, behavior, torch.tensor([1.0, -1.0, -1.0, 1.0]), **CLIP, weight_cap=2.0
+    )
+    loss.backward()
+    assert loss.isfinite()
+    assert log_prob.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("staleness", "alpha"), [(0, 0.0), (1, 1 / 2), (2, 2 / 3), (7, 7 / 8)])
+def test_the_loglinear_proximal_policy_lies_at_its_version(staleness, alpha):
+    log_prob, _, behavior, _ = three_policies(0, size=20)
+    learner = 11  # updates completed; the one under way makes version 12
+    versions = torch.full((20,), learner - staleness)
+    result = loglinear_proximal(
+        torch.from_numpy(log_prob), torch.from_numpy(behavior), learner, versions
+    )
+    np.testing.assert_allclose(result.numpy(), behavior + alpha * (log_prob - behavior), atol=1e-12)
+    expected = [
+        interpolated_log_prob(p, m, learner + 1, learner, learner - staleness)
+        for p, m in zip(log_prob, behavior, strict=True)
+    ]
+    np.testing.assert_allclose(result.numpy(), expected, atol=1e-12)
+
+
+def test_the_loglinear_proximal_policy_takes_versions_sample_by_sample():
+    log_prob = torch.tensor([-1.0, -1.0, -1.0, -math.inf], requires_grad=True)
+    behavior = torch.tensor([-2.0, -2.0, -2.0, -2.0])
+    versions, learner = torch.tensor([5, 4, 3, 4]), torch.tensor(5)
+    result = loglinear_proximal(log_prob, behavior, learner, versions)
+    assert result.dtype == torch.float32
+    assert result.tolist() == pytest.approx([-2.0, -1.5, -4 / 3, -12.0])
+    assert result[0] == behavior[0], "fresh samples: mu itself"
+    assert not result.requires_grad
+
+
+def test_effective_sample_size_is_the_share_that_the_weights_leave():
+    weight = np.random.default_rng(0).lognormal(size=500)
+    log_weight = torch.from_numpy(np.log(weight))
+    exact = weight.sum() ** 2 / (weight**2).sum() / 500
+    assert float(effective_sample_size(log_weight)) == pytest.approx(exact, rel=1e-12)
+    assert float(effective_sample_size(log_weight + 1e3)) == pytest.approx(exact, rel=1e-9)
+    assert float(effective_sample_size(log_weight.view(50, 10))) == pytest.approx(exact, rel=1e-12)
+    mask = torch.arange(500) < 200
+    part = weight[:200].sum() ** 2 / (weight[:200] ** 2).sum() / 200
+    assert float(effective_sample_size(log_weight, mask)) == pytest.approx(part, rel=1e-12)
+
+
+def test_effective_sample_size_has_its_landmarks():
+    assert float(effective_sample_size(torch.full((8,), -3.0))) == 1.0
+    assert float(effective_sample_size(torch.tensor([90.0, 0.0, 0.0, -math.inf]))) == 0.25
+    nothing = torch.zeros(4, dtype=torch.bool)
+    assert float(effective_sample_size(torch.zeros(4), nothing)) == 0.0
+    assert float(effective_sample_size(torch.full((4,), -math.inf))) == 0.0
+    assert effective_sample_size(torch.tensor([0.0, math.nan])).isnan()

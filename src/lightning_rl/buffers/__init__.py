@@ -1,6 +1,8 @@
 """Buffers: where rollouts wait for the learner."""
 
-from lightning_rl.buffers.base import Buffer
+from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
+from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.rollout_buffer import RolloutBuffer
+from lightning_rl.buffers.segments import Segment
 
-__all__ = ["Buffer", "RolloutBuffer"]
+__all__ = ["Buffer", "BufferClosed", "CircularBuffer", "RolloutBuffer", "Segment", "WriterError"]

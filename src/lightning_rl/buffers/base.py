@@ -6,8 +6,19 @@ from typing import Any
 from tensordict import TensorDict
 
 
+class BufferClosed(RuntimeError):  # noqa: N818  # no error, but a stop that was asked for
+    """The buffer was closed: whoever waits at it, or comes to it, is to stop."""
+
+
+class WriterError(RuntimeError):
+    """The writer failed; its own exception, with its own traceback, is the cause."""
+
+
 class Buffer(ABC):
-    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once."""
+    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once.
+
+    One between two threads waits where one within a thread raises for want of room or rollouts.
+    """
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:

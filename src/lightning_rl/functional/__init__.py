@@ -1,14 +1,18 @@
 """Pure functions of tensors: advantages and losses."""
 
-from lightning_rl.functional.advantages import discounted_return, gae
+from lightning_rl.functional.advantages import discounted_return, gae, vtrace
 from lightning_rl.functional.groups import first_episode_mask, group_relative_advantage
 from lightning_rl.functional.losses import (
     approx_kl,
+    behavior_weight,
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
+    decoupled_surrogate_loss,
+    effective_sample_size,
     explained_variance,
     kl_penalty,
+    loglinear_proximal,
     masked_mean,
     normalize_advantage,
     ratio,
@@ -18,18 +22,23 @@ from lightning_rl.functional.losses import (
 
 __all__ = [
     "approx_kl",
+    "behavior_weight",
     "clip_fraction",
     "clipped_surrogate_loss",
     "clipped_value_loss",
+    "decoupled_surrogate_loss",
     "discounted_return",
+    "effective_sample_size",
     "explained_variance",
     "first_episode_mask",
     "gae",
     "group_relative_advantage",
     "kl_penalty",
+    "loglinear_proximal",
     "masked_mean",
     "normalize_advantage",
     "ratio",
     "simple_kl",
     "value_loss",
+    "vtrace",
 ]

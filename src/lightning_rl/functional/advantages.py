@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from lightning_rl.functional.losses import bounded_exp
+
 
 def gae(
     reward: Tensor,
@@ -46,10 +48,71 @@ def gae(
     """
     _check_shapes(reward, value, terminated, truncated, final_value)
     done = terminated | truncated
-    next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
-    delta = reward + gamma * next_value - value[:, :-1]
-    advantage = _reversed_scan(delta, torch.where(done, 0.0, gamma * gae_lambda))
+    delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
+    advantage = _reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))
     return advantage, advantage + value[:, :-1]
+
+
+def vtrace(
+    log_ratio: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_value: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Estimate values and advantages of pi from what another policy mu did, by V-trace.
+
+        rho_t = min(rho_bar, pi / mu),   c_t = lambda * min(c_bar, pi / mu)
+        v_t   = V(s_t) + rho_t * delta_t + gamma * c_t * (1 - done_t) * (v_{t+1} - V(s_{t+1}))
+        A_t   = rho_t * (delta_t + gamma * lambda * (1 - done_t) * (v_{t+1} - V(s_{t+1})))
+
+    with delta_t and done as in `gae`: nothing from behind a reset flows into the episode before.
+
+    Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
+    Actor-Learner Architectures", equation 1 (lambda: remark 2) and, for A, section 4.2. Differs
+    from the paper: truncated episodes bootstrap from `final_value`; and A takes
+    lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}) for the value of the next state, where the paper
+    takes v_{t+1}.
+
+    With this choice both results are those of `gae` at ratio 1 (and rho_bar, c_bar of at least 1),
+    for every lambda; the paper's A would decay by gamma over the first step and by gamma * lambda
+    over the others. At lambda = 1 the two agree.
+
+    The advantage carries the weight rho_t already. It belongs with log pi, or with the ratio of pi
+    to the policy that `log_ratio` is of; a further factor pi / mu would count the weight twice.
+
+    Args:
+        log_ratio: [N, T], log pi(a|s) - log mu(a|s) of the actions taken; bounded to ±20.
+        reward: [N, T].
+        value: [N, T+1], by the critic as it is now, bootstrap value included.
+        terminated: [N, T] bool.
+        truncated: [N, T] bool.
+        final_value: [N, T], as in `gae`.
+        gamma: discount per step.
+        gae_lambda: trace decay per step.
+        rho_bar: bound on the weight of a step: infinite, v is of pi; towards 0, of mu.
+        c_bar: bound on what a step passes back, for low variance; at most rho_bar.
+
+    Returns:
+        advantage [N, T], and value_target v [N, T].
+
+    Raises:
+        ValueError: where the shapes do not fit.
+    """
+    _check_shapes(reward, value, terminated, truncated, final_value, log_ratio)
+    weight = bounded_exp(log_ratio)
+    rho, done = weight.clamp(max=rho_bar), terminated | truncated
+    delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
+    decay = _decay(done, gamma * gae_lambda, like=delta)
+    correction = _reversed_scan(rho * delta, decay * weight.clamp(max=c_bar))  # v - V
+    following = torch.cat([correction[:, 1:], torch.zeros_like(correction[:, :1])], dim=1)
+    return rho * torch.addcmul(delta, decay, following), correction + value[:, :-1]
 
 
 def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float) -> Tensor:
@@ -75,6 +138,28 @@ def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: f
     start[:, 0] += gamma * initial
     decay[:, 0] = 0.0
     return _reversed_scan(start.flip(1), decay.flip(1)).flip(1)
+
+
+def _temporal_difference(
+    reward: Tensor,
+    value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    final_value: Tensor,
+    gamma: float,
+) -> Tensor:
+    """Return r_t + gamma * V'_t - V(s_t), with V' as in `gae`."""
+    done = terminated | truncated
+    next_value = torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])
+    return reward + gamma * next_value - value[:, :-1]
+
+
+def _decay(done: Tensor, factor: float, *, like: Tensor) -> Tensor:
+    """Return the factor where an episode goes on, and 0 where it ends.
+
+    Not `torch.where` of two numbers, which is float32 whatever the data are.
+    """
+    return torch.full_like(like, factor).masked_fill_(done, 0.0)
 
 
 def _reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
@@ -106,7 +191,6 @@ def _check_shapes(reward: Tensor, value: Tensor, *others: Tensor) -> None:
     for other in others:
         if other.shape != reward.shape:
             raise ValueError(
-                f"Expected terminated, truncated and final_value of shape {list(reward.shape)} "
-                "like reward, "
-                f"got {list(other.shape)}."
+                f"Expected all else (terminated, truncated, ...) of shape {list(reward.shape)} "
+                f"like reward, got {list(other.shape)}."
             )

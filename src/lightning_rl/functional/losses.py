@@ -56,7 +56,124 @@ def clipped_surrogate_loss(
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     """Return pi(a|s) / mu(a|s) from log-probs, with the log bounded to ±20."""
-    return (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return bounded_exp(log_prob - sample_log_prob)
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """Return exp of a log ratio bounded to ±20."""
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def decoupled_surrogate_loss(
+    log_prob: Tensor,
+    proximal_log_prob: Tensor,
+    sample_log_prob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    weight_cap: float,
+    dual_clip: float | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Return PPO's policy loss for samples of an older policy mu than the one the update began at.
+
+        rho = pi / prox,   w = sg(prox / mu)
+        L   = -mean(w * min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A))
+
+    where w is 0 for samples with w > weight_cap, and the mean is over all samples nevertheless:
+    leaving some out must not give the others more weight. The trust region is around prox, the
+    proximal policy, and the weight corrects for who sampled. With mu = prox this is
+    `clipped_surrogate_loss`, bit for bit.
+
+    Source: Hilton et al. 2021, "Batch size-invariance for policy optimization" (the decoupled
+    objective); Fu et al. 2025, "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
+    Language Reasoning", whose code has the cap; for `dual_clip` Ye et al. 2020, "Mastering Complex
+    Control in MOBA Games with Deep Reinforcement Learning". Differs from the papers: both log
+    ratios are bounded to ±20.
+
+    Args:
+        log_prob: [B], of the policy being trained.
+        proximal_log_prob: [B], of the policy as the update began; no gradient flows into it.
+        sample_log_prob: [B], of the policy that acted.
+        advantage: [B].
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        weight_cap: the largest weight that counts, at least 1.
+        dual_clip: for A < 0 the term is at least dual_clip * A, above 1; None for no bound.
+        mask: [B] bool, true where a sample counts, or None.
+    """
+    proximal_log_prob = proximal_log_prob.detach()
+    rho = ratio(log_prob, proximal_log_prob)
+    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
+    gain = torch.minimum(rho * advantage, clipped * advantage)
+    if dual_clip is not None:
+        gain = torch.where(advantage < 0, torch.maximum(gain, dual_clip * advantage), gain)
+    weight = behavior_weight(proximal_log_prob, sample_log_prob, weight_cap=weight_cap)
+    return -masked_mean(weight * gain, mask)
+
+
+def behavior_weight(
+    proximal_log_prob: Tensor, sample_log_prob: Tensor, *, weight_cap: float
+) -> Tensor:
+    """Return w = prox / mu without a gradient; 0, which it is nowhere else, where above the cap.
+
+    Args:
+        proximal_log_prob: any shape.
+        sample_log_prob: the same shape.
+        weight_cap: the largest weight that counts.
+    """
+    weight = ratio(proximal_log_prob, sample_log_prob).detach()
+    return torch.where(weight > weight_cap, 0.0, weight)  # NaN is not hidden
+
+
+def loglinear_proximal(
+    log_prob: Tensor, sample_log_prob: Tensor, learner_version: Tensor | int, policy_version: Tensor
+) -> Tensor:
+    """Guess the log-prob of the policy at which the update began, without running it.
+
+        log prox = log mu + alpha * sg(log pi - log mu)
+        alpha    = (v_prox - v_mu) / (v_pi - v_mu)
+
+    on the line through the versions of mu (v_mu = `policy_version`) and pi. The update under way
+    begins at v_prox = `learner_version` and makes v_pi = v_prox + 1, so alpha = s / (s + 1) for
+    samples of staleness s: 0, prox = mu, on fresh ones, and 1/2, 2/3, ... on older ones.
+
+    Source: the log-linear proximal approximation of AReaL (see `decoupled_surrogate_loss`), which
+    has v_prox = v_pi - 1. Differs from it: the log ratio is bounded to ±20.
+
+    Args:
+        log_prob: [B], of the policy being trained; no gradient flows into it.
+        sample_log_prob: [B], of the policy that acted.
+        learner_version: updates completed when this one began (`policy.version`).
+        policy_version: [B] int64, updates completed when the action was sampled; not above
+            `learner_version`.
+
+    Returns:
+        log prox, [B].
+    """
+    staleness = (learner_version - policy_version).to(log_prob.dtype)
+    log_ratio = (log_prob.detach() - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return sample_log_prob + staleness / (staleness + 1) * log_ratio
+
+
+def effective_sample_size(log_weight: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return (sum w)^2 / (n * sum w^2), the share of n samples that is left by their weights.
+
+    1 where all weights are equal, 1/n where one has all the weight, 0 where no sample counts.
+
+    Source: Kish 1965, "Survey Sampling"; Kong 1992, "A note on importance sampling using
+    standardized weights".
+
+    Args:
+        log_weight: any shape, log w; a common constant changes nothing.
+        mask: bool, same shape, true where a sample counts, or None.
+    """
+    mask = torch.ones_like(log_weight, dtype=torch.bool) if mask is None else mask
+    counted = log_weight.masked_fill(~mask, -torch.inf)
+    weight = (counted - counted.max().clamp(min=torch.finfo(counted.dtype).min)).exp()
+    # The largest weight is 1, so the lower bounds act only where no sample counts.
+    return weight.sum().square() / (mask.sum() * weight.square().sum()).clamp(min=1)
 
 
 def value_loss(value: Tensor, value_target: Tensor, mask: Tensor | None = None) -> Tensor:

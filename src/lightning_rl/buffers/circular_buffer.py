@@ -1,0 +1,350 @@
+"""Pass rollouts from a writing thread to a reading one through a preallocated ring."""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
+from lightning_rl.buffers.segments import Segment, Window, allocate_segments, check_fits
+from lightning_rl.errors import require
+from lightning_rl.rollout import FieldSpec, copy_tree, validate
+
+
+class CircularBuffer(Buffer):
+    """A ring of time slices of N envs between one writer (a collector) and one reader (a learner).
+
+    The ring consists of K segments of T+1 slots. The writer takes a free segment (`begin_write`),
+    fills its slots 0 to T-1 in place, writes the last observation into slot T, and hands it over
+    (`commit`). The reader takes the oldest one (`get`) as a window [N, T+1], a view, and frees it
+    by `release` or by the next `get`. Windows come in the order of their writing, each once.
+
+    Why segments, not a ring of single slots: a window must be contiguous where the ring wraps, or
+    it could not be a view; and the bootstrap slot of one window is slot 0 of the next, which the
+    writer needs while the learner holds the first. The price is one slot per segment, and one
+    observation copied every T steps: `begin_write` puts the last observation of the segment before
+    into slot 0. (A writer that begins, or resets its envs, overwrites it.)
+
+    K is max_staleness + 2, unless `capacity` says otherwise: a collector that keeps the bound is at
+    most max_staleness + 1 windows ahead of what was read, and the learner keeps one more, maybe
+    through an evaluation.
+
+    A segment belongs to one side at a time, so its content needs no lock; changing hands does. The
+    reader may write into its window and add fields, but leaves `observation` alone. On a GPU both
+    sides use the same stream, as PyTorch's threads do unless told otherwise.
+
+    Args:
+        observation_space: of one env.
+        action_space: of one env.
+        num_envs: N.
+        num_steps: T, steps per env in a full window.
+        max_staleness: by how many updates a window may lag the learner, which sets the smallest
+            capacity.
+        capacity: steps per env that the ring holds, bootstrap slots not counted: a multiple of T,
+            at least (max_staleness + 1) * T. Where not given, (max_staleness + 2) * T.
+        overflow: what a writer meets who has no free segment: `block`, it waits; `overwrite`, the
+            oldest window that nobody has read is dropped, and counted.
+        timeout_s: how long either side waits for the other before it raises, in seconds; `inf` for
+            ever. The writer's wait lasts as long as the learner's update and evaluation.
+        extra_fields: see `allocate_rollout`.
+        device: of the storage.
+
+    Raises:
+        ConfigurationError: for a number out of range, or an unknown `overflow`.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        num_steps: int,
+        *,
+        max_staleness: int = 1,
+        capacity: int | None = None,
+        overflow: Literal["block", "overwrite"] = "block",
+        timeout_s: float = 600.0,
+        extra_fields: Mapping[str, FieldSpec] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.capacity = (max_staleness + 2) * num_steps if capacity is None else capacity
+        least = (max_staleness + 1) * num_steps
+        require(
+            num_steps >= 1 and max_staleness >= 0,
+            f"num_steps must be at least 1 and max_staleness must not be negative, got {num_steps} "
+            f"and {max_staleness}.",
+        )
+        require(
+            self.capacity >= least and self.capacity % num_steps == 0,
+            f"capacity (steps per env) must be a multiple of num_steps={num_steps} and at least "
+            f"(max_staleness + 1) * num_steps = {least}, got {capacity}. Default: one more.",
+        )
+        require(
+            overflow in ("block", "overwrite"),
+            f"overflow must be 'block' (the writer waits) or 'overwrite' (the oldest unread "
+            f"rollout is dropped), got {overflow!r}.",
+        )
+        require(timeout_s > 0, f"timeout_s must be positive (inf: no limit), got {timeout_s}.")
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self.overflow = overflow
+        self.timeout_s = timeout_s
+        spaces, count = (observation_space, action_space), self.capacity // num_steps
+        self.segments = allocate_segments(
+            count, *spaces, num_envs, num_steps, extra_fields=extra_fields, device=device
+        )
+        self._changed = threading.Condition()  # guards everything below
+        self._free = deque(self.segments)
+        self._unread: deque[Window] = deque()
+        self._writing: Segment | None = None
+        self._held: Segment | None = None
+        self._last: Window | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+        self._counters = {"written_steps": 0, "read_steps": 0, "dropped_steps": 0}
+        self._waited = {"writer": 0.0, "reader": 0.0}
+
+    # --- the writer's side ---
+
+    def begin_write(self, timeout_s: float | None = None) -> Segment:
+        """Return a free segment, its slot 0 holding the observation where the last one ended.
+
+        Waits for one, or drops a window, as `overflow` says; `timeout_s` instead of the buffer's.
+
+        Raises:
+            TimeoutError: where none became free in time; one may try again.
+            BufferClosed: after `close` or `fail`, also while waiting.
+            RuntimeError: where the segment before has been neither committed nor cancelled.
+        """
+        with self._changed:
+            if self._writing is not None:
+                raise RuntimeError(
+                    f"Segment {self._writing.index} is still being written: one writer at a time, "
+                    "and commit() or cancel_write() before the next begin_write()."
+                )
+            if not self._wait("writer", self._has_room, timeout_s):
+                raise TimeoutError(
+                    f"No segment became free within {self._limit(timeout_s):g} s: "
+                    f"{len(self._unread)} of {len(self.segments)} wait to be read, "
+                    f"{int(self._held is not None)} is held by the learner. Is it stuck, or does "
+                    "an update or evaluation take longer than timeout_s?"
+                )
+            self._refuse_stopped()
+            segment = self._free.popleft() if self._free else self._drop_oldest()
+            self._writing = segment
+        if self._last is not None:
+            # Read before anything overwrites it, even where it lies in this very segment.
+            ended = self._last.segment.steps[self._last.num_steps]
+            copy_tree(segment.steps[0].get("observation"), ended.get("observation"))
+        return segment
+
+    def commit(self, num_steps: int | None = None) -> None:
+        """Hand the segment that was begun to the reader.
+
+        Args:
+            num_steps: T' where fewer than T steps were taken; the window is then [N, T'+1], and
+                slot T' is its bootstrap slot.
+
+        Raises:
+            ValueError: for a number of steps out of range.
+            BufferClosed: after `close` or `fail`.
+            RuntimeError: where no segment has been begun.
+        """
+        steps = self.num_steps if num_steps is None else num_steps
+        if not 1 <= steps <= self.num_steps:
+            raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {steps}.")
+        if self._writing is None:
+            raise RuntimeError("No segment is being written: call begin_write() first.")
+        self._writing.clear_padding(steps)
+        with self._changed:
+            self._refuse_stopped()
+            window = Window(self._writing, steps)
+            self._unread.append(window)
+            self._last, self._writing = window, None
+            self._counters["written_steps"] += steps * self.num_envs
+            self._changed.notify_all()
+
+    def cancel_write(self) -> None:
+        """Give back the segment that was begun, if any; what was written into it is lost.
+
+        A writer whose envs have moved on meanwhile writes slot 0 of the next segment itself.
+        """
+        with self._changed:
+            if self._writing is not None:
+                self._free.appendleft(self._writing)
+                self._writing = None
+
+    def extend(self, rollout: TensorDict) -> None:
+        """Copy a rollout [N, T'+1], T' at most T, where `Buffer.extend` is asked for.
+
+        Raises what `begin_write` does, and ValueError where the rollout does not fit.
+        """
+        validate(rollout)
+        check_fits(self.segments[0], rollout)
+        segment = self.begin_write()
+        slots = rollout.batch_size[1]
+        copy_tree(segment.rollout[:, :slots], rollout)
+        self.commit(slots - 1)
+
+    def fail(self, error: BaseException) -> None:
+        """Hand over the exception that ended the writer, for the reader's `get` to raise.
+
+        The first one counts; `BufferClosed` does not, it only says that the writer obeyed.
+        """
+        with self._changed:
+            if self._error is None and not isinstance(error, BufferClosed):
+                self._error = error
+            self._changed.notify_all()
+
+    # --- the reader's side ---
+
+    def ready(self) -> bool:
+        """Tell whether `get` would not wait: there is a window, or an error to raise."""
+        with self._changed:
+            return bool(self._unread) or self.closed
+
+    def get(self, timeout_s: float | None = None) -> TensorDict:
+        """Free what `get` gave before, and give out the oldest window [N, T'+1]; waits for one.
+
+        A view, good until `release` or the next `get`; the container is new each time. `timeout_s`
+        instead of the buffer's.
+
+        Raises:
+            WriterError: from the exception that ended the writer, whatever else is unread.
+            BufferClosed: after `close`, also while waiting.
+            TimeoutError: where no window came in time; one may try again.
+        """
+        with self._changed:
+            self._free_held()
+            if not self._wait("reader", lambda: bool(self._unread), timeout_s):
+                raise TimeoutError(
+                    f"No rollout came within {self._limit(timeout_s):g} s: the collector "
+                    f"{'has begun one' if self._writing else 'has begun none'}. Is it stuck, or do "
+                    f"{self.num_steps} steps of {self.num_envs} envs take longer than timeout_s?"
+                )
+            if self._error is not None:
+                raise WriterError(
+                    f"The collector failed: {type(self._error).__name__}: {self._error}"
+                ) from self._error
+            self._refuse_stopped()
+            window = self._unread.popleft()
+            self._held = window.segment
+            self._counters["read_steps"] += window.num_steps * self.num_envs
+        return window.rollout()
+
+    def release(self) -> None:
+        """Free the window that `get` gave out, if any: the writer may overwrite it from now on."""
+        with self._changed:
+            self._free_held()
+
+    # --- either side's ---
+
+    def close(self) -> None:
+        """Wake both sides with `BufferClosed`, for good; may be called more than once.
+
+        What nobody has read stays in `state_dict`.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether both sides are to stop: after `close`, or `fail`."""
+        return self._closed or self._error is not None
+
+    def __len__(self) -> int:
+        """Return the steps per env that wait to be read, bootstrap slots not counted."""
+        with self._changed:
+            return sum(window.num_steps for window in self._unread)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no segment is free: the next `begin_write` would wait, or drop a window."""
+        with self._changed:
+            return not self._free
+
+    def statistics(self) -> dict[str, float]:
+        """Return what the ring has seen.
+
+        `queue_depth`: windows that wait to be read. `writer_wait_seconds`, `reader_wait_seconds`:
+        what each side spent waiting for the other, finished waits only, since this object was made.
+        `written_steps`, `read_steps`, `dropped_steps`: env steps over all N envs, a resumed run's
+        past included; what was written and neither read nor dropped waits.
+        """
+        with self._changed:
+            waited = {f"{side}_wait_seconds": value for side, value in self._waited.items()}
+            return {"queue_depth": float(len(self._unread)), **waited, **self._counters}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the windows that wait to be read, with their content, and the counters.
+
+        The window that the reader holds counts as read; a segment under way is not part of it.
+        """
+        with self._changed:
+            # No wait in seconds is saved: two runs that did the same shall have the same state.
+            windows = [window.rollout().clone().to_dict() for window in self._unread]
+            return {"windows": windows, **self._counters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state, before anything is written or read.
+
+        Windows that do not fit are counted as dropped: where N, T or the spaces have changed, with
+        a warning; where the ring has become shorter, the oldest.
+
+        Raises:
+            RuntimeError: where the buffer is in use.
+        """
+        with self._changed:
+            if len(self._free) < len(self.segments):
+                raise RuntimeError("Load a state before the first begin_write() or extend().")
+            self._counters = {key: state[key] for key in self._counters}
+            for fields in state["windows"]:
+                saved = TensorDict(fields, fields["reward"].shape)
+                try:
+                    check_fits(self.segments[0], saved)
+                except ValueError as error:
+                    self._counters["dropped_steps"] += saved[:, 1:].numel()
+                    warnings.warn(f"A rollout of the checkpoint is dropped: {error}", stacklevel=2)
+                    continue
+                segment = self._free.popleft() if self._free else self._drop_oldest()
+                self._last = Window(segment, saved.batch_size[1] - 1)
+                copy_tree(self._last.rollout(), saved)
+                self._unread.append(self._last)
+
+    # --- with the lock held ---
+
+    def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until something is possible, or the buffer is stopped; False where time ran out."""
+        start = time.perf_counter()
+        limit = min(self._limit(timeout_s), threading.TIMEOUT_MAX)
+        came = self._changed.wait_for(lambda: self.closed or possible(), limit)
+        self._waited[side] += time.perf_counter() - start
+        return came
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else timeout_s
+
+    def _has_room(self) -> bool:
+        return bool(self._free) or (self.overflow == "overwrite" and bool(self._unread))
+
+    def _drop_oldest(self) -> Segment:
+        window = self._unread.popleft()
+        self._counters["dropped_steps"] += window.num_steps * self.num_envs
+        return window.segment
+
+    def _free_held(self) -> None:
+        if self._held is not None:
+            self._free.append(self._held)
+            self._held = None
+            self._changed.notify_all()
+
+    def _refuse_stopped(self) -> None:
+        if self.closed:
+            raise BufferClosed("The buffer was closed: nothing is written or read any more.")

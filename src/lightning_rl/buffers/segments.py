@@ -1,0 +1,99 @@
+"""Cut one preallocated storage into the segments of a ring."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.rollout import FieldSpec, allocate_rollout, step_views
+
+BOOTSTRAP_FIELDS = ("observation", "value")
+"""What is valid in the last slot of a rollout; everything else there is zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """T+1 neighbouring slots of a ring, with views of them that were made at allocation.
+
+    Attributes:
+        index: which segment of the ring, from 0.
+        rollout: all slots, [N, T+1], time-major in memory.
+        steps: for each of the T+1 slots the views [N] that a writer copies into.
+    """
+
+    index: int
+    rollout: TensorDict
+    steps: list[TensorDict]
+
+    def clear_padding(self, slot: int) -> None:
+        """Zero what has no meaning in a bootstrap slot: an earlier lap may have left it there."""
+        for key, value in self.steps[slot].items():
+            if key not in BOOTSTRAP_FIELDS:
+                value.zero_()
+
+
+class Window(NamedTuple):
+    """The first T' steps of a segment and the bootstrap slot that follows them."""
+
+    segment: Segment
+    num_steps: int
+
+    def rollout(self) -> TensorDict:
+        """Return them as a view [N, T'+1] in a container of its own."""
+        return self.segment.rollout[:, : self.num_steps + 1]
+
+
+def allocate_segments(
+    count: int,
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+    num_envs: int,
+    num_steps: int,
+    *,
+    extra_fields: Mapping[str, FieldSpec] | None = None,
+    device: torch.device | str = "cpu",
+) -> tuple[Segment, ...]:
+    """Allocate `count` segments side by side in one zeroed storage; see `allocate_rollout`."""
+    slots = num_steps + 1
+    ring = allocate_rollout(
+        observation_space,
+        action_space,
+        num_envs,
+        count * slots - 1,  # the bootstrap slot that it adds is the last segment's
+        extra_fields=extra_fields,
+        device=device,
+    )
+    rollouts = [ring[:, i * slots : (i + 1) * slots] for i in range(count)]
+    return tuple(Segment(i, rollout, step_views(rollout)) for i, rollout in enumerate(rollouts))
+
+
+def check_fits(segment: Segment, rollout: TensorDict) -> None:
+    """Check that a rollout [N, T'+1] can be copied into a segment.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    envs, slots = segment.rollout.batch_size
+    if rollout.batch_size[0] != envs or rollout.batch_size[1] > slots:
+        raise ValueError(
+            f"{rollout.batch_size[0]} envs and {rollout.batch_size[1] - 1} steps do not "
+            f"fit into segments of {envs} envs and {slots - 1} steps; num_envs and the steps per "
+            "rollout must be those of the buffer."
+        )
+    expected, actual = _layout(segment.rollout), _layout(rollout)
+    for key in expected | actual:
+        if actual.get(key) != expected.get(key):
+            raise ValueError(
+                f"its field '{key}' is {actual.get(key, 'missing')}, the buffer's is "
+                f"{expected.get(key, 'missing')}; allocate both for the same spaces and "
+                "extra_fields."
+            )
+
+
+def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
+    """Return shape per step, and dtype, of every leaf."""
+    leaves = data.flatten_keys(".").items()
+    return {key: (list(value.shape[2:]), value.dtype) for key, value in leaves}

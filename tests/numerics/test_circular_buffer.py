@@ -1,0 +1,665 @@
+import io
+import math
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from tensordict import TensorDict
+
+from lightning_rl.buffers import Buffer, BufferClosed, CircularBuffer, WriterError
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import allocate_rollout, flat_transitions, time_major, validate
+from tests.helpers import assert_same
+
+N, T = 2, 3
+OBSERVATION = Dict(
+    {"image": Box(0, 255, (2, 2), np.uint8), "state": Box(-np.inf, np.inf, (3,), np.float32)}
+)
+EXTRA = {"noise": ((4,), torch.float32)}
+
+
+def make(**kwargs):
+    settings = {"max_staleness": 1, "timeout_s": 5.0, "extra_fields": EXTRA}
+    return CircularBuffer(OBSERVATION, Discrete(5), N, T, **settings | kwargs)
+
+
+def observation_of(step):
+    """What the envs show at an env step: no two steps and no two envs alike."""
+    numbers = torch.arange(N) * 0.25 + step
+    return {
+        "image": (torch.arange(4).view(2, 2) + 7 * step).remainder(251).byte().expand(N, 2, 2),
+        "state": torch.stack([numbers, -numbers, numbers + 0.5], -1),
+    }
+
+
+def write_observation(slot, step):
+    for key, value in observation_of(step).items():
+        slot["observation"][key].copy_(value)
+
+
+def write_transition(slot, step):
+    """Fill every field of a slot but the observation with what follows from the step's number."""
+    slot.get("reward").copy_(torch.arange(N) * 0.25 + step)
+    slot.get("action").fill_(step % 5)
+    slot.get("terminated").fill_(step % 2 == 0)
+    slot.get("truncated").fill_(step % 3 == 0)
+    slot.get("done").fill_(step % 2 == 0 or step % 3 == 0)
+    slot.get("policy_version").fill_(step)
+    slot.get("sample_log_prob").fill_(-step)
+    slot.get("noise").fill_(2 * step)
+
+
+class Writer:
+    """Writes the env steps 0, 1, 2, ... in place, as a collector does."""
+
+    def __init__(self, buffer, pause=lambda: None):
+        self.buffer, self.pause, self.step, self.started = buffer, pause, 0, False
+
+    def write(self, num_steps=T):
+        segment = self.buffer.begin_write()
+        if not self.started:
+            write_observation(segment.steps[0], self.step)
+            self.started = True
+        for t in range(num_steps):
+            write_transition(segment.steps[t], self.step)
+            self.pause()
+            self.step += 1
+            write_observation(segment.steps[t + 1], self.step)
+        self.buffer.commit(num_steps)
+        return segment
+
+
+def check(window, first=None):
+    """Assert that a window holds consecutive whole steps, and return the first one's number."""
+    validate(window)
+    steps = window.batch_size[1] - 1
+    begin = int(window["policy_version"][0, 0])
+    assert first is None or begin == first
+    rows = torch.arange(begin, begin + steps)
+    assert torch.equal(window["policy_version"][:, :-1], rows.expand(N, steps))
+    assert torch.equal(window["reward"][:, :-1], torch.arange(N)[:, None] * 0.25 + rows)
+    assert torch.equal(window["sample_log_prob"][:, :-1], -rows.float().expand(N, steps))
+    assert torch.equal(window["action"][:, :-1], (rows % 5).expand(N, steps))
+    assert torch.equal(window["terminated"][:, :-1], (rows % 2 == 0).expand(N, steps))
+    assert torch.equal(window["truncated"][:, :-1], (rows % 3 == 0).expand(N, steps))
+    noise = (2.0 * rows)[:, None].expand(N, steps, 4)
+    assert torch.equal(window["noise"][:, :-1], noise)
+    for t in range(steps + 1):  # with the bootstrap slot
+        for key, value in observation_of(begin + t).items():
+            assert torch.equal(window["observation", key][:, t], value), (key, t)
+    for key in ("reward", "policy_version", "sample_log_prob", "action", "noise", "done"):
+        assert not window[key][:, -1].any(), f"{key} of the bootstrap slot is padding"
+    return begin
+
+
+def in_thread(target):
+    """Run a function in a thread; what it returns or raises lands in the list beside the thread."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(target())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, outcome
+
+
+def storages(buffer):
+    return {
+        value.untyped_storage().data_ptr()
+        for value in buffer.segments[0].rollout.flatten_keys(".").values()
+    }
+
+
+# --- order, ownership, views ---
+
+
+def test_windows_come_in_the_order_of_writing_far_beyond_the_wrap():
+    buffer = make()
+    writer = Writer(buffer)
+    assert isinstance(buffer, Buffer)
+    assert len(buffer.segments) == 3
+    order = []
+    for lap in range(10):
+        order.append(writer.write().index)
+        order.append(writer.write().index)
+        for half in range(2):
+            check(buffer.get(), first=(2 * lap + half) * T)
+    assert order == [i % 3 for i in range(20)]
+
+
+def test_a_window_is_a_view_that_flattens_without_a_copy():
+    buffer = make()
+    writer = Writer(buffer)
+    for _ in range(5):  # in every segment of the ring, and after the wrap
+        writer.write()
+        window = buffer.get()
+        for value in window.flatten_keys(".").values():
+            assert value.untyped_storage().data_ptr() in storages(buffer)
+            assert value.transpose(0, 1).is_contiguous()
+        flat = flat_transitions(window, ["observation", "reward"])
+        assert flat["observation", "image"].data_ptr() == window["observation", "image"].data_ptr()
+
+
+def test_each_window_is_given_out_once():
+    buffer = make()
+    writer = Writer(buffer)
+    assert not buffer.ready()
+    writer.write()
+    assert buffer.ready()
+    buffer.get()
+    assert not buffer.ready()
+    with pytest.raises(TimeoutError):
+        buffer.get(timeout_s=0.01)
+
+
+def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
+    buffer = make(max_staleness=0, capacity=T)
+    writer = Writer(buffer)
+    writer.write()
+    window = buffer.get()
+    window["advantage"] = torch.ones(N, T + 1)
+    window["value"].fill_(7.0)
+    window["reward"].fill_(5.0)
+    window["policy_version"].fill_(5)
+    buffer.release()
+    writer.write()
+    again = buffer.get()
+    assert "advantage" not in again.keys()
+    check(again, first=T)
+
+
+@pytest.mark.parametrize("how", ["release", "get"])
+def test_a_held_segment_is_free_again_by_release_or_by_the_next_get(how):
+    buffer = make(max_staleness=0)
+    writer = Writer(buffer)
+    writer.write()
+    writer.write()
+    held = buffer.get()
+    assert buffer.is_full
+    with pytest.raises(TimeoutError, match="1 of 2 wait to be read, 1 is held by the learner"):
+        buffer.begin_write(timeout_s=0.01)
+    check(held, first=0)
+    if how == "release":
+        buffer.release()
+        buffer.release()
+    else:
+        buffer.get()
+    assert not buffer.is_full
+    writer.write()
+
+
+def test_the_bootstrap_observation_is_in_both_windows():
+    buffer = make()
+    writer = Writer(buffer)
+    first = writer.write().rollout
+    second = writer.write().rollout
+    for key in OBSERVATION:
+        assert torch.equal(first["observation", key][:, T], second["observation", key][:, 0])
+        last, begin = first["observation", key][:, T], second["observation", key][:, 0]
+        assert last.data_ptr() != begin.data_ptr()
+    write_observation(buffer.begin_write().steps[0], 99)  # after a reset of the envs
+    assert torch.equal(second["observation", "state"][:, T], observation_of(2 * T)["state"])
+
+
+def test_length_counts_the_steps_that_wait_and_never_exceeds_the_capacity():
+    buffer = make(capacity=4 * T)
+    writer = Writer(buffer)
+    for waiting in range(1, 5):
+        writer.write()
+        assert len(buffer) == waiting * T
+        assert buffer.is_full == (waiting == 4)
+    assert buffer.capacity == len(buffer) == 4 * T
+    with pytest.raises(TimeoutError):
+        buffer.begin_write(timeout_s=0.01)
+    buffer.get()
+    assert len(buffer) == 3 * T
+
+
+# --- partial windows ---
+
+
+def test_a_partial_window_has_its_own_bootstrap_slot():
+    buffer = make()
+    writer = Writer(buffer)
+    begin = 0
+    for num_steps in [3, 3, 3, 1, 2, 3, 3, 1, 1, 2, 3]:  # every slot has been a transition before
+        writer.write(num_steps)
+        assert len(buffer) == num_steps
+        window = buffer.get()
+        assert window.batch_size == (N, num_steps + 1)
+        assert time_major(window)["reward"].is_contiguous()
+        check(window, first=begin)
+        begin += num_steps
+    assert buffer.statistics()["read_steps"] == N * 25
+
+
+@pytest.mark.parametrize("num_steps", [0, -1, T + 1])
+def test_a_window_of_an_impossible_length_is_refused(num_steps):
+    buffer = make()
+    buffer.begin_write()
+    with pytest.raises(ValueError, match=rf"\[1, {T}\], got {num_steps}"):
+        buffer.commit(num_steps)
+
+
+# --- the copying route ---
+
+
+@pytest.mark.parametrize("num_steps", [T, 1])
+def test_extend_copies(num_steps):
+    buffer, source = make(), make()
+    writer = Writer(source)
+    for lap in range(5):
+        writer.write(num_steps)
+        rollout = source.get()
+        buffer.extend(rollout)
+        rollout["reward"].fill_(math.nan)
+        check(buffer.get(), first=lap * num_steps)
+
+
+def test_extend_refuses_what_does_not_fit_and_stays_usable():
+    def allocate(envs=N, steps=T, extra=EXTRA, space=OBSERVATION):
+        return allocate_rollout(space, Discrete(5), envs, steps, extra_fields=extra)
+
+    buffer = make()
+    extra = allocate()
+    extra["mask"] = torch.ones(N, T + 1, dtype=torch.bool)
+    flat_space = Box(-1, 1, (3,))
+    for rollout, message in [
+        (allocate(envs=3), f"3 envs and {T} steps do not fit into segments of {N} envs and {T}"),
+        (allocate(steps=T + 1), f"{T + 1} steps do not fit"),
+        (allocate(extra={}), r"'noise' is missing, the buffer's is \(\[4\], torch.float32\)"),
+        (extra, "'mask' is .*, the buffer's is missing"),
+        (allocate(space=flat_space), "'observation.image' is missing"),
+        (allocate().reshape(-1), r"Expected a rollout of batch shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            buffer.extend(rollout)
+    buffer.extend(allocate())
+    assert len(buffer) == T
+
+
+# --- overflow ---
+
+
+def test_block_loses_nothing_and_waits_until_a_segment_is_free():
+    buffer = make(max_staleness=0)
+    writer = Writer(buffer)
+    for _ in range(2):
+        writer.write()
+    thread, outcome = in_thread(writer.write)
+    thread.join(0.1)
+    assert thread.is_alive()
+    assert len(buffer) == 2 * T
+    check(buffer.get(), first=0)
+    thread.join(0.05)
+    assert thread.is_alive(), "the learner still holds that segment"
+    buffer.release()
+    thread.join(5)
+    assert outcome
+    assert not isinstance(outcome[0], BaseException)
+    check(buffer.get(), first=T)
+    check(buffer.get(), first=2 * T)
+    statistics = buffer.statistics()
+    assert statistics["dropped_steps"] == 0
+    assert statistics["writer_wait_seconds"] > 0.1
+
+
+def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
+    buffer = make(overflow="overwrite")
+    writer = Writer(buffer)
+    writer.write()
+    held = buffer.get()
+    for num_steps in (2, 3, 1, 3, 3):
+        writer.write(num_steps)
+        check(held, first=0)
+    assert buffer.statistics()["dropped_steps"] == N * (2 + 3 + 1)
+    assert len(buffer) == 2 * T
+    assert buffer.is_full
+    check(buffer.get(), first=T + 6)
+    check(buffer.get(), first=T + 9)
+    statistics = buffer.statistics()
+    assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
+
+
+def test_overwrite_goes_round_in_one_segment():
+    buffer = make(max_staleness=0, capacity=T, overflow="overwrite")
+    writer = Writer(buffer)
+    for _ in range(4):
+        writer.write()
+    check(buffer.get(), first=3 * T)
+    with pytest.raises(TimeoutError, match="1 is held"):  # never what the learner holds
+        buffer.begin_write(timeout_s=0.01)
+
+
+# --- two threads ---
+
+
+@pytest.mark.parametrize("overflow", ["block", "overwrite"])
+@pytest.mark.parametrize("slow", ["neither", "writer", "reader"])
+def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
+    windows, interval = 2000, sys.getswitchinterval()
+    rng = {side: np.random.default_rng(i) for i, side in enumerate(("writer", "reader"))}
+
+    def pause(side):
+        if rng[side].random() < (0.2 if slow == side else 0.02):
+            time.sleep(rng[side].random() * 3e-4)
+
+    buffer = make(overflow=overflow)
+    writer = Writer(buffer, lambda: pause("writer"))
+    lengths = rng["writer"].integers(1, T + 1, windows).tolist()
+    written = threading.Event()
+
+    def write():
+        for length in lengths:
+            writer.write(length)
+        written.set()
+
+    sys.setswitchinterval(1e-5)
+    try:
+        thread, outcome = in_thread(write)
+        expected, read = 0, 0
+        while not (written.is_set() and not buffer.ready()):
+            try:
+                window = buffer.get(timeout_s=0.05)
+            except TimeoutError:
+                continue  # the end: the last one was dropped or read in between
+            begin = check(window)
+            assert len(buffer) <= buffer.capacity
+            assert begin == expected if overflow == "block" else begin >= expected
+            pause("reader")
+            check(window, first=begin)  # nobody wrote into it meanwhile
+            expected = begin + window.batch_size[1] - 1
+            read += N * (window.batch_size[1] - 1)
+        thread.join(5)
+    finally:
+        sys.setswitchinterval(interval)
+        buffer.close()
+    assert outcome == [None]
+    assert expected == sum(lengths), "the last window is never dropped"
+    statistics = buffer.statistics()
+    assert statistics["written_steps"] == N * sum(lengths)
+    assert statistics["read_steps"] == read
+    assert statistics["dropped_steps"] == N * sum(lengths) - read
+    assert overflow == "overwrite" or read == N * sum(lengths)
+
+
+@pytest.mark.parametrize("side", ["writer", "reader"])
+def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
+    buffer = make(max_staleness=0, capacity=T)
+    writer = Writer(buffer)
+    if side == "writer":
+        writer.write()
+        buffer.get()
+
+    def wait():
+        begin = time.thread_time()
+        buffer.begin_write() if side == "writer" else buffer.get()
+        return time.thread_time() - begin, time.perf_counter()
+
+    thread, outcome = in_thread(wait)
+    thread.join(0.5)
+    assert thread.is_alive()
+    woken = time.perf_counter()
+    buffer.release() if side == "writer" else writer.write()
+    thread.join(5)
+    busy, came = outcome[0]
+    assert busy < 0.02, "it polls"
+    assert came - woken < 0.5
+    assert buffer.statistics()[f"{side}_wait_seconds"] > 0.4
+
+
+# --- time-outs, stops, failures ---
+
+
+def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
+    buffer = make(max_staleness=0, timeout_s=0.02)
+    writer = Writer(buffer)
+    with pytest.raises(TimeoutError, match=r"within 0\.02 s: the collector has begun none"):
+        buffer.get()
+    buffer.begin_write()
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s: the collector has begun one"):
+        buffer.get(timeout_s=0.01)
+    buffer.cancel_write()
+    writer.write()
+    writer.write()
+    with pytest.raises(TimeoutError, match=r"within 0\.02 s: 2 of 2 wait to be read, 0 is held"):
+        buffer.begin_write()
+    check(buffer.get(), first=0)
+    buffer.release()
+    writer.write()
+    check(buffer.get(), first=T)
+
+
+def test_a_wait_without_limit_is_possible():
+    buffer = make(timeout_s=math.inf)
+    thread, outcome = in_thread(buffer.get)
+    thread.join(0.05)
+    Writer(buffer).write()
+    thread.join(5)
+    check(outcome[0], first=0)
+
+
+@pytest.mark.parametrize("side", ["writer", "reader"])
+def test_close_wakes_a_waiting_side(side):
+    buffer = make(max_staleness=0, timeout_s=60.0)
+    if side == "writer":
+        writer = Writer(buffer)
+        writer.write()
+        writer.write()
+    thread, outcome = in_thread(buffer.begin_write if side == "writer" else buffer.get)
+    thread.join(0.05)
+    assert thread.is_alive()
+    buffer.close()
+    buffer.close()
+    thread.join(5)
+    assert isinstance(outcome[0], BufferClosed)
+
+
+def test_a_closed_buffer_refuses_both_sides_and_keeps_what_nobody_read():
+    buffer = make()
+    writer = Writer(buffer)
+    writer.write()
+    buffer.begin_write()
+    assert not buffer.closed
+    buffer.close()
+    assert buffer.closed
+    assert buffer.ready(), "get would not wait"
+    for call in (buffer.commit, buffer.get):
+        with pytest.raises(BufferClosed):
+            call()
+    buffer.cancel_write()
+    with pytest.raises(BufferClosed):
+        buffer.begin_write()
+    assert len(buffer.state_dict()["windows"]) == 1
+
+
+def explode_in_the_env():
+    raise KeyError("gripper")
+
+
+def report_failure(buffer):
+    try:
+        explode_in_the_env()
+    except KeyError as error:
+        buffer.fail(error)
+
+
+@pytest.mark.parametrize("pending", [True, False])
+def test_a_failure_of_the_writer_reaches_the_reader_with_its_traceback(pending):
+    buffer = make(timeout_s=60.0)
+    if pending:
+        thread, outcome = in_thread(buffer.get)
+        thread.join(0.05)
+        report_failure(buffer)
+        thread.join(5)
+        error = outcome[0]
+    else:
+        Writer(buffer).write()
+        report_failure(buffer)
+        assert buffer.ready()
+        with pytest.raises(WriterError) as caught:
+            buffer.get()
+        error = caught.value
+    assert isinstance(error, WriterError)
+    assert str(error) == "The collector failed: KeyError: 'gripper'"
+    assert isinstance(error.__cause__, KeyError)
+    assert "in explode_in_the_env" in "".join(traceback.format_exception(error))
+    with pytest.raises(WriterError):  # and stays so
+        buffer.get()
+    buffer.close()
+    with pytest.raises(WriterError):
+        buffer.get()
+    with pytest.raises(BufferClosed):
+        buffer.begin_write()
+
+
+def test_the_first_failure_counts_and_a_stopped_writer_is_none():
+    buffer = make()
+    buffer.close()
+    buffer.fail(BufferClosed("stopped"))
+    with pytest.raises(BufferClosed):
+        buffer.get()
+    buffer.fail(OSError("camera"))
+    buffer.fail(OSError("later"))
+    with pytest.raises(WriterError, match="OSError: camera"):
+        buffer.get()
+
+
+def test_a_segment_is_written_by_one_writer_at_a_time():
+    buffer = make()
+    with pytest.raises(RuntimeError, match="call begin_write"):
+        buffer.commit()
+    buffer.begin_write()
+    with pytest.raises(RuntimeError, match="Segment 0 is still being written"):
+        buffer.begin_write()
+
+
+def test_a_cancelled_segment_is_used_next():
+    buffer = make()
+    writer = Writer(buffer)
+    writer.write()
+    begun = buffer.begin_write()
+    buffer.cancel_write()
+    buffer.cancel_write()
+    assert writer.write() is begun  # no env step was taken in between: slot 0 is right
+    check(buffer.get(), first=0)
+    check(buffer.get(), first=T)
+    assert buffer.statistics()["written_steps"] == N * 2 * T
+
+
+# --- state ---
+
+
+def saved(buffer):
+    file = io.BytesIO()
+    torch.save(buffer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_restored_buffer_goes_on_as_the_saved_one():
+    buffer = make(capacity=4 * T)
+    writer = Writer(buffer)
+    for num_steps in (3, 2, 3, 1, 3):
+        writer.write(num_steps)
+        if writer.step == 3:
+            buffer.get()
+            buffer.release()
+    state = saved(buffer)
+    assert len(state["windows"]) == 4
+    assert all(
+        value.untyped_storage().data_ptr() not in storages(buffer)
+        for window in buffer.state_dict()["windows"]
+        for value in TensorDict(window).flatten_keys(".").values()
+    ), "the state is a copy"
+
+    restored = make(capacity=5 * T)
+    restored.load_state_dict(state)
+    assert_same(saved(restored), state)
+    assert len(restored) == 2 + 3 + 1 + 3
+    writer.buffer = restored
+    writer.write(2)  # its slot 0 is the end of the last restored window
+    begin = 3
+    for num_steps in (2, 3, 1, 3, 2):
+        check(restored.get(), first=begin)
+        begin += num_steps
+    statistics = restored.statistics()
+    assert statistics["written_steps"] == statistics["read_steps"] == N * 14
+    assert statistics["dropped_steps"] == 0
+
+
+def test_a_state_depends_on_no_clock():
+    states = []
+    for delay in (0.0, 0.05):
+        buffer = make()
+        thread, _ = in_thread(buffer.get)
+        thread.join(delay)
+        writer = Writer(buffer)
+        writer.write()
+        thread.join(5)
+        writer.write()
+        states.append(saved(buffer))
+    assert_same(*states)
+
+
+def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
+    buffer = make()
+    writer = Writer(buffer)
+    for num_steps in (3, 1, 2):
+        writer.write(num_steps)
+    state = saved(buffer)
+
+    shorter = CircularBuffer(OBSERVATION, Discrete(5), N, 2, max_staleness=1, extra_fields=EXTRA)
+    with pytest.warns(UserWarning, match="3 steps do not fit into segments of 2 envs and 2 steps"):
+        shorter.load_state_dict(state)
+    assert shorter.statistics()["dropped_steps"] == N * 3
+    check(shorter.get(), first=3)
+
+    smaller = make(max_staleness=0)
+    smaller.load_state_dict(state)
+    assert smaller.statistics()["dropped_steps"] == N * 3
+    check(smaller.get(), first=3)
+    check(smaller.get(), first=4)
+
+
+def test_a_state_is_not_loaded_into_a_buffer_in_use():
+    buffer = make()
+    state = saved(buffer)
+    Writer(buffer).write()
+    with pytest.raises(RuntimeError, match="before the first begin_write"):
+        buffer.load_state_dict(state)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": T}, rf"capacity .* = {2 * T}, got {T}\. Default"),
+        ({"capacity": 3 * T + 1}, f"multiple of num_steps={T} .* got {3 * T + 1}"),
+        ({"max_staleness": -1}, "max_staleness must not be negative, got 3 and -1"),
+        ({"overflow": "drop"}, "overflow must be 'block' .* or 'overwrite' .*, got 'drop'"),
+        ({"timeout_s": 0.0}, r"timeout_s must be positive .*, got 0\.0"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(**settings)
+
+
+def test_the_capacity_follows_the_staleness():
+    for staleness in (0, 1, 4):
+        buffer = make(max_staleness=staleness)
+        assert buffer.capacity == (staleness + 2) * T
+        assert len(buffer.segments) == staleness + 2
+    assert len(make(max_staleness=2, capacity=3 * T).segments) == 3
