@@ -38,6 +38,7 @@ class TorchEnv(VectorEnv):
         seed: [N] int64, the seed of each env; before the first `reset`, env i has the seed i.
         episode: [N] int64, how many episodes of that seed came before this one.
         elapsed: [N] int64, env steps since the episode began.
+        final_state: [N], the state that the last step led to, before finished envs were reset.
     """
 
     start_size: int
@@ -63,8 +64,9 @@ class TorchEnv(VectorEnv):
         self.seed = torch.arange(num_envs, device=self.device)
         self.episode = torch.full_like(self.seed, -1)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = TensorDict({}, [num_envs], device=self.device)
+        self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
         self._key = key_of(self.seed)
+        self._looks = self.device.type == "cpu"
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -105,7 +107,7 @@ class TorchEnv(VectorEnv):
             self.episode = torch.zeros_like(self.seed)
             self._key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = self._starts(self._key, self.episode)
+        self.state = self.final_state = self._starts(self._key, self.episode)
         return self.observe(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -114,8 +116,9 @@ class TorchEnv(VectorEnv):
         elapsed = self.elapsed + 1
         truncated = elapsed >= self.max_episode_steps
         done = terminated | truncated
+        self.final_state = moved
         final = info["final_obs"] = self.observe(moved)
-        if self.device.type == "cpu":
+        if self._looks:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
         else:
             self.episode = self.episode + done
@@ -140,6 +143,7 @@ class TorchEnv(VectorEnv):
         if "seed" not in state:
             raise RestoreError("the state was saved by a version that drew from one generator")
         self.state = TensorDict(state["state"], [self.num_envs], device=self.device).clone()
+        self.final_state = self.state
         self.seed, self.episode, self.elapsed = (
             state[key].to(self.device, copy=True) for key in ("seed", "episode", "elapsed")
         )

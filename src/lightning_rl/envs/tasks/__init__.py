@@ -1,6 +1,7 @@
 """Tasks in torch, batched, on any device."""
 
 from lightning_rl.envs.tasks.cart_pole import CartPole
+from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask, GymnasiumVectorTask
 from lightning_rl.envs.tasks.point_mass import PointMass
 from lightning_rl.envs.tasks.push_cube import PushCube
 from lightning_rl.envs.tasks.terms import (
@@ -16,6 +17,8 @@ __all__ = [
     "CartPole",
     "DeltaPosition",
     "Force",
+    "GymnasiumTask",
+    "GymnasiumVectorTask",
     "PointMass",
     "Position",
     "PushCube",

@@ -52,6 +52,7 @@ class CartPole(Task):
     """
 
     start_size = 2
+    render_fps = 25
     render_size = (256, 384)
     reward_weights = {"upright": 1.0, "pole_velocity": -0.005}  # noqa: RUF012
     action_kinds = ("position", "velocity", "force")
@@ -72,8 +73,7 @@ class CartPole(Task):
     def initial_state(self, uniform: Tensor) -> TensorDict:
         """See `TorchEnv.initial_state`."""
         position = (uniform * 2.0 - 1.0) * self._start
-        rest = torch.zeros_like(position)
-        return _state(position, rest, rest)
+        return _state(position, torch.zeros_like(position), torch.zeros_like(position))
 
     def observe(self, state: TensorDict) -> Tensor:
         """See `TorchEnv.observe`."""

@@ -60,6 +60,7 @@ class PointMass(Task):
     """
 
     start_size = 12
+    render_fps = 60
     reward_weights = {  # noqa: RUF012
         "distance": -1.0,
         "near_goal": 0.0,
@@ -88,18 +89,18 @@ class PointMass(Task):
         radii = RADII[0] + uniform[:, 4:6] * (RADII[1] - RADII[0])
         free = _free_cells(start, goal)
         obstacles = torch.stack([_in_a_cell(free, uniform[:, i : i + 3]) for i in (6, 9)], 1)
-        zeros = torch.zeros_like(start)
+        none = torch.zeros_like(radii)
         return TensorDict(
             {
-                "position": start,
-                "velocity": zeros,
-                "action": zeros,
+                "position": start.clone(),
+                "velocity": none,
+                "action": none.clone(),
                 "goal": goal,
                 "obstacles": obstacles,
                 "radii": radii,
                 "start": start,
-                "path_length": zeros[:, 0],
-                "collision_count": zeros[:, 0],
+                "path_length": torch.zeros_like(start[:, 0]),
+                "collision_count": torch.zeros_like(start[:, 0]),
             },
             [len(uniform)],
         )

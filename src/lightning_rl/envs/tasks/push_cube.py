@@ -63,6 +63,7 @@ class PushCube(Task):
     """
 
     start_size = 6
+    render_fps = 10
     reward_weights = {  # noqa: RUF012
         "reach_progress": 1.0,
         "goal_progress": 10.0,
@@ -134,9 +135,9 @@ class PushCube(Task):
         canvas.box(torch.zeros(1, 2, device=self.device), (TABLE, TABLE), PAPER)
         canvas.disc(state["goal"], SUCCESS, GREEN, opacity=0.35)
         canvas.disc(state["goal"], SUCCESS, GREEN, ring=0.015)
+        canvas.disc(state["pusher"], 2.5 * PUSHER_RADIUS, BLUE, opacity=0.35)
         canvas.box(state["cube"], (HALF_EDGE, HALF_EDGE), ORANGE)
         canvas.disc(state["cube"], 0.015, INK)
-        canvas.disc(state["pusher"], 2.5 * PUSHER_RADIUS, BLUE, opacity=0.35)
         canvas.disc(state["pusher"], PUSHER_RADIUS, BLUE)
         return canvas.pixels()
 

@@ -1,0 +1,185 @@
+"""Offer the tasks to Gymnasium: `lightning_rl/CartPole-v0`, `.../PushCube-v0`, `.../PointMass-v0`.
+
+Importing this registers them. `gymnasium.make_vec` gives the batched task itself, and
+`gymnasium.make` a single env; both speak NumPy. Where nothing else imports the package, the id says
+what to import: `gymnasium.make("lightning_rl.envs:lightning_rl/PushCube-v0")`.
+"""
+
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from torch import Tensor
+
+from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.tasks.cart_pole import CartPole
+from lightning_rl.envs.tasks.point_mass import PointMass
+from lightning_rl.envs.tasks.push_cube import PushCube
+from lightning_rl.errors import ConfigurationError
+
+TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
+    "CartPole": CartPole,
+    "PointMass": PointMass,
+    "PushCube": PushCube,
+}
+RenderMode = Literal["rgb_array"] | None
+
+
+class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One env of a task.
+
+    The first episode after `reset(seed=s)` is that of a `Task` with the seed s; each later one has
+    a seed that the env's `np_random` draws.
+
+    Args:
+        task: a name in `TASKS`.
+        render_mode: `rgb_array` or None.
+        settings: of the task's constructor.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 25}  # noqa: RUF012
+
+    def __init__(self, task: str, render_mode: RenderMode = None, **settings: Any) -> None:
+        self.task = _make(task, 1, settings)
+        self.metadata = {**self.metadata, "render_fps": self.task.render_fps}
+        self.render_mode = _checked(render_mode)
+        self.observation_space = self.task.single_observation_space
+        self.action_space = self.task.single_action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        start = int(self.np_random.integers(2**31)) if seed is None else seed
+        observation, _ = self.task.reset(seed=[start])
+        return _array(observation)[0], {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Take a step; where it ends the episode, the task has begun another, which nobody sees."""
+        _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
+        final = _array(info.pop("final_obs"))[0]
+        return final, float(reward), bool(terminated), bool(truncated), _first_row(info)
+
+    def render(self) -> np.ndarray | None:
+        """Return a picture, uint8 [H, W, 3], where the render mode asks for one.
+
+        After the last step of an episode, of its end.
+        """
+        if self.render_mode != "rgb_array":
+            return None
+        picture: np.ndarray = _array(self.task.draw(self.task.final_state, *self.task.render_size))
+        return picture[0]  # type: ignore[no-any-return]  # an item of an array is untyped
+
+
+class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """A batched task as Gymnasium's `VectorEnv`, with same-step autoreset.
+
+    Args:
+        task: a name in `TASKS`.
+        num_envs: N.
+        render_mode: `rgb_array` or None.
+        settings: of the task's constructor.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["rgb_array"],
+        "render_fps": 25,
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+    }
+
+    def __init__(
+        self, task: str, num_envs: int = 1, render_mode: RenderMode = None, **settings: Any
+    ) -> None:
+        self.task = _make(task, num_envs, settings)
+        self.metadata = {**self.metadata, "render_fps": self.task.render_fps}
+        self.num_envs = num_envs
+        self.render_mode = _checked(render_mode)
+        self.single_observation_space = self.task.single_observation_space
+        self.single_action_space = self.task.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._seeded = False
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begin an episode in every env; see `VectorEnv.reset` of this package for the seed."""
+        super().reset(seed=seed if isinstance(seed, int) else None)
+        if seed is None and not self._seeded:
+            seed = int(self.np_random.integers(2**31))
+        self._seeded = True
+        observation, _ = self.task.reset(seed)
+        return _array(observation), {}
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`."""
+        observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
+        done = _array(terminated | truncated)
+        final, info = _array(info.pop("final_obs")), _arrays(info)
+        infos = _masked(info, ~done)
+        if done.any():
+            infos["final_obs"], infos["_final_obs"] = final, done
+            infos["final_info"], infos["_final_info"] = _masked(info, done), done
+        rewards = _array(reward).astype(np.float64)
+        return _array(observation), rewards, _array(terminated), _array(truncated), infos
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """Return a picture of each env, uint8 [H, W, 3], where the render mode asks for them."""
+        if self.render_mode != "rgb_array":
+            return None
+        return tuple(self.task.render(range(self.num_envs)))
+
+
+def _make(task: str, num_envs: int, settings: dict[str, Any]) -> Task:
+    return TASKS[task](num_envs, **settings)
+
+
+def _checked(render_mode: RenderMode) -> RenderMode:
+    if render_mode not in (None, "rgb_array"):
+        raise ConfigurationError(f"render_mode must be rgb_array or None, got {render_mode!r}.")
+    return render_mode
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return a tensor as an array."""
+    assert isinstance(value, Tensor)
+    return value.cpu().numpy()
+
+
+def _arrays(info: dict[str, Any]) -> dict[str, Any]:
+    """Return a tree of tensors as one of arrays."""
+    return {k: _arrays(v) if isinstance(v, dict) else _array(v) for k, v in info.items()}
+
+
+def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
+    """Put beside each entry of a tree, as Gymnasium does, in which envs it counts."""
+    masked: dict[str, Any] = {}
+    for key, value in info.items():
+        masked[key] = _masked(value, mask) if isinstance(value, dict) else value
+        masked[f"_{key}"] = mask
+    return masked
+
+
+def _first_row(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the info of env 0, as plain numbers."""
+    return {k: _first_row(v) if isinstance(v, dict) else v[0].item() for k, v in info.items()}
+
+
+def _register() -> None:
+    here = __name__
+    for name in TASKS:
+        gymnasium.register(
+            f"lightning_rl/{name}-v0",
+            entry_point=f"{here}:GymnasiumTask",
+            vector_entry_point=f"{here}:GymnasiumVectorTask",
+            kwargs={"task": name},
+        )
+
+
+_register()

@@ -1,0 +1,443 @@
+"""What every task keeps to: seeds, saving, endings, reward terms, action terms."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl.envs import CartPole, PointMass, PushCube
+from lightning_rl.envs.tasks import DeltaPosition, Force, Position, Velocity
+from lightning_rl.envs.tasks.drawing import Canvas
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same
+
+TASKS = [CartPole, PushCube, PointMass]
+
+
+def noise(steps, count, seed=0, scale=3.0):
+    return torch.randn(steps, count, 2, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def play(env, actions):
+    """Return what each step gave, but the final observations of rows that went on."""
+    steps = []
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
+        done = terminated | truncated
+        info["final_obs"] = torch.where(done[:, None], info["final_obs"], 0.0)
+        steps.append([observation, reward, terminated, truncated, info])
+    return steps
+
+
+def rows(tree, index):
+    if isinstance(tree, dict):
+        return {key: rows(value, index) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [rows(value, index) for value in tree]
+    return tree[index]
+
+
+# --- seeds ---
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_an_env_lives_alike_alone_and_among_4096(make):
+    actions = noise(40, 4096)
+    many = make(4096, max_episode_steps=9)
+    first = many.reset(seed=100)[0]
+    everyone = play(many, actions)
+    assert min(int(many.episode[i]) for i in (0, 7, 4095)) >= 4
+    for index in ([0], [4095], [7, 8, 4001]):
+        few = make(len(index), max_episode_steps=9)
+        assert torch.equal(few.reset(seed=[100 + i for i in index])[0], first[index])
+        assert_same(play(few, actions[:, index]), rows(everyone, index))
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_equal_seeds_live_equal_lives(make):
+    env = make(6, max_episode_steps=9)
+    env.reset(seed=[3, 5] * 3)
+    for step in play(env, noise(30, 2).repeat(1, 3, 1)):
+        assert_same(rows(step, [0, 1]), rows(step, [4, 5]))
+        assert not torch.equal(step[0][0], step[0][1])
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_where_nobody_looks_who_is_done_the_result_is_the_same(make):
+    """What an accelerator does: draw for all rows, keep those of the finished."""
+    looks, blind = make(50, max_episode_steps=9), make(50, max_episode_steps=9)
+    blind._looks = False
+    assert torch.equal(looks.reset(seed=1)[0], blind.reset(seed=1)[0])
+    actions = noise(40, 50)
+    assert_same(play(looks, actions), play(blind, actions))
+    assert_same(looks.state_dict(), blind.state_dict())
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_a_task_goes_on_exactly_from_the_middle_of_an_episode(make, tmp_path):
+    env, other = make(5, max_episode_steps=9), make(5, max_episode_steps=9)
+    env.reset(seed=0)
+    actions = noise(40, 5)
+    last = play(env, actions[:13])[-1][0].clone()
+    assert (env.elapsed > 0).any()
+    torch.save(env.state_dict(), tmp_path / "env.pt")
+    other.reset(seed=99)
+    assert torch.equal(other.load_state_dict(torch.load(tmp_path / "env.pt")), last)
+    assert_same(play(other, actions[13:]), play(env, actions[13:]))
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_the_parts_of_a_state_share_no_memory(make):
+    """Or who sets one in place, as these tests do, sets another."""
+    env = make(3)
+    env.reset(seed=0)
+    spans = {}
+    for key, value in env.state.items():
+        for other, (begin, end) in spans.items():
+            assert not (begin <= value.data_ptr() < end and value.is_contiguous()), (key, other)
+        spans[key] = (value.data_ptr(), value.data_ptr() + value.numel() * 4)
+
+
+# --- endings ---
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_the_final_observation_is_that_of_the_episode_that_ended(make):
+    short, long, fresh = make(40, max_episode_steps=5), make(40), make(40)
+    actions = noise(5, 40, scale=0.3)
+    for env in (short, long, fresh):
+        env.reset(seed=0)
+    cut, uncut = play(short, actions)[-1], play(long, actions)[-1]
+    assert cut[3].all()
+    assert not cut[2].any()
+    assert not uncut[3].any()
+    assert torch.equal(cut[4]["final_obs"], uncut[0])
+    assert torch.equal(cut[0], fresh.reset()[0])
+    assert torch.equal(short.observe(short.final_state), uncut[0])
+
+
+def test_a_fallen_pole_is_terminated_and_not_truncated():
+    env = CartPole(20, action=Force(0.05))
+    env.reset(seed=0)
+    for _ in range(100):
+        _, _, terminated, truncated, info = env.step(torch.tensor([[0.0, 1.0]]).expand(20, 2))
+        assert not truncated.any()
+        assert torch.equal(terminated, info["metrics"]["distance_to_goal"] > np.pi / 2)
+        assert not info["success"].any()
+    assert env.episode.min() >= 1
+
+
+def test_a_cube_pushed_off_the_table_is_a_failure():
+    env = PushCube(4)
+    env.reset(seed=0)
+    env.state["cube"][:2] = torch.tensor([0.985, 0.5])
+    env.state["pusher"][:2] = torch.tensor([0.91, 0.5])
+    _, _, terminated, _, info = env.step(torch.tensor([[1.0, 0.0]]).expand(4, 2))
+    assert terminated.tolist() == [True, True, False, False]
+    assert not info["success"].any()
+    assert info["final_obs"][0, 2] > 1.0
+
+
+def test_a_cube_at_the_goal_is_a_success():
+    env = PushCube(2)
+    env.reset(seed=0)
+    env.state["cube"][0] = env.state["goal"][0] + torch.tensor([0.06, -0.07])
+    _, reward, terminated, _, info = env.step(torch.zeros(2, 2))
+    assert info["success"].tolist() == terminated.tolist() == [True, False]
+    assert float(reward[0]) > 9.9
+    assert info["rewards"]["success"].tolist() == [10.0, 0.0]
+
+
+def test_the_cart_pole_succeeds_at_its_last_step_alone():
+    env = CartPole(3, max_episode_steps=4)
+    env.reset(seed=0)
+    for step in range(4):
+        for key in ("position", "velocity"):
+            env.state[key].zero_()
+        env.state["position"][1, 1] = 0.03
+        env.state["velocity"][2, 1] = 0.06
+        success = env.step(torch.zeros(3, 2))[4]["success"]
+        assert success.tolist() == [step == 3, False, False]
+
+
+# --- reward terms ---
+
+
+def everything_happens(make, weights):
+    """Play so that every term is other than 0 somewhere; return the steps."""
+    env = make(64, rewards=weights)
+    env.reset(seed=0)
+    if make is PushCube:
+        env.state["cube"][::2] = env.state["goal"][::2] - torch.tensor([0.11, 0.0])
+        env.state["pusher"][::2] = env.state["cube"][::2] - torch.tensor([0.07, 0.0])
+        actions = torch.ones(3, 64, 2) * torch.tensor([0.9, 0.1])
+    elif make is PointMass:
+        env.state["obstacles"][:, 0] = env.state["position"] + 0.01
+        env.state["goal"][::2] = env.state["position"][::2] + 0.02
+        actions = noise(3, 64)
+    else:
+        actions = noise(3, 64)
+    return play(env, actions)
+
+
+TERMS = [(make, term) for make in TASKS for term in make.reward_weights]
+
+
+@pytest.mark.parametrize(("make", "term"), TERMS, ids=lambda x: getattr(x, "__name__", x))
+def test_each_weight_reaches_the_reward(make, term):
+    ones = dict.fromkeys(make.reward_weights, 1.0)
+    plain, heavy = everything_happens(make, ones), everything_happens(make, ones | {term: 3.0})
+    off = everything_happens(make, ones | {term: 0.0})
+    seen = torch.cat([step[4]["rewards"][term] for step in plain])
+    assert (seen != 0).any()
+    for one, three, none in zip(plain, heavy, off, strict=True):
+        value = one[4]["rewards"][term]
+        torch.testing.assert_close(three[1] - one[1], 2 * value, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(one[1] - none[1], value, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(three[4]["rewards"][term], 3 * value)
+        assert none[4]["rewards"].keys() == ones.keys() - {term}
+        torch.testing.assert_close(sum(three[4]["rewards"].values()), three[1])
+
+
+def test_weights_not_named_keep_their_defaults():
+    env = PushCube(2, rewards={"goal_progress": 7.0})
+    assert env.rewards.weights == PushCube.reward_weights | {"goal_progress": 7.0}
+    assert PushCube.reward_weights["goal_progress"] == 10.0
+
+
+def test_with_every_term_off_the_reward_is_zero():
+    env = CartPole(3, rewards={"upright": 0, "pole_velocity": 0})
+    env.reset(seed=0)
+    assert env.step(torch.ones(3, 2))[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_terms_of_push_cube_by_definition():
+    env = PushCube(64, rewards={"reach_kernel": 0.03, "goal_kernel": 0.8})
+    before = env.reset(seed=0)[0].double().numpy()
+    env.state["pusher"][:32] = env.state["cube"][:32] - torch.tensor([0.08, 0.03])
+    before = env.observe(env.state).double().numpy()
+    action = noise(1, 64)[0]
+    _, _, _, _, info = env.step(action)
+    after = info["final_obs"].double().numpy()
+
+    def distances(o):
+        pusher, cube, goal = o[:, 0:2], o[:, 2:4], o[:, 4:6]
+        d = np.linalg.norm(goal - cube, axis=1)
+        behind = cube - 0.08 * (goal - cube) / d[:, None]
+        return d, np.linalg.norm(behind - pusher, axis=1)
+
+    (d0, r0), (d1, r1) = distances(before), distances(after)
+    assert (d0 != d1).any()
+    change = np.linalg.norm(action.clamp(-1, 1).double().numpy() - before[:, 10:12], axis=1)
+    expected = {
+        "reach_progress": r0 - r1,
+        "goal_progress": 10 * (d0 - d1),
+        "smoothness": -0.01 * change,
+        "step": np.full(64, -0.01),
+        "success": 10.0 * (d1 < 0.1),
+        "reach_kernel": 0.03 * (1 - np.tanh(8 * r1)),
+        "goal_kernel": 0.8 * np.exp(-(d1**2) / (2 * 0.12**2)),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(info["rewards"][name].numpy(), values, atol=3e-6, err_msg=name)
+
+
+def test_the_terms_of_point_mass_by_definition():
+    env = PointMass(64)
+    env.reset(seed=0)
+    env.state["obstacles"][:20, 1] = env.state["position"][:20] + 0.03
+    env.state["velocity"].uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    before = env.observe(env.state).double().numpy()
+    action = noise(1, 64)[0]
+    info = env.step(action)[4]
+    after = info["final_obs"].double().numpy()
+    a = action.clamp(-1, 1).double().numpy()
+    v = before[:, 2:4] * (1 - 5 / 60) + a * 5 / 60
+    x = np.clip(before[:, 0:2] + v / 60, -1, 1)
+    np.testing.assert_allclose(after[:, 0:4], np.concatenate((x, v), 1), atol=1e-6)
+    d = np.linalg.norm(x - before[:, 4:6], axis=1)
+    centres, radii = before[:, 8:12].reshape(-1, 2, 2), before[:, 12:14]
+    depth = np.maximum(0, radii - np.linalg.norm(x[:, None] - centres, axis=2))
+    assert (depth[:20, 1] > 0).any()
+    expected = {
+        "distance": -d,
+        "near_goal": 0.5 * np.exp(-(d**2) / (2 * 0.05**2)),
+        "collision": -2 * (depth**2).sum(1),
+        "speed": -0.01 * (v**2).sum(1),
+        "smoothness": -0.001 * ((a - before[:, 6:8]) ** 2).sum(1),
+        "success": 5.0 * (d < 0.03),
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(info["rewards"][name].numpy(), values, atol=3e-6, err_msg=name)
+    metrics = info["metrics"]
+    np.testing.assert_array_equal(metrics["collision_count"].numpy(), (depth > 0).sum(1))
+    length = np.linalg.norm(x - before[:, 0:2], axis=1)
+    np.testing.assert_allclose(metrics["path_length"].numpy(), length, atol=1e-6)
+
+
+# --- action terms ---
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (DeltaPosition(0.02), [0.02, -0.01]),
+        (DeltaPosition(0.02, clip=0.25), [0.005, -0.005]),
+        (DeltaPosition(9.0), [0.03, -0.03]),
+        (Velocity(0.2), [0.02, -0.01]),
+        (Velocity(0.2, clip=0.5), [0.01, -0.01]),
+    ],
+)
+def test_the_pusher_moves_by_what_its_action_means(term, expected):
+    env = PushCube(3, action=term)
+    env.reset(seed=0)
+    before = env.state["pusher"].clone()
+    env.step(torch.tensor([[1.0, -0.5]]).expand(3, 2))
+    moved = env.state["pusher"] - before
+    torch.testing.assert_close(moved, torch.tensor([expected]).expand(3, 2), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("make", [PushCube, PointMass])
+def test_a_position_is_gone_to(make):
+    env = make(3, action=Position(0.5))
+    env.reset(seed=0)
+    for _ in range(160):
+        env.elapsed.zero_()
+        if make is PointMass:
+            env.state["goal"] += 5.0  # never reached
+        env.step(torch.tensor([[0.4, 1.4]]).expand(3, 2))
+    at = env.state["pusher" if make is PushCube else "position"]
+    torch.testing.assert_close(at, torch.tensor([[0.2, 0.7]]).expand(3, 2), atol=5e-3, rtol=0)
+
+
+def test_the_point_flies_with_the_velocity_asked_for():
+    env = PointMass(3, action=Velocity(0.5))
+    env.reset(seed=0)
+    for _ in range(20):
+        env.state["goal"] += 5.0
+        env.step(torch.tensor([[1.0, -0.5]]).expand(3, 2))
+    wanted = torch.tensor([[0.5, -0.25]]).expand(3, 2)
+    torch.testing.assert_close(env.state["velocity"], wanted, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("term", "slider", "hinge"),
+    [
+        (DeltaPosition(0.1), 10 * 0.1 * 2, 0.01 * 0.1 * 3),
+        (DeltaPosition(0.1, clip=1.0), 10 * 0.1, 0.01 * 0.1),
+        (Position(0.1), 10 * (0.1 * 2 - 0.5), 0.01 * (0.1 * 3 - 0.25)),
+        (Velocity(0.1), 0.1 * 2, 0.001 * 0.1 * 3),
+        (Force(2.0), 4.0, 0.1),
+        (Force(1000.0), 100.0, 0.1),
+    ],
+)
+def test_the_drives_push_as_their_action_means(term, slider, hinge):
+    """At rest the first effort is the drive's law alone."""
+    env = CartPole(1, action=term)
+    env.reset(seed=0)
+    position = torch.tensor([[0.5, 0.25]])
+    target = term.target(term.bounded(torch.tensor([[2.0, 3.0]])), position)
+    rest = torch.zeros(1)
+    efforts = [float(env._effort(i, position[:, i], rest, target[:, i])) for i in (0, 1)]
+    assert efforts == pytest.approx([slider, hinge], rel=1e-5)
+
+
+def test_actions_that_are_written_over_are_not_remembered_wrongly():
+    for term in (None, DeltaPosition(0.03)):
+        env = PushCube(2, action=term)
+        env.reset(seed=0)
+        action = torch.full((2, 2), 0.5)
+        env.step(action)
+        action.fill_(9.0)
+        assert env.observe(env.state)[:, 10:].tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_bounds_of_the_action_space_are_those_of_the_term():
+    assert np.isinf(CartPole(1).single_action_space.high).all()
+    assert PushCube(1).single_action_space.high.tolist() == [1.0, 1.0]
+    assert CartPole(1, action=DeltaPosition(0.1, 2.0)).single_action_space.low.tolist() == [-2, -2]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: PushCube(2, rewards={"goal_progres": 1.0}),
+            "PushCube has no reward term 'goal_progres'; allowed: reach_progress, .*; close matches: goal_progress",
+        ),
+        (lambda: CartPole(2, rewards={"upright": float("nan")}), "'upright' must be finite"),
+        (lambda: PushCube(2, action=Force()), "PushCube cannot be driven by Force .*DeltaPosition"),
+        (lambda: DeltaPosition(0.0), "DeltaPosition: scale must be above 0, got 0"),
+        (lambda: Velocity(1.0, clip=-1.0), "Velocity: clip must be above 0 or null, got -1"),
+        (lambda: PointMass(2, max_episode_steps=0), "max_episode_steps must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make()
+
+
+# --- pictures ---
+
+
+@pytest.mark.parametrize("make", TASKS)
+def test_pictures_show_what_moved(make):
+    env = make(5)
+    env.reset(seed=0)
+    before = env.render([0, 3])
+    assert before.dtype == np.uint8
+    assert before.shape == (2, *env.render_size, 3)
+    assert np.array_equal(before, env.render([0, 3]))
+    assert len(np.unique(before[0].reshape(-1, 3), axis=0)) > 4
+    for _ in range(10):
+        env.step(torch.ones(5, 2))
+    after = env.render([0, 3, 4])
+    changed = (before != after[:2]).any(-1)
+    share = changed.mean((1, 2))
+    assert (share > 1e-4).all()
+    assert (share < 0.2).all()
+    assert not np.array_equal(after[0], after[1])
+
+
+def test_the_cube_is_drawn_where_it_is():
+    env = PushCube(1)
+    env.reset(seed=0)
+    (picture,) = env.render([0])
+    orange = (picture[..., 0] > 200) & (picture[..., 2] < 80)
+    y, x = (axis.mean() for axis in np.nonzero(orange))
+    scale = 2.1 / 256
+    cube = [(x - 127.5) * scale, (127.5 - y) * scale]
+    assert cube == pytest.approx(env.state["cube"][0].tolist(), abs=0.01)
+
+
+def test_areas_and_edges_of_shapes():
+    """The coverage of all pixels sums to the area of the shape."""
+    canvas = Canvas(3, 100, 160, extent=(1.6, 1.0), background=(0.0, 0.0, 0.0))
+    centre = torch.tensor([[0.0, 0.0], [0.1, -0.13], [-0.2, 0.2]])
+    white, angle = (1.0, 1.0, 1.0), torch.tensor([0.0, 0.3, 1.2])
+    areas = {}
+    for name, shape in {
+        "disc": lambda c: c.disc(centre, torch.tensor([0.1, 0.2, 0.15]), white),
+        "ring": lambda c: c.disc(centre, 0.2, white, ring=0.05),
+        "box": lambda c: c.box(centre, (0.2, 0.1), white, angle),
+        "line": lambda c: c.segment(centre, centre + 0.1, 0.05, white),
+        "half": lambda c: c.disc(centre, 0.2, white, opacity=0.5),
+    }.items():
+        canvas = Canvas(3, 100, 160, extent=(1.6, 1.0), background=(0.0, 0.0, 0.0))
+        shape(canvas)
+        areas[name] = canvas.pixels()[..., 0].double().sum((1, 2)) / 255 * 1e-4
+    pi = np.pi
+    for name, expected in {
+        "disc": [pi * 0.01, pi * 0.04, pi * 0.0225],
+        "ring": [2 * pi * 0.2 * 0.05] * 3,
+        "box": [0.08] * 3,
+        "line": [0.1 * 2**0.5 * 0.1 + pi * 0.0025] * 3,
+        "half": [pi * 0.02] * 3,
+    }.items():
+        assert areas[name].tolist() == pytest.approx(expected, rel=0.01), name
+
+
+def test_an_env_without_pictures_says_so():
+    from lightning_rl.envs import ValueProbe
+
+    with pytest.raises(ConfigurationError, match="ValueProbe cannot be drawn"):
+        ValueProbe(2).render([0])
