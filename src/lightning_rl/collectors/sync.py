@@ -37,14 +37,8 @@ class SyncCollector(Collector):
         )
         self._storage = time_major(rollout)
         self._actor = policy.rollout_actor(rollout)
-        steps = step_views(rollout)
-        self._observations, self._final_observations, self._actions = (
-            [step.get(key) for step in steps]
-            for key in ("observation", "final_observation", "action")
-        )
-        self._rewards, self._terminated, self._truncated = (
-            self._storage[key].unbind(0) for key in ("reward", "terminated", "truncated")
-        )
+        self._stepper = env.rollout_stepper(rollout)
+        self._observations = [step.get("observation") for step in step_views(rollout)]
         self._started = False
 
     @torch.no_grad()
@@ -59,20 +53,10 @@ class SyncCollector(Collector):
             with self.phase("inference"):
                 self._actor.act(t)
             with self.phase("env"):
-                self._step(t)
+                self._stepper.step(t)
         with self.phase("inference"):
             self._actor.finish()
         return self._finish()
-
-    def _step(self, t: int) -> None:
-        """Step the env with the action of slot `t`, and write what comes of it."""
-        observation, reward, terminated, truncated, info = self.env.step(self._actions[t])
-        copy_tree(self._observations[t + 1], observation)
-        self._rewards[t].copy_(reward)
-        self._terminated[t].copy_(terminated)
-        self._truncated[t].copy_(truncated)
-        if "final_obs" in info:
-            copy_tree(self._final_observations[t], info["final_obs"])
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`."""

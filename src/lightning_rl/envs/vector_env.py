@@ -9,6 +9,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.stepping import RolloutStepper, StepwiseStepper
+
 Observation = Tensor | TensorDict
 Seed = int | Sequence[int] | None
 
@@ -61,6 +63,14 @@ class VectorEnv(ABC):
             the key may be absent where no env finished). `info["success"]` [N] bool is read where
             present: of the finished episode, from before the reset.
         """
+
+    def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
+        """Return what steps this env on the storage of a rollout [N, T+1].
+
+        Called once by the collector. An env with a faster way than copying what `step` returns
+        gives it.
+        """
+        return StepwiseStepper(self, rollout)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what `load_state_dict` needs to go on bit for bit, or None.
