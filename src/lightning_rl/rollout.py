@@ -199,7 +199,9 @@ def _gather(data: TensorDict, index: Tensor) -> TensorDict:
     """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
 
     def select(value: Any) -> Any:
-        return _gather(value, index) if isinstance(value, TensorDict) else value[index]
+        if isinstance(value, TensorDict):
+            return _gather(value, index)
+        return value.index_select(0, index)  # a third of the time of value[index]
 
     return TensorDict(
         {key: select(value) for key, value in data.items()}, index.shape, device=data.device

@@ -15,6 +15,19 @@ from lightning_rl.envs.replay import ReplayableEpisode
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
 
+class QuickDiscrete(gymnasium.spaces.Discrete):
+    """`Discrete` with a quicker answer for the type of action that we give.
+
+    Gymnasium's envs assert that each action is in their space: a quarter of a step of CartPole.
+    """
+
+    def contains(self, x: Any) -> bool:
+        """Return whether x is a valid member of this space."""
+        if type(x) is np.int64:
+            return bool(self.start <= x < self.start + self.n)
+        return super().contains(x)
+
+
 class InlineVectorEnv(SyncVectorEnv):
     """Gymnasium's `SyncVectorEnv` with same-step autoreset and a shorter way to each env.
 
@@ -29,6 +42,8 @@ class InlineVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        for env in self.envs:
+            _quicken(env)
         shortcuts = [_shortcut(env) for env in self.envs]
         self._steps = [step for step, _ in shortcuts]
         self._limits = [limit for _, limit in shortcuts]
@@ -73,6 +88,15 @@ class InlineVectorEnv(SyncVectorEnv):
         if not self._copy_rows:
             concatenate(self.single_observation_space, self._env_obs, observations)
         return observations, self._rewards, self._terminations, self._truncations, infos
+
+
+def _quicken(env: gymnasium.Env) -> None:
+    """Give an env a `QuickDiscrete` of its own; the space that others have from it stays as is."""
+    space = env.unwrapped.action_space
+    if type(space) is gymnasium.spaces.Discrete and space.dtype == np.int64:
+        quick: Any = copy.copy(space)
+        quick.__class__ = QuickDiscrete
+        env.unwrapped.action_space = quick
 
 
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
