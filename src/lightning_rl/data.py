@@ -155,6 +155,16 @@ class RLDataModule(LightningDataModule):
         return self.collector.max_staleness if self.collector is not None else 0
 
     @property
+    def reports_success(self) -> bool:
+        """Whether the env says of an episode that it succeeded or not."""
+        return self.collector is not None and self.collector.reports_success
+
+    def publish(self) -> None:
+        """Tell the collector that the policy has new weights."""
+        if self.collector is not None:
+            self.collector.publish()
+
+    @property
     def eval_env(self) -> VectorEnv:
         """The env of the evaluation, apart from that of the training; made when first asked for."""
         if self._eval_env is None:

@@ -16,7 +16,7 @@ without a copy.
 | reward                        | -                   | float32 | env                           |
 | terminated, truncated, done   | -                   | bool    | env (done is their or)        |
 | policy_version                | -                   | int64   | collector                     |
-| success, if the env says so   | -                   | bool    | collector, at episode ends    |
+| success, where the env says so | -                  | bool    | collector                     |
 
 An algorithm adds fields of its own (`advantage`, `return`).
 """
@@ -43,6 +43,7 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "terminated": torch.bool,
     "truncated": torch.bool,
     "done": torch.bool,
+    "success": torch.bool,
     "policy_version": torch.int64,
 }
 """The fields with one number per env and step."""
@@ -209,7 +210,9 @@ def _gather(data: TensorDict, index: Tensor) -> TensorDict:
     """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
 
     def select(value: Any) -> Any:
-        return _gather(value, index) if isinstance(value, TensorDict) else value[index]
+        if isinstance(value, TensorDict):
+            return _gather(value, index)
+        return value.index_select(0, index)  # a third of the time of value[index]
 
     return TensorDict(
         {key: select(value) for key, value in data.items()}, index.shape, device=data.device
@@ -225,8 +228,16 @@ def flat_transitions(
 
     With `bootstrap` the slot at index T is kept: [(T+1)*N].
     """
-    storage = time_major(rollout.select(*keys))
-    return (storage if bootstrap else storage[:-1]).reshape(-1)
+    slots = rollout.batch_size[1] - (0 if bootstrap else 1)
+
+    def flat(value: Any) -> Any:
+        """Do in one go what takes TensorDict four: time-major, cut, flattened."""
+        if isinstance(value, TensorDict):
+            fields = {key: flat(child) for key, child in value.items()}
+            return TensorDict(fields, [slots * rollout.batch_size[0]], device=value.device)
+        return value.transpose(0, 1)[:slots].flatten(0, 1)
+
+    return flat(rollout.select(*keys))  # type: ignore[no-any-return]  # a TensorDict gives one
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:

@@ -50,7 +50,7 @@ def act(actor, noise=True):
         actor._noise.zero_()
     for t in range(T):
         actor.act(t)
-    actor.finish(T)
+    actor.finish(0, T)
 
 
 @pytest.mark.parametrize(("space", "kwargs"), CASES)

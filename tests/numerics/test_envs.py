@@ -20,6 +20,7 @@ from lightning_rl.envs import (
     ValueProbe,
     gymnasium_env,
 )
+from lightning_rl.envs.inline import QuickDiscrete
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same
 
@@ -309,6 +310,17 @@ def test_continuous_actions_are_clipped_to_the_space(clip_action):
     assert observation.tolist() == expected
     assert reward.tolist() == [sum(row) for row in expected]
     assert torch.equal(action, sent)
+    env.close()
+
+
+def test_the_quick_check_of_an_action_answers_as_gymnasium_does():
+    env = GymnasiumEnv(1, "CartPole-v1")
+    quick = env._env.envs[0].unwrapped.action_space
+    plain = Discrete(2)
+    assert type(quick) is QuickDiscrete
+    assert type(env.single_action_space) is Discrete
+    for action in (*map(np.int64, (-1, 0, 1, 2)), 1, 2, 1.0, np.int32(1), np.array(1), None):
+        assert quick.contains(action) == plain.contains(action), repr(action)
     env.close()
 
 

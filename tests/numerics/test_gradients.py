@@ -1,5 +1,8 @@
 """The compiled update does what the eager one does, and so do chunks and the whole."""
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -7,7 +10,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 
 from lightning_rl import PPO
-from lightning_rl.algorithms import gradients
+from lightning_rl.algorithms import gradients, graphs
 from lightning_rl.algorithms.gradients import Gradients
 from tests.helpers import make_data, make_ppo, train
 
@@ -69,6 +72,72 @@ def test_a_compiled_run_follows_the_eager_one(tmp_path):
         torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
 
 
+def update_repeatedly(*, compile, steps=5, optimizer=None):
+    """Five updates by one minibatch; returns the module, its optimizer, and what did the update."""
+    torch.manual_seed(0)
+    data = make_data("Pendulum-v1")
+    module = make_ppo(data, {"normalize_observation": True}, optimizer=optimizer)
+    minibatch = minibatch_for(module, data, 64)
+    optimizer = module.configure_optimizers()
+    differ = Gradients(module, module.max_grad_norm, compile=compile, optimizer=optimizer)
+    for i in range(steps):
+        optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
+        differ(minibatch.clone(), torch.Tensor.backward)
+        if not differ.stepped:
+            optimizer.step()
+    return module, optimizer, differ, minibatch
+
+
+def test_adam_in_the_graph_leaves_weights_and_state_as_adam_itself_does():
+    eager, eager_optimizer, _, _ = update_repeatedly(compile=False)
+    compiled, compiled_optimizer, differ, _ = update_repeatedly(compile=True)
+    assert differ.stepped
+    torch.testing.assert_close(
+        list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-5, atol=1e-6
+    )
+    states = [o.state_dict()["state"] for o in (eager_optimizer, compiled_optimizer)]
+    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-7)
+    eager_optimizer.load_state_dict(compiled_optimizer.state_dict())
+    compiled_optimizer.load_state_dict(eager_optimizer.state_dict())
+
+
+def test_adam_in_the_graph_goes_on_with_a_state_that_the_optimizer_has_loaded():
+    _, optimizer, differ, minibatch = update_repeatedly(compile=True)
+    saved = copy.deepcopy(optimizer.state_dict())
+    differ(minibatch.clone(), torch.Tensor.backward)
+    optimizer.load_state_dict(saved)
+    differ(minibatch.clone(), torch.Tensor.backward)
+    assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
+
+
+def test_a_step_that_is_not_finite_leaves_weights_and_state_alone():
+    module, optimizer, differ, minibatch = update_repeatedly(compile=True)
+    before = copy.deepcopy((module.policy.state_dict(), optimizer.state_dict()))
+    minibatch["return"][0] = torch.nan
+    names, scalars = differ(minibatch, torch.Tensor.backward)
+    assert not module.guard.passes(names, scalars)
+    torch.testing.assert_close(
+        (module.policy.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, partial(torch.optim.Adam, amsgrad=True)])
+def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer):
+    compiled, _, differ, _ = update_repeatedly(compile=True, optimizer=optimizer)
+    assert not differ.stepped
+    eager, _, _, _ = update_repeatedly(compile=False, optimizer=optimizer)
+    torch.testing.assert_close(
+        list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_tensor_that_the_loss_holds_is_read_at_each_call():
+    held = torch.tensor([1.0])
+    graph = graphs.compile_graph(lambda x: [x * held], [torch.ones(1)])
+    held.fill_(3.0)
+    assert graph(torch.full((1,), 2.0))[0].item() == 6.0
+
+
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeypatch):
     data = make_data()
@@ -113,7 +182,7 @@ def test_without_a_compiler_the_update_runs_uncompiled_and_names_the_cure(tmp_pa
     def no_compiler(*args, **kwargs):
         raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
 
-    monkeypatch.setattr(torch, "compile", no_compiler)
+    monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with pytest.warns(
         UserWarning, match=r"No working C\+\+ compiler.*needs a C\+\+ compiler \(g\+\+"
     ):

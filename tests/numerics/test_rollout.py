@@ -70,6 +70,7 @@ def test_every_field_has_its_shape_and_dtype_and_is_zero():
         "terminated": ((), torch.bool),
         "truncated": ((), torch.bool),
         "done": ((), torch.bool),
+        "success": ((), torch.bool),
         "policy_version": ((), torch.int64),
     }
     for root in ("observation", "final_observation"):

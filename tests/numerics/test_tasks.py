@@ -242,7 +242,7 @@ def test_the_terms_of_push_cube_by_definition():
 
 
 def test_the_terms_of_point_mass_by_definition():
-    env = PointMass(64)
+    env = PointMass(64, rewards={"near_goal": 0.5})
     env.reset(seed=0)
     env.state["obstacles"][:20, 1] = env.state["position"][:20] + 0.03
     env.state["velocity"].uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
@@ -254,8 +254,10 @@ def test_the_terms_of_point_mass_by_definition():
     v = before[:, 2:4] * (1 - 5 / 60) + a * 5 / 60
     x = np.clip(before[:, 0:2] + v / 60, -1, 1)
     np.testing.assert_allclose(after[:, 0:4], np.concatenate((x, v), 1), atol=1e-6)
-    d = np.linalg.norm(x - before[:, 4:6], axis=1)
-    centres, radii = before[:, 8:12].reshape(-1, 2, 2), before[:, 12:14]
+    start, goal = before[:, 0:2], before[:, 0:2] + before[:, 4:6]
+    np.testing.assert_allclose(after[:, 4:6], goal - x, atol=1e-6)
+    d = np.linalg.norm(x - goal, axis=1)
+    centres, radii = start[:, None] + before[:, 8:12].reshape(-1, 2, 2), before[:, 12:14]
     depth = np.maximum(0, radii - np.linalg.norm(x[:, None] - centres, axis=2))
     assert (depth[:20, 1] > 0).any()
     expected = {

@@ -73,9 +73,9 @@ class Algorithm(EvaluatedModule):
             for never.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
-        compile: compile loss, backward pass and clipping to one graph. Takes some 10 s when a run
-            begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why, and
-            the update runs uncompiled.
+        compile: compile loss, backward pass, clipping and Adam to one graph. Takes some 10 s when a
+            run begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why,
+            and the update runs uncompiled.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -130,7 +130,7 @@ class Algorithm(EvaluatedModule):
         self._hooks_in_use = True
         self.compile_loss = compile
         self.phase: PhaseTimer = no_phases
-        self._gradients: Gradients | None = None
+        self._gradients: Gradients  # made by on_fit_start
 
     # --- what training_step is made of ---
 
@@ -187,12 +187,11 @@ class Algorithm(EvaluatedModule):
 
     def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
-        optimizer = self.trainer.optimizers[0]
-        assert self._gradients is not None, "on_fit_start makes it"
         names, scalars = self._gradients(minibatch, self._backward)
         if self.guard.passes(names, scalars):
-            with self.phase("optimizer"):
-                self._step(optimizer)
+            if not self._gradients.stepped:
+                with self.phase("optimizer"):
+                    self._step(self.trainer.optimizers[0])
             self.optimizer_steps += 1
             self.statistics.add(names, scalars)
 
@@ -235,6 +234,7 @@ class Algorithm(EvaluatedModule):
             raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
         self.policy.update_normalization(rollout)
         self.policy.version += 1
+        self.data.publish()
         steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
         self.env_steps += steps * self.trainer.world_size
         self.metrics = {f"train/{key}": value for key, value in self.statistics.means().items()}
@@ -283,7 +283,9 @@ class Algorithm(EvaluatedModule):
                 f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call."
             )
         compiled = self.compile_loss and not self._hooks_in_use
-        self._gradients = Gradients(self, self.max_grad_norm, compile=compiled)
+        self._gradients = Gradients(
+            self, self.max_grad_norm, compile=compiled, optimizer=self.trainer.optimizers[0]
+        )
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""

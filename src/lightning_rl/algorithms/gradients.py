@@ -9,9 +9,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
+from lightning_rl.algorithms.adam import TracedAdam
+from lightning_rl.algorithms.graphs import Graph, compile_graph
 from lightning_rl.phases import PhaseTimer
 
 
@@ -51,12 +53,24 @@ class Gradients:
         objective: the loss, and the policy whose parameters get the gradient.
         max_norm: bound on the norm of the whole gradient; None for none.
         compile: run one compiled graph; where that cannot be made, warn and run eagerly.
+        optimizer: whose step a compiled graph may include.
+
+    Attributes:
+        stepped: whether the last call has taken the optimizer's step too, if all was finite.
     """
 
-    def __init__(self, objective: Objective, max_norm: float | None, *, compile: bool) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        max_norm: float | None,
+        *,
+        compile: bool,
+        optimizer: Optimizer | None = None,
+    ) -> None:
         limit = math.inf if max_norm is None else max_norm
         self._eager = EagerGradients(objective, limit)
-        self._compiled = CompiledGradients(objective, limit) if compile else None
+        self._compiled = CompiledGradients(objective, limit, optimizer) if compile else None
+        self.stepped = False
 
     def __call__(
         self, minibatch: TensorDict, backward: Callable[[Tensor], None]
@@ -72,6 +86,7 @@ class Gradients:
         if self._compiled is not None:
             try:
                 scalars = self._compiled(minibatch)
+                self.stepped = self._compiled.stepped
                 return self._compiled.names, scalars
             except Exception as error:
                 if self._compiled.succeeded:
@@ -82,7 +97,7 @@ class Gradients:
                     "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
                     "in which no Python decision depends on the values of tensors.",
                 )
-                self._compiled = None
+                self._compiled, self.stepped = None, False
         scalars = self._eager(minibatch, backward)
         return self._eager.names, scalars
 
@@ -121,48 +136,60 @@ class EagerGradients:
 class CompiledGradients:
     """The same, with forward pass, backward pass and clipping in one graph, compiled by Inductor.
 
-    The loss is traced to tensor operations once per minibatch size, so any Python may stand in it
-    as long as it does not depend on the values of tensors.
+    Adam's step is in it too, where the optimizer is Adam: gradients are set only where that is not
+    so. The loss is traced to tensor operations once per minibatch size, so any Python may stand in
+    it as long as it does not depend on the values of tensors.
 
     Args:
-        objective, max_norm: see `Gradients`.
+        objective, max_norm, optimizer: see `Gradients`.
 
     Attributes:
         names: see `EagerGradients`.
+        stepped: whether the last call has stepped too, if all was finite.
         succeeded: whether a call has returned, so that a later failure is not one of compiling.
 
     Raises:
         Exception: from the first call, of whatever kind, where tracing or compiling fails.
     """
 
-    def __init__(self, objective: Objective, max_norm: float) -> None:
+    def __init__(
+        self, objective: Objective, max_norm: float, optimizer: Optimizer | None = None
+    ) -> None:
         self.objective = objective
         self.max_norm = max_norm
         self.names: list[str] = []
         self.parameters = _trained(objective.policy)
+        self.stepped = False
+        self.succeeded = False
         self._module = _LossModule(objective)
         self._trained = [n for n, p in self._module.named_parameters() if p.requires_grad]
-        self._compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        self.succeeded = False
+        self._compiled: dict[tuple[Any, ...], Graph] = {}
+        self._adam = None
+        if optimizer is not None and TracedAdam.fits(optimizer, self.parameters):
+            self._adam = TracedAdam(optimizer, self.parameters)
 
     @torch.no_grad()
     def __call__(self, minibatch: TensorDict) -> Tensor:
-        """Set the gradients; return the scalars [len(names)]."""
-        with self.objective.phase("loss and backward, compiled"):
-            return self._differentiate(minibatch)
-
-    def _differentiate(self, minibatch: TensorDict) -> Tensor:
-        if not _is_large(minibatch):
-            row, gradients = self._run(minibatch, whole=True)
-            self._set(gradients)
+        """Set the gradients, or step; return the scalars [len(names)]."""
+        with self.objective.phase("minibatch, compiled"):
+            if _is_large(minibatch):
+                self.stepped = False
+                return self._in_chunks(minibatch)
+            self.stepped = self._adam is not None
+            row, *gradients = self._run(minibatch, self._adam, whole=True)
+            if not self.stepped:
+                self._set(gradients)
             return row
+
+    def _in_chunks(self, minibatch: TensorDict) -> Tensor:
         parts = [
-            (self._run(chunk, whole=False), weight)
+            (self._run(chunk, None, whole=False), weight)
             for chunk, weight in chunks(self.objective.prepare(minibatch.copy()))
         ]
-        row = torch.stack([row * weight for (row, _), weight in parts]).sum(0)
-        total = torch._foreach_mul(parts[0][0][1], parts[0][1])
-        for (_, gradients), weight in parts[1:]:
+        row = torch.stack([row * weight for (row, *_), weight in parts]).sum(0)
+        (_, *first), weight = parts[0]
+        total = torch._foreach_mul(first, weight)
+        for (_, *gradients), weight in parts[1:]:
             torch._foreach_add_(total, gradients, alpha=weight)
         self._set(total)
         return torch.cat([row, clip_grad_norm_(self.parameters, self.max_norm)[None]])
@@ -171,23 +198,33 @@ class CompiledGradients:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
 
-    def _run(self, chunk: TensorDict, *, whole: bool) -> tuple[Tensor, list[Tensor]]:
-        """Return scalars and gradients; a `whole` minibatch is prepared and clipped in it."""
-        key = (len(chunk), whole, self.objective.settings)
-        fields = list(chunk.values(include_nested=True, leaves_only=True))
-        parameters = [parameter.detach() for parameter in self.parameters]
-        inputs = (parameters, fields)
-        if key not in self._compiled:
-            self._compiled[key] = self._compile(chunk, inputs, whole=whole)
-        scalars, gradients = self._compiled[key](*inputs)
-        self.succeeded = True
-        return scalars, gradients
+    def _run(self, chunk: TensorDict, adam: TracedAdam | None, *, whole: bool) -> Sequence[Tensor]:
+        """Return scalars, and gradients unless `adam` steps by them.
 
-    def _compile(self, chunk: TensorDict, inputs: Any, *, whole: bool) -> Callable[..., Any]:
+        A `whole` minibatch is prepared and clipped in it.
+        """
+        key = (len(chunk), whole, self.objective.settings, adam and adam.settings)
+        inputs: list[Any] = [*self.parameters, *chunk.values(True, True)]
+        fields = len(inputs) - len(self.parameters)
+        if adam is not None:
+            inputs += adam.tensors()
+        if key not in self._compiled:
+            self._compiled[key] = compile_graph(
+                self._graph(chunk, fields, adam, whole=whole), inputs
+            )
+        result = self._compiled[key](*inputs)
+        self.succeeded = True
+        return result
+
+    def _graph(
+        self, chunk: TensorDict, num_fields: int, adam: TracedAdam | None, *, whole: bool
+    ) -> Callable[..., list[Tensor]]:
         keys = list(chunk.keys(include_nested=True, leaves_only=True))
         size = chunk.batch_size
+        first = len(self.parameters)
 
-        def differentiate(parameters: list[Tensor], fields: list[Tensor]) -> Any:
+        def differentiate(*inputs: Tensor) -> list[Tensor]:
+            parameters, fields = inputs[:first], inputs[first : first + num_fields]
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
             minibatch = TensorDict(dict(zip(keys, fields, strict=True)), size)
             with torch.enable_grad():
@@ -196,13 +233,19 @@ class CompiledGradients:
                 gradients = list(torch.autograd.grad(loss, leaves, materialize_grads=True))
             self.names = ["loss", *scalars, "grad_norm"]
             row = torch.stack([loss, *scalars.values()]).detach()
-            if whole:
-                norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-                gradients = [g * (self.max_norm / (norm + 1e-6)).clamp(max=1.0) for g in gradients]
-                row = torch.cat([row, norm[None]])
-            return row, gradients
+            if not whole:
+                return [row, *gradients]
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            gradients = [g * (self.max_norm / (norm + 1e-6)).clamp(max=1.0) for g in gradients]
+            row = torch.cat([row, norm[None]])
+            if adam is None:
+                return [row, *gradients]
+            # The guard's own test: a step is taken just where the guard counts none as skipped.
+            accept = (row[0] + row[-1]).isfinite()
+            adam.update(parameters, gradients, inputs[first + num_fields :], accept)
+            return [row]
 
-        return torch.compile(make_fx(differentiate)(*inputs), fullgraph=True, dynamic=False)
+        return differentiate
 
 
 class _LossModule(nn.Module):

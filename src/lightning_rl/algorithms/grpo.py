@@ -168,7 +168,7 @@ class GRPO(Algorithm):
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
         """Return which rows [N] are in a group of which some members succeed and others do not."""
-        if "success" not in rollout.keys():
+        if not self.data.reports_success:
             raise ConfigurationError(
                 "filter_groups: true needs an env that says info['success'], and this one does "
                 "not. Set filter_groups: false; groups of equal returns have advantage 0 anyway."

@@ -3,6 +3,14 @@
 from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
 from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.rollout_buffer import RolloutBuffer
-from lightning_rl.buffers.segments import Segment
+from lightning_rl.buffers.segments import Segment, allocate_segments
 
-__all__ = ["Buffer", "BufferClosed", "CircularBuffer", "RolloutBuffer", "Segment", "WriterError"]
+__all__ = [
+    "Buffer",
+    "BufferClosed",
+    "CircularBuffer",
+    "RolloutBuffer",
+    "Segment",
+    "WriterError",
+    "allocate_segments",
+]

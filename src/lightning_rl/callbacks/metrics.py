@@ -83,9 +83,7 @@ class MetricsWriter(Callback):
         steps = algorithm.env_steps - self._env_steps
         self.latest = {
             **algorithm.metrics,
-            **data.collector.statistics.averages(),
-            **data.collector.reports.averages(),
-            "charts/episodes": float(data.collector.statistics.episodes),
+            **data.collector.metrics(),
             "charts/SPS": steps / (collect + update),
             "charts/SPS_collect": steps / collect,
             "charts/SPS_update": steps / update,

@@ -6,8 +6,9 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from lightning_rl.collectors.statistics import EnvReports, EpisodeStatistics
+from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
+from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 
@@ -43,8 +44,9 @@ class Collector(ABC):
     Attributes:
         plan: how episodes begin and end; set by the data module, from the algorithm.
         statistics: returns and lengths of finished episodes.
-        reports: means of what the env says of its rewards and metrics.
-        env_steps: steps collected so far, over all N envs of this process.
+        reports: what the env said of its rewards and metrics, averaged over the last rollout.
+        reports_success: whether the env says of an episode that it succeeded or not.
+        env_steps: steps of the rollouts handed out so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
         phase: times the phases `env` and `inference`, for a profiler.
@@ -59,7 +61,8 @@ class Collector(ABC):
         self.seed = seed
         self.plan = EpisodePlan()
         self.statistics = EpisodeStatistics(env.num_envs)
-        self.reports = EnvReports()
+        self.reports: dict[str, float] = {}
+        self.reports_success = False
         self.env_steps = 0
         self.phase: PhaseTimer = no_phases
 
@@ -67,13 +70,44 @@ class Collector(ABC):
     def collect(self) -> TensorDict:
         """Return a rollout of batch shape [N, T+1]; its storage holds until the next call."""
 
-    @abstractmethod
+    def publish(self) -> None:  # noqa: B027  # a collector that shares the policy has nothing to do
+        """Take notice that the policy has new weights, and a new version."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what there is to log, under the names of the charts."""
+        episodes = {"charts/episodes": float(self.statistics.episodes)}
+        return episodes | self.statistics.averages() | self.reports
+
+    def account_for(
+        self, rollout: TensorDict, begins_anew: bool, reports: dict[str, float]
+    ) -> TensorDict:
+        """Count a rollout [N, T+1] that is about to be trained on, and return it.
+
+        Args:
+            rollout: in the order in which it was collected.
+            begins_anew: whether its envs were reset, and the episodes under way were lost.
+            reports: what its envs said, on average.
+        """
+        if begins_anew:
+            self.statistics.restart_episodes()
+        done = rollout["done"][:, :-1]
+        if self.plan.first_episode_only:
+            done = done & first_episode_mask(done)
+        success = rollout["success"][:, :-1] if self.reports_success else None
+        self.statistics.update(rollout["reward"][:, :-1], done, success)
+        self.reports = reports
+        self.env_steps += done.numel()
+        return rollout
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to collect on, bit for bit."""
+        return {"statistics": self.statistics.state_dict(), "env_steps": self.env_steps}
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state before the first `collect`."""
+        self.env_steps = state["env_steps"]
+        if len(state["statistics"]["return"]) == self.env.num_envs:
+            self.statistics.load_state_dict(state["statistics"])
 
     def close(self) -> None:  # noqa: B027  # a collector without threads has nothing to stop
         """Stop threads and processes of the collector.

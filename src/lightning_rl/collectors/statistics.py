@@ -36,19 +36,21 @@ class EpisodeStatistics:
             done: [N, T] bool, where an episode ended that counts.
             success: [N, T] bool, or None; read where done.
         """
-        rewards, ends = reward.double().cpu(), done.cpu()
+        rewards = reward.double().cpu()
+        ends = done.t().nonzero().tolist()
         if success is not None:
-            self.successes.extend(success.cpu().t()[ends.t()].tolist())
-        begins = torch.zeros(len(rewards), dtype=torch.int64)
-        time, env = ends.t().nonzero(as_tuple=True)
-        for t, n in zip(time.tolist(), env.tolist(), strict=True):
-            begin = int(begins[n])
-            self.returns.append(float(self._return[n] + rewards[n, begin : t + 1].sum()))
-            self.lengths.append(int(self._length[n]) + t + 1 - begin)
-            self.episodes += 1
-            self._return[n], self._length[n], begins[n] = 0.0, 0, t + 1
+            self.successes.extend(success.t()[done.t()].tolist())
+        begins = [0] * len(rewards)
+        if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
+            rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
+            for t, n in ends:
+                begin = begins[n]
+                self.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
+                self.lengths.append(int(lasted[n]) + t + 1 - begin)
+                self.episodes += 1
+                before[n], lasted[n], begins[n] = 0.0, 0, t + 1
         # Summed apart from what came before the last end, which may hold a number that is none.
-        under_way = torch.arange(rewards.shape[1]) >= begins[:, None]
+        under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         self._length += under_way.sum(1)
 
@@ -102,7 +104,6 @@ class EnvReports:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._steps = 0
-        self._latest: dict[str, float] = {}
 
     def add(self, info: dict[str, Any]) -> None:
         """Take in what came with a step: a tree of tensors [N]; others than [N] are left out."""
@@ -113,13 +114,14 @@ class EnvReports:
                     key = f"{kind}/{name}"
                     self._sums[key] = self._sums.get(key, 0.0) + value.float().mean()
 
-    def close_rollout(self) -> None:
-        """Average over the steps since the last rollout, in one transfer from the device."""
+    def close_rollout(self) -> dict[str, float]:
+        """Return the averages since the last call: `rewards/<term>` and `metrics/<name>`.
+
+        One transfer from the device.
+        """
+        averages: dict[str, float] = {}
         if self._sums:
             means = (torch.stack(list(self._sums.values())) / self._steps).tolist()
-            self._latest = dict(zip(self._sums, means, strict=True))
+            averages = dict(zip(self._sums, means, strict=True))
         self._sums, self._steps = {}, 0
-
-    def averages(self) -> dict[str, float]:
-        """Return the averages over the last rollout: `rewards/<term>` and `metrics/<name>`."""
-        return self._latest
+        return averages

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_rl.envs.inline import InlineVectorEnv
 from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.stepping import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
@@ -99,25 +100,32 @@ class GymnasiumEnv(VectorEnv):
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `VectorEnv.step`."""
-        actions = action.cpu().numpy()
+        observation, *results, info = self.step_arrays(action.cpu().numpy())
+        reward, terminated, truncated = (torch.from_numpy(array) for array in results)
+        return _to_tensors(observation), reward, terminated, truncated, info
+
+    def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
+        """See `VectorEnv.rollout_stepper`."""
+        # A subclass may step in another way.
+        if type(self) is GymnasiumEnv and _is_plain(rollout):
+            return ArrayStepper(self, rollout)
+        return super().rollout_stepper(rollout)
+
+    def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Do what `step` does, with arrays; `info` holds tensors all the same."""
         if self._clip is not None:
-            actions = np.minimum(np.maximum(actions, self._clip[0]), self._clip[1])
+            actions = np.maximum(actions, self._clip[0])
+            np.minimum(actions, self._clip[1], out=actions)
         elif self._first_action is not None:
             actions = actions + self._first_action
         elif self._replayable:
             actions = (
                 actions.copy()
             )  # kept for the replay below, while the rollout's storage is written again
-        self._observation, reward, terminated, truncated, numpy_info = self._env.step(actions)
+        self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
-            self._remember(actions, terminated | truncated if "final_obs" in numpy_info else None)
-        return (
-            _to_tensors(self._observation),
-            torch.from_numpy(reward),
-            torch.from_numpy(terminated),
-            torch.from_numpy(truncated),
-            self._tensor_info(numpy_info),
-        )
+            self._remember(actions, terminated | truncated if "final_obs" in info else None)
+        return self._observation, reward, terminated, truncated, self._tensor_info(info)
 
     def state_dict(self) -> dict[str, Any] | None:
         """See `VectorEnv.state_dict`: how each episode began, and its actions since."""
@@ -159,7 +167,7 @@ class GymnasiumEnv(VectorEnv):
             raise RestoreError("replaying its actions gave another observation")
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
-            self._env.elapsed[:] = [len(a) for a in actions]
+            self._env.set_elapsed([len(a) for a in actions])
         return _to_tensors(self._observation)
 
     def close(self) -> None:
@@ -298,6 +306,11 @@ def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
+
+
+def _is_plain(rollout: TensorDict) -> bool:
+    observation = rollout["observation"]
+    return isinstance(observation, Tensor) and observation.device.type == "cpu"
 
 
 def _row(observation: Any, i: int) -> Any:

@@ -15,6 +15,19 @@ from lightning_rl.envs.replay import ReplayableEpisode
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
 
+class QuickDiscrete(gymnasium.spaces.Discrete):
+    """`Discrete` with a quicker answer for the type of action that we give.
+
+    Gymnasium's envs assert that each action is in their space: a quarter of a step of CartPole.
+    """
+
+    def contains(self, x: Any) -> bool:
+        """Return whether x is a valid member of this space."""
+        if type(x) is np.int64:
+            return bool(self.start <= x < self.start + self.n)
+        return super().contains(x)
+
+
 class InlineVectorEnv(SyncVectorEnv):
     """Gymnasium's `SyncVectorEnv` with same-step autoreset and a shorter way to each env.
 
@@ -25,47 +38,65 @@ class InlineVectorEnv(SyncVectorEnv):
 
     Args:
         env_fns: make the envs, each a `ReplayableEpisode`.
-
-    Attributes:
-        elapsed: [N] env steps since the episodes began, where the time limit is counted here.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]]) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        for env in self.envs:
+            _quicken(env)
         shortcuts = [_shortcut(env) for env in self.envs]
         self._steps = [step for step, _ in shortcuts]
-        self._limit = np.array([limit for _, limit in shortcuts], dtype=np.int64)
-        self.elapsed = np.zeros(self.num_envs, dtype=np.int64)
+        self._limits = [limit for _, limit in shortcuts]
+        self._clock = 0
+        self.set_elapsed([0] * self.num_envs)
         self._copy_rows = isinstance(self.single_observation_space, gymnasium.spaces.Box)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Begin an episode in every env."""
-        self.elapsed[:] = 0
+        self.set_elapsed([0] * self.num_envs)
         return super().reset(seed=seed, options=options)
+
+    def set_elapsed(self, steps: Sequence[int]) -> None:
+        """Say how many steps the episodes have lasted, where the time limit is counted here."""
+        self._ends = [
+            self._clock - passed + limit for passed, limit in zip(steps, self._limits, strict=True)
+        ]
+        self._first_end = min(self._ends)
 
     def step(self, actions: Any) -> Any:
         """Step every env, and reset those that finish."""
         infos: dict[str, Any] = {}
-        self.elapsed += 1
-        out_of_time = (self.elapsed >= self._limit).tolist()
+        self._clock = now = self._clock + 1
+        someone_is_out_of_time = now >= self._first_end
         observations: Any = self._observations
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             observation, self._rewards[i], terminated, truncated, info = step(action)
-            truncated = truncated or out_of_time[i]
+            truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
             self._terminations[i], self._truncations[i] = terminated, truncated
             if terminated or truncated:
                 # A copy: the env may write its next observation into the same array.
                 end = {"final_obs": copy.deepcopy(observation), "final_info": info}
                 infos = self._add_info(infos, end, i)
                 observation, _ = self.envs[i].reset()
-                self.elapsed[i] = 0
+                self._ends[i] = now + self._limits[i]
             if self._copy_rows:
                 observations[i] = observation
             else:
                 self._env_obs[i] = observation
+        if infos:
+            self._first_end = min(self._ends)
         if not self._copy_rows:
             concatenate(self.single_observation_space, self._env_obs, observations)
         return observations, self._rewards, self._terminations, self._truncations, infos
+
+
+def _quicken(env: gymnasium.Env) -> None:
+    """Give an env a `QuickDiscrete` of its own; the space that others have from it stays as is."""
+    space = env.unwrapped.action_space
+    if type(space) is gymnasium.spaces.Discrete and space.dtype == np.int64:
+        quick: Any = copy.copy(space)
+        quick.__class__ = QuickDiscrete
+        env.unwrapped.action_space = quick
 
 
 def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:

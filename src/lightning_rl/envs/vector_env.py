@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.stepping import RolloutStepper, StepwiseStepper
 from lightning_rl.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
@@ -64,6 +65,14 @@ class VectorEnv(ABC):
             the key may be absent where no env finished). `info["success"]` [N] bool is read where
             present: of the finished episode, from before the reset.
         """
+
+    def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
+        """Return what steps this env on the storage of a rollout [N, T+1].
+
+        Called once by the collector. An env with a faster way than copying what `step` returns
+        gives it.
+        """
+        return StepwiseStepper(self, rollout)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return what `load_state_dict` needs to go on bit for bit, or None.

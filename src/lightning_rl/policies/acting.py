@@ -19,18 +19,21 @@ class RolloutActor(ABC):
     """
 
     @abstractmethod
-    def begin(self, generator: torch.Generator) -> None:
-        """Take up the policy's weights as they are now; draw the rollout's noise from here on."""
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        """Take up the policy's weights as they are now, for slot `start` and those that follow.
+
+        Their noise is drawn from `generator`, here or as they come.
+        """
 
     @abstractmethod
     def act(self, t: int) -> None:
         """Write the action of slot `t`, from its observation."""
 
     @abstractmethod
-    def finish(self, num_steps: int) -> None:
+    def finish(self, start: int, stop: int) -> None:
         """Write what the policy stores beside the actions, where `act` has not.
 
-        For slots 0 to `num_steps` - 1.
+        For slots `start` to `stop` - 1, which were acted on with the present weights.
         """
 
 
@@ -47,7 +50,7 @@ class StepwiseActor(RolloutActor):
         self._steps = step_views(rollout)
         self._generator: torch.Generator | None = None
 
-    def begin(self, generator: torch.Generator) -> None:
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
         """See `RolloutActor.begin`."""
         self._policy.eval()
         self._generator = generator
@@ -56,5 +59,5 @@ class StepwiseActor(RolloutActor):
         """See `RolloutActor.act`."""
         self._policy(self._steps[t], generator=self._generator)
 
-    def finish(self, num_steps: int) -> None:
+    def finish(self, start: int, stop: int) -> None:
         """See `RolloutActor.finish`: nothing is left to write."""

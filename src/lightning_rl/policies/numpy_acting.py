@@ -89,7 +89,7 @@ class NumpyActor(RolloutActor):
             TanhGaussian: self._draw_squashed,
         }[type(policy.distribution)]
 
-    def begin(self, generator: torch.Generator) -> None:
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
         """See `RolloutActor.begin`."""
         policy = self._policy
         policy.eval()
@@ -103,10 +103,11 @@ class NumpyActor(RolloutActor):
         if policy.normalizer is not None:
             self._shift = policy.normalizer.mean.numpy()
             self._factor = policy.normalizer.factor().numpy()
+        noise = self._noise[start:]
         if isinstance(distribution, Categorical):
-            self._noise.exponential_(generator=generator).log_().neg_()  # Gumbel's distribution
+            noise.exponential_(generator=generator).log_().neg_()  # Gumbel's distribution
         else:
-            self._noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
+            noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
         if isinstance(distribution, TanhGaussian):
             bounds = ("scale", "center", "low", "high")
             self._bounds = [getattr(distribution, name).numpy() for name in bounds]
@@ -130,15 +131,15 @@ class NumpyActor(RolloutActor):
         self._draw(t, x, self._noise_steps[t])
 
     @torch.no_grad()
-    def finish(self, num_steps: int) -> None:
+    def finish(self, start: int, stop: int) -> None:
         """See `RolloutActor.finish`: the log-probs, by the very function that the update uses."""
         policy = self._policy
         keys = ["observation", "action", *policy.extra_fields]
-        transitions = flat_transitions(self._rollout[:, : num_steps + 1], keys)
+        transitions = flat_transitions(self._rollout[:, start : stop + 1], keys)
         fields = {key: transitions.get(key) for key in keys[1:]}
         output = policy.actor(policy.features(transitions))
         log_prob, _ = policy.distribution.log_prob_and_entropy(output, fields)
-        time_major(self._rollout)["sample_log_prob"][:num_steps].view(-1).copy_(log_prob)
+        time_major(self._rollout)["sample_log_prob"][start:stop].view(-1).copy_(log_prob)
 
     def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
         logits += noise

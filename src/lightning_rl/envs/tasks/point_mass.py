@@ -36,12 +36,13 @@ CELLS = 16
 class PointMass(Task):
     """Fly a point to a goal; two round obstacles cost what they are flown into, and stop nothing.
 
-    Observation [14], in m and m/s: position, velocity, goal, last action, the obstacles' centres,
-    their radii. Action [2].
+    Observation [14], in m and m/s: position, velocity, the way to the goal, last action, the ways to
+    the obstacles' centres, their radii. Action [2].
 
     Reward terms:
         distance: m from the goal. Weight -1.
-        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Weight 0.5.
+        near_goal: exp(-d^2 / (2 * 0.05^2)), d in m from the goal. Off; usually 0.5, which pays more
+            for hovering beside the goal than success does.
         collision: sum over the obstacles of the squared depth in m. Weight -2.
         speed: squared, in m^2/s^2. Weight -0.01.
         smoothness: squared length of the change of action. Weight -0.001.

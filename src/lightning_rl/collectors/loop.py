@@ -1,0 +1,198 @@
+"""Step an env with a policy, rollout after rollout, into segments of storage."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.buffers import Segment
+from lightning_rl.collectors.base import EpisodePlan
+from lightning_rl.collectors.statistics import EnvReports
+from lightning_rl.envs import RestoreError, VectorEnv
+from lightning_rl.envs.stepping import RolloutStepper
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.phases import PhaseTimer, no_phases
+from lightning_rl.policies import Policy
+from lightning_rl.policies.acting import RolloutActor
+from lightning_rl.rollout import copy_tree, time_major
+
+LOOK_EVERY = 16
+"""Steps between two looks, on a device other than the CPU, at whether all rows have finished.
+
+A look waits for the device.
+"""
+
+
+class Lane(NamedTuple):
+    """What writes into one segment, made once."""
+
+    storage: TensorDict
+    actor: RolloutActor
+    stepper: RolloutStepper
+
+
+class Notes(NamedTuple):
+    """What a rollout does not hold: whether its envs were reset, and what they said on average."""
+
+    begins_anew: bool
+    reports: dict[str, float]
+
+
+class RolloutLoop:
+    """Steps one env with one policy; which storage that goes into, its owner says.
+
+    The env is reset by the first rollout, and where the plan says so by each one; otherwise
+    rollouts go on where the last one stopped.
+
+    Args:
+        env: stepped by this loop alone.
+        policy: acts; read, never written.
+        segments: the storage that rollouts may go into.
+        seed: of the env and of the sampling of actions.
+
+    Attributes:
+        plan: how episodes begin and end.
+        renew: called before each step; takes up newer weights, and tells whether it did. It may
+            raise, to end the loop.
+        reports_success: whether the env has said of an episode that it succeeded or not.
+    """
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, segments: Sequence[Segment], seed: int
+    ) -> None:
+        self.env = env
+        self.policy = policy
+        self.seed = seed
+        self.generator = torch.Generator(policy.version.device).manual_seed(seed)
+        self.plan = EpisodePlan()
+        self.phase: PhaseTimer = no_phases
+        self.renew: Callable[[Callable[[], None]], bool] | None = None
+        self.reports_success = False
+        self._reports = EnvReports()
+        self._lanes = [
+            Lane(
+                time_major(segment.rollout),
+                policy.rollout_actor(segment.rollout),
+                env.rollout_stepper(segment.rollout),
+            )
+            for segment in segments
+        ]
+        self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
+        self._rollouts = 0
+        self._next: Observation | None = None
+
+    @torch.no_grad()
+    def run(self, segment: Segment) -> tuple[int, Notes]:
+        """Fill a segment; return how many steps were taken, fewer than T where the plan says so."""
+        begins_anew = self._next is None or self.plan.reset_every_rollout
+        observation = self._reset() if begins_anew else self._next
+        copy_tree(segment.steps[0].get("observation"), observation)
+        self._rollouts += 1
+        self._finished.zero_()
+        storage, actor, stepper = lane = self._lanes[segment.index]
+        storage["success"].zero_()
+        since = steps = 0
+        with self.phase("inference"):
+            actor.begin(self.generator)
+        while steps < len(storage) - 1 and not self._all_have_finished(storage, steps):
+            if self.renew is not None and self.renew(lambda: self._close(lane, since, steps)):  # noqa: B023  # called at once
+                actor.begin(self.generator, steps)
+                since = steps
+            with self.phase("inference"):
+                actor.act(steps)
+            with self.phase("env"):
+                info = stepper.step(steps)
+            if info:
+                self._record(storage, steps, info)
+            steps += 1
+        self._close(lane, since, steps)
+        torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
+        self._next = segment.steps[steps].get("observation")
+        return steps, Notes(begins_anew, self._reports.close_rollout())
+
+    def _close(self, lane: Lane, start: int, stop: int) -> None:
+        """Write what the weights of slots `start` to `stop` - 1 have to say of them."""
+        with self.phase("inference"):
+            lane.actor.finish(start, stop)
+        lane.storage["policy_version"][start:stop].fill_(self.policy.version)
+
+    def _record(self, storage: TensorDict, t: int, info: dict[str, Any]) -> None:
+        """Write what only some envs say, or only at some steps."""
+        if "success" in info:
+            storage["success"][t].copy_(info["success"])
+            self.reports_success = True
+        self._reports.add(info)
+
+    def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
+        """Tell whether the plan ends the rollout before its next step."""
+        if not self.plan.first_episode_only or steps == 0:
+            return False
+        self._finished |= storage["terminated"][steps - 1] | storage["truncated"][steps - 1]
+        look = self._finished.device.type == "cpu" or steps % LOOK_EVERY == 0
+        return look and bool(self._finished.all())
+
+    def _reset(self) -> Observation:
+        """Begin new episodes, with the same state for all members of a group.
+
+        Raises:
+            ConfigurationError: where members of a group do not begin alike.
+        """
+        size = self.plan.group_size
+        if self._rollouts == 0 and size == 1:
+            return self.env.reset(seed=self.seed)[0]
+        drawn = np.random.SeedSequence([self.seed, self._rollouts])
+        seeds = drawn.generate_state(self.env.num_envs // size).repeat(size)
+        observation, _ = self.env.reset(seed=seeds.tolist())
+        if not _alike(observation, size):
+            raise ConfigurationError(
+                f"The {size} members of a group began their episodes in different states, though "
+                f"their envs were given the same seed. {type(self.env).__name__} must draw its "
+                "starts from the seed of `reset` alone."
+            )
+        return observation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next rollout depends on, as plain numbers and tensors."""
+        goes_on = self._next is not None and not self.plan.reset_every_rollout
+        return {
+            "env": self.env.state_dict() if goes_on else None,
+            "generator": self.generator.get_state(),
+            "rollouts": self._rollouts,
+            "reports_success": self.reports_success,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Take up a saved state; return whether episodes under way go on.
+
+        Warns where the env cannot be restored: the next rollout then begins new episodes.
+        """
+        self.generator.set_state(state["generator"].cpu())
+        self._rollouts = state["rollouts"]
+        self.reports_success = state["reports_success"]
+        if self.plan.reset_every_rollout or self._rollouts == 0:
+            return False
+        try:
+            if state["env"] is None:
+                raise RestoreError("its state could not be saved")
+            self._next = self.env.load_state_dict(state["env"])
+        except RestoreError as error:
+            warnings.warn(
+                f"The env could not be restored to where the checkpoint left it ({error}): its "
+                "episodes restart, and the resumed run will differ from an uninterrupted one.",
+                stacklevel=2,
+            )
+            return False
+        return True
+
+
+def _alike(observation: Any, size: int) -> bool:
+    """Tell whether the rows of each group are equal, bit for bit."""
+    if isinstance(observation, Tensor):
+        groups = observation.unflatten(0, (-1, size))
+        return bool((groups == groups[:, :1]).all())
+    return all(_alike(child, size) for child in observation.values())
