@@ -126,15 +126,20 @@ def test_a_fallen_pole_is_terminated_and_not_truncated():
     assert env.episode.min() >= 1
 
 
-def test_a_cube_pushed_off_the_table_is_a_failure():
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_cube_pushed_off_the_table_is_a_failure(axis, sign):
     env = PushCube(4)
     env.reset(seed=0)
-    env.state["cube"][:2] = torch.tensor([0.985, 0.5])
-    env.state["pusher"][:2] = torch.tensor([0.91, 0.5])
-    _, _, terminated, _, info = env.step(torch.tensor([[1.0, 0.0]]).expand(4, 2))
+    for key, along in (("cube", 0.985), ("pusher", 0.91)):
+        env.state[key][:2] = 0.5
+        env.state[key][:2, axis] = sign * along
+    action = torch.zeros(4, 2)
+    action[:, axis] = sign
+    _, _, terminated, _, info = env.step(action)
     assert terminated.tolist() == [True, True, False, False]
     assert not info["success"].any()
-    assert info["final_obs"][0, 2] > 1.0
+    assert sign * info["final_obs"][0, 2 + axis] > 1.0
 
 
 def test_a_cube_at_the_goal_is_a_success():

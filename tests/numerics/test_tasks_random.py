@@ -98,15 +98,15 @@ class Noisy(TorchEnv):
 
 def test_a_random_transition_depends_on_its_seed_and_step_alone():
     together, alone = Noisy(500), Noisy(1)
-    together.reset(seed=0)
+    seen = [together.reset(seed=0)[0]]
     alone.reset(seed=[123])
-    seen = []
     for _ in range(30):
         everyone, one = together.step(torch.zeros(500, 1)), alone.step(torch.zeros(1, 1))
         assert torch.equal(everyone[4]["final_obs"][123], one[4]["final_obs"][0])
         assert torch.equal(everyone[0][123], one[0][0])
         seen.append(everyone[4]["final_obs"])
-    assert len(torch.cat(seen).unique()) > 14_980  # 15,000 draws of 2^24 values: 7 pairs expected
+    # A start is not what the first step draws; of 15,500 draws of 2^24 values, 7 pairs agree.
+    assert len(torch.cat(seen).unique()) > 15_480
 
 
 def test_without_a_seed_each_env_begins_its_next_episode():
