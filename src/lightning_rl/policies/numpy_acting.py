@@ -56,6 +56,11 @@ def acts_in_numpy(policy: "ActorOnly", rollout: TensorDict) -> bool:
     )
 
 
+def _rows(vector: torch.Tensor, like: Array) -> Array:
+    """Repeat a vector [D] to [N, D]: NumPy takes twice as long where it has to broadcast."""
+    return np.broadcast_to(vector.numpy(), like.shape).copy()
+
+
 def _is_default(activation: nn.Module) -> bool:
     return not isinstance(activation, nn.ELU) or activation.alpha == 1.0
 
@@ -83,6 +88,7 @@ class NumpyActor(RolloutActor):
         linear = [layer for layer in policy.actor if isinstance(layer, nn.Linear)]
         self._outputs = [np.empty((num_envs, layer.out_features), np.float32) for layer in linear]
         self._input = np.empty_like(self._observations[0])
+        self._normalization: tuple[Array, Array, Array, Array] | None = None
         self._draw = {
             Categorical: self._draw_category,
             DiagonalGaussian: self._draw_gaussian,
@@ -92,17 +98,29 @@ class NumpyActor(RolloutActor):
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         """See `RolloutActor.begin`."""
         policy = self._policy
-        policy.eval()
+        policy.put_in_eval_mode()
         distribution: Any = policy.distribution
         layers: Any = list(policy.actor)
+        activations = [*(ACTIVATIONS[type(layer)] for layer in layers[1::2]), None]
         self._layers = [
-            (linear.weight.detach().numpy().T, linear.bias.detach().numpy(), output)
-            for linear, output in zip(layers[::2], self._outputs, strict=True)
+            (
+                linear.weight.detach().numpy().T,
+                _rows(linear.bias.detach(), output),
+                output,
+                activate,
+            )
+            for linear, output, activate in zip(
+                layers[::2], self._outputs, activations, strict=True
+            )
         ]
-        self._activation = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
-        if policy.normalizer is not None:
-            self._shift = policy.normalizer.mean.numpy()
-            self._factor = policy.normalizer.factor().numpy()
+        normalizer = policy.normalizer
+        if normalizer is not None:
+            self._normalization = (
+                _rows(normalizer.mean, self._input),
+                _rows(normalizer.factor(), self._input),
+                np.array(-normalizer.limit, np.float32),
+                np.array(normalizer.limit, np.float32),
+            )
         noise = self._noise[start:]
         if isinstance(distribution, Categorical):
             noise.exponential_(generator=generator).log_().neg_()  # Gumbel's distribution
@@ -115,18 +133,17 @@ class NumpyActor(RolloutActor):
     def act(self, t: int) -> None:
         """See `RolloutActor.act`."""
         x = self._observations[t]
-        normalizer = self._policy.normalizer
-        if normalizer is not None:
-            x = np.subtract(x, self._shift, out=self._input)
-            x *= self._factor
-            np.maximum(x, -normalizer.limit, out=x)
-            np.minimum(x, normalizer.limit, out=x)
-        last = len(self._activation)
-        for i, (weight, bias, output) in enumerate(self._layers):
-            np.dot(x, weight, out=output)
+        if self._normalization is not None:
+            shift, factor, low, high = self._normalization
+            x = np.subtract(x, shift, out=self._input)
+            x *= factor
+            np.maximum(x, low, out=x)
+            np.minimum(x, high, out=x)
+        for weight, bias, output, activate in self._layers:
+            x.dot(weight, output)
             output += bias
-            if i < last:
-                self._activation[i](output)
+            if activate is not None:
+                activate(output)
             x = output
         self._draw(t, x, self._noise_steps[t])
 
@@ -144,7 +161,7 @@ class NumpyActor(RolloutActor):
     def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
         logits += noise
         action = self._actions[t]
-        np.argmax(logits.reshape(*action.shape, -1), axis=-1, out=action)
+        logits.reshape(*action.shape, -1).argmax(-1, action)
 
     def _draw_gaussian(self, t: int, mean: Array, noise: Array) -> None:
         np.add(mean, noise, out=self._actions[t])

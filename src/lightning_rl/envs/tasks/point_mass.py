@@ -36,8 +36,8 @@ CELLS = 16
 class PointMass(Task):
     """Fly a point to a goal; two round obstacles cost what they are flown into, and stop nothing.
 
-    Observation [14], in m and m/s: position, velocity, the way to the goal, last action, the ways to
-    the obstacles' centres, their radii. Action [2].
+    Observation [14], in m and m/s: position, velocity, the way to the goal, last action, the ways
+    to the obstacles' centres, their radii. Action [2].
 
     Reward terms:
         distance: m from the goal. Weight -1.
