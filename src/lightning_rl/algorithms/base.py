@@ -300,7 +300,7 @@ class Algorithm(EvaluatedModule):
                 "and hand out each rollout when it is asked for."
             )
         self.schedule.apply(self.trainer.optimizers[0], int(self.policy.version))
-        self.policy.eval()
+        self.policy.put_in_eval_mode()
 
     def staleness(self, rollout: TensorDict) -> int:
         """Return how many updates the oldest step of a rollout lags the learner."""

@@ -122,14 +122,16 @@ class EagerGradients:
         """Set the gradients; return the scalars [len(names)]."""
         for parameter in self.parameters:
             parameter.grad = None
-        row = torch.zeros(())
+        rows = []
         for chunk, weight in chunks(self.objective.prepare(minibatch)):
             with self.objective.phase("loss"):
                 loss, scalars = self.objective.loss(chunk)
             with self.objective.phase("backward"):
                 backward(loss if weight == 1 else loss * weight)
             self.names = ["loss", *scalars, "grad_norm"]
-            row = row + weight * torch.stack([loss, *scalars.values()]).detach()
+            row = torch.stack([loss, *scalars.values()]).detach()
+            rows.append(row if weight == 1 else row * weight)
+        row = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
         return torch.cat([row, clip_grad_norm_(self.parameters, self.max_norm)[None]])
 
 

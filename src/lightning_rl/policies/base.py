@@ -82,6 +82,11 @@ class Policy(nn.Module, ABC):
         """Act without gradients; see `forward`."""
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
+    def put_in_eval_mode(self) -> None:
+        """Do what `eval` does, which sets every module anew whatever mode it is in."""
+        if any(module.training for module in self.modules()):
+            self.eval()
+
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         """Return what acts with this policy on the storage of a rollout [N, T+1].
 

@@ -98,7 +98,7 @@ class NumpyActor(RolloutActor):
     def begin(self, generator: torch.Generator) -> None:
         """See `RolloutActor.begin`."""
         policy = self._policy
-        policy.eval()
+        policy.put_in_eval_mode()
         distribution: Any = policy.distribution
         layers: Any = list(policy.actor)
         activations = [*(ACTIVATIONS[type(layer)] for layer in layers[1::2]), None]
