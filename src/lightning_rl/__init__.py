@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm
-    from lightning_rl.collectors import Collector, SyncCollector
+    from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
         CartPole,
@@ -27,6 +27,7 @@ _HOMES = {
     "ActorOnly": "policies",
     "Algorithm": "algorithms",
     "CartPole": "envs",
+    "AsyncCollector": "collectors",
     "Collector": "collectors",
     "ConfigurationError": "errors",
     "EnvPoolEnv": "envs",
@@ -47,6 +48,7 @@ __all__ = [
     "ActorCritic",
     "ActorOnly",
     "Algorithm",
+    "AsyncCollector",
     "CartPole",
     "Collector",
     "ConfigurationError",

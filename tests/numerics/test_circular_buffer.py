@@ -58,13 +58,11 @@ class Writer:
     """Writes the env steps 0, 1, 2, ... in place, as a collector does."""
 
     def __init__(self, buffer, pause=lambda: None):
-        self.buffer, self.pause, self.step, self.started = buffer, pause, 0, False
+        self.buffer, self.pause, self.step = buffer, pause, 0
 
     def write(self, num_steps=T):
         segment = self.buffer.begin_write()
-        if not self.started:
-            write_observation(segment.steps[0], self.step)
-            self.started = True
+        write_observation(segment.steps[0], self.step)
         for t in range(num_steps):
             write_transition(segment.steps[t], self.step)
             self.pause()
@@ -158,7 +156,7 @@ def test_each_window_is_given_out_once():
     buffer.get()
     assert not buffer.ready()
     with pytest.raises(TimeoutError):
-        buffer.get(timeout_s=0.01)
+        buffer.take(timeout_s=0.01)
 
 
 def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
@@ -369,7 +367,7 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
         expected, read = 0, 0
         while not (written.is_set() and not buffer.ready()):
             try:
-                window = buffer.get(timeout_s=0.05)
+                window = buffer.take(timeout_s=0.05).rollout()
             except TimeoutError:
                 continue  # the end: the last one was dropped or read in between
             begin = check(window)
@@ -427,7 +425,7 @@ def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
         buffer.get()
     buffer.begin_write()
     with pytest.raises(TimeoutError, match=r"within 0\.01 s: the collector has begun one"):
-        buffer.get(timeout_s=0.01)
+        buffer.take(timeout_s=0.01)
     buffer.cancel_write()
     writer.write()
     writer.write()

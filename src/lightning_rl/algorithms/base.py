@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import check_batch_size, check_trainer, check_weights
 from lightning_rl.algorithms.evaluated import EvaluatedModule
-from lightning_rl.algorithms.gradients import Gradients, chunks
+from lightning_rl.algorithms.gradients import Gradients
+from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.schedule import LearningRateSchedule
+from lightning_rl.algorithms.staleness import Correction, StaleData
 from lightning_rl.algorithms.update import (
     NonFiniteGuard,
     UpdateStatistics,
@@ -29,7 +31,7 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import flat_transitions, minibatches
+from lightning_rl.rollout import minibatches
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -71,6 +73,10 @@ class Algorithm(EvaluatedModule):
         optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
         target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
             for never.
+        off_policy_correction: what is done about rollouts of older weights, which an
+            `AsyncCollector` gives: `decoupled`, `loglinear`, `vtrace` (with a critic) or `bypass`;
+            see `StaleData`.
+        behavior_weight_cap: the largest weight of a stale sample that counts.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
         compile: compile loss, backward pass, clipping and Adam to one graph. Takes some 10 s when a
@@ -100,6 +106,8 @@ class Algorithm(EvaluatedModule):
         normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
         target_kl: float | None = None,
+        off_policy_correction: Correction = "decoupled",
+        behavior_weight_cap: float = 2.0,
         max_nonfinite_steps: int = 10,
         compile: bool = False,
     ) -> None:
@@ -118,6 +126,7 @@ class Algorithm(EvaluatedModule):
         self.gamma = gamma
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
+        self.stale = StaleData(off_policy_correction, behavior_weight_cap)
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
         self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
@@ -141,21 +150,9 @@ class Algorithm(EvaluatedModule):
             return reward
         return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
 
-    @torch.no_grad()
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` where only the time ran out."""
-        observations = flat_transitions(rollout, ["observation"], bootstrap=True)
-        envs, slots = rollout.batch_size
-        rollout["value"].copy_(self._values(observations).view(slots, envs).t())
-        rollout["final_value"].zero_()
-        rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
-        if len(rows):
-            finals = {"observation": rollout["final_observation"][rows, steps]}
-            rollout["final_value"][rows, steps] = self._values(TensorDict(finals, [len(rows)]))
-
-    def _values(self, observations: TensorDict) -> Tensor:
-        """Return the value of each observation [B]."""
-        return torch.cat([self.policy.get_value(part)["value"] for part, _ in chunks(observations)])
+        write_values(self.policy, rollout)
 
     def minibatches(
         self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
@@ -170,7 +167,7 @@ class Algorithm(EvaluatedModule):
     @property
     def settings(self) -> tuple[Any, ...]:
         """See `Objective.settings`."""
-        return tuple(getattr(self, name) for name in self.LOSS_SETTINGS)
+        return (*(getattr(self, name) for name in self.LOSS_SETTINGS), *self.stale.settings)
 
     @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -212,6 +209,11 @@ class Algorithm(EvaluatedModule):
         else:
             optimizer.step()
 
+    def correct_staleness(self, rollout: TensorDict) -> None:
+        """Write what `stale` needs to know of the policy that this update begins at."""
+        for name, value in self.stale.add_fields(self.policy, rollout).items():
+            self.statistics.set(name, value)
+
     def stops_early(self, first: int) -> bool:
         """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
 
@@ -237,7 +239,8 @@ class Algorithm(EvaluatedModule):
         self.data.publish()
         steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
         self.env_steps += steps * self.trainer.world_size
-        self.metrics = {f"train/{key}": value for key, value in self.statistics.means().items()}
+        means = self.statistics.means()
+        self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
         self.metrics |= {
             "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
             "train/optimizer_steps": float(self.optimizer_steps),
@@ -308,6 +311,7 @@ class Algorithm(EvaluatedModule):
                 "loader must have a length "
                 "and hand out each rollout when it is asked for."
             )
+        self.stale.active = allowed > 0
         self.schedule.apply(self.trainer.optimizers[0], self.env_steps)
         self.policy.put_in_eval_mode()
 

@@ -8,18 +8,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.gradients import chunks
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.functional import (
-    approx_kl,
-    clip_fraction,
-    clipped_surrogate_loss,
-    group_relative_advantage,
-    kl_penalty,
-)
+from lightning_rl.functional import group_relative_advantage, kl_penalty
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field, flat_transitions
+from lightning_rl.rollout import add_transition_field
 
 
 class GRPO(Algorithm):
@@ -85,6 +79,11 @@ class GRPO(Algorithm):
         check_range("clip_high", clip_high, above=0)
         check_range("kl_coef", kl_coef, least=0)
         check_range("ent_coef", ent_coef, least=0)
+        require(
+            self.stale.correction != "vtrace",
+            "off_policy_correction: vtrace needs a critic, and GRPO has none: use decoupled, "
+            "loglinear or bypass.",
+        )
         for name, value in {
             "mode: trajectory": mode == "trajectory",
             "aggregation: trajectory": aggregation == "trajectory",
@@ -129,7 +128,9 @@ class GRPO(Algorithm):
             mask = self.add_advantages(rollout)
         if self.reference is not None:
             with self.phase("reference"):
-                self.add_reference_log_prob(rollout, self.reference)
+                log_prob = log_prob_of(self.reference, rollout)
+                add_transition_field(rollout, "reference_log_prob", log_prob)
+        self.correct_staleness(rollout)
         for _ in range(self.n_epochs if mask.any() else 0):
             first = len(self.statistics)
             for minibatch in self.minibatches(rollout, self.fields, mask):
@@ -141,8 +142,9 @@ class GRPO(Algorithm):
     @property
     def fields(self) -> tuple[str, ...]:
         """What the loss reads of a rollout, beside the policy's own fields."""
-        names = ("observation", "action", "sample_log_prob", "advantage", "weight")
-        return names if self.reference is None else (*names, "reference_log_prob")
+        own = ("observation", "action", "sample_log_prob", "advantage", "weight")
+        reference = () if self.reference is None else ("reference_log_prob",)
+        return (*own, *reference, *self.stale.fields)
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
         """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
@@ -189,39 +191,21 @@ class GRPO(Algorithm):
         weight: Tensor = mask * (mean_length / length)
         return weight
 
-    @torch.no_grad()
-    def add_reference_log_prob(self, rollout: TensorDict, reference: Policy) -> None:
-        """Write `reference_log_prob` [N, T+1]."""
-        keys = ("observation", "action", *self.policy.extra_fields)
-        transitions = flat_transitions(rollout, keys)
-        log_prob = torch.cat(
-            [reference.evaluate_actions(part)["sample_log_prob"] for part, _ in chunks(transitions)]
-        )
-        envs, slots = rollout.batch_size
-        add_transition_field(rollout, "reference_log_prob", log_prob.view(slots - 1, envs).t())
-
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
         log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
-        weight, low, high = minibatch["weight"], self.clip_coef, self.clip_high
-        policy_loss = clipped_surrogate_loss(
+        weight = minibatch["weight"]
+        policy_loss, distances = self.stale.policy_loss(
             log_prob,
-            sample_log_prob,
+            minibatch,
             minibatch["advantage"] * weight,
-            clip_low=low,
-            clip_high=high,
+            clip_low=self.clip_coef,
+            clip_high=self.clip_high,
         )
         entropy = (weight * new["entropy"]).mean()
         loss = policy_loss - self.ent_coef * entropy
-        scalars = {
-            "policy_loss": policy_loss,
-            "entropy": entropy,
-            "approx_kl": approx_kl(log_prob.detach(), sample_log_prob),
-            "clip_fraction": clip_fraction(
-                log_prob.detach(), sample_log_prob, clip_low=low, clip_high=high
-            ),
-        }
+        scalars = {"policy_loss": policy_loss, "entropy": entropy, **distances}
         if self.reference is not None:
             reference_kl = kl_penalty(log_prob, sample_log_prob, minibatch["reference_log_prob"])
             scalars["reference_kl"] = (weight * reference_kl).mean()

@@ -1,5 +1,6 @@
 """Improve a policy by proximal policy optimization."""
 
+from functools import partial
 from typing import Any, Literal
 
 from tensordict import TensorDict
@@ -8,14 +9,12 @@ from torch import Tensor
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
-    approx_kl,
-    clip_fraction,
-    clipped_surrogate_loss,
     clipped_value_loss,
     explained_variance,
     gae,
     normalize_advantage,
     value_loss,
+    vtrace,
 )
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field
@@ -40,7 +39,6 @@ class PPO(Algorithm):
     """
 
     LOSS_SETTINGS = ("clip_coef", "clip_value_loss", "normalize_advantage", "ent_coef", "vf_coef")
-    FIELDS = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
 
     def __init__(
         self,
@@ -74,28 +72,37 @@ class PPO(Algorithm):
         """Improve the policy by one rollout [N, T+1]."""
         with self.phase("values"):
             self.evaluate_values(rollout)
+            self.correct_staleness(rollout)
         with self.phase("advantage"):
             self.add_advantages(rollout)
         for _ in range(self.n_epochs):
             first = len(self.statistics)
-            for minibatch in self.minibatches(rollout, self.FIELDS):
+            for minibatch in self.minibatches(rollout, self.fields):
                 self.optimizer_update(minibatch)
             if self.stops_early(first):
                 break
         self.finish_iteration(rollout)
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the loss reads of a rollout, beside the policy's own fields."""
+        own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
+        return (*own, *self.stale.fields)
+
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
         transitions = rollout[:, :-1]
-        advantage, target = gae(
+        data = (
             self.rewards(rollout),
             rollout["value"],
             transitions["terminated"],
             transitions["truncated"],
             transitions["final_value"],
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
         )
+        estimate = gae
+        if self.stale.kind == "vtrace":
+            estimate = partial(vtrace, self.stale.log_ratio(rollout))
+        advantage, target = estimate(*data, gamma=self.gamma, gae_lambda=self.gae_lambda)
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
             advantage = normalize_advantage(advantage)
@@ -111,11 +118,13 @@ class PPO(Algorithm):
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of prepared samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
-        log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
-        advantage, target = minibatch["advantage"], minibatch["return"]
-        low = high = self.clip_coef
-        policy_loss = clipped_surrogate_loss(
-            log_prob, sample_log_prob, advantage, clip_low=low, clip_high=high
+        target = minibatch["return"]
+        policy_loss, distances = self.stale.policy_loss(
+            new["sample_log_prob"],
+            minibatch,
+            minibatch["advantage"],
+            clip_low=self.clip_coef,
+            clip_high=self.clip_coef,
         )
         if self.clip_value_loss:
             critic_loss = clipped_value_loss(
@@ -129,8 +138,5 @@ class PPO(Algorithm):
             "policy_loss": policy_loss,
             "value_loss": critic_loss,
             "entropy": entropy,
-            "approx_kl": approx_kl(log_prob.detach(), sample_log_prob),
-            "clip_fraction": clip_fraction(
-                log_prob.detach(), sample_log_prob, clip_low=low, clip_high=high
-            ),
+            **distances,
         }

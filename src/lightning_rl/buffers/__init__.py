@@ -3,7 +3,7 @@
 from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
 from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.rollout_buffer import RolloutBuffer
-from lightning_rl.buffers.segments import Segment, allocate_segments
+from lightning_rl.buffers.segments import Segment, Window, allocate_segments
 
 __all__ = [
     "Buffer",
@@ -11,6 +11,7 @@ __all__ = [
     "CircularBuffer",
     "RolloutBuffer",
     "Segment",
+    "Window",
     "WriterError",
     "allocate_segments",
 ]

@@ -28,8 +28,7 @@ class CircularBuffer(Buffer):
     Why segments, not a ring of single slots: a window must be contiguous where the ring wraps, or
     it could not be a view; and the bootstrap slot of one window is slot 0 of the next, which the
     writer needs while the learner holds the first. The price is one slot per segment, and one
-    observation copied every T steps: `begin_write` puts the last observation of the segment before
-    into slot 0. (A writer that begins, or resets its envs, overwrites it.)
+    observation that the writer copies every T steps.
 
     K is max_staleness + 2, unless `capacity` says otherwise: a collector that keeps the bound is at
     most max_staleness + 1 windows ahead of what was read, and the learner keeps one more, maybe
@@ -104,7 +103,6 @@ class CircularBuffer(Buffer):
         self._unread: deque[Window] = deque()
         self._writing: Segment | None = None
         self._held: Segment | None = None
-        self._last: Window | None = None
         self._closed = False
         self._error: BaseException | None = None
         self._counters = {"written_steps": 0, "read_steps": 0, "dropped_steps": 0}
@@ -113,7 +111,7 @@ class CircularBuffer(Buffer):
     # --- the writer's side ---
 
     def begin_write(self, timeout_s: float | None = None) -> Segment:
-        """Return a free segment, its slot 0 holding the observation where the last one ended.
+        """Return a free segment; what is in it is left from an earlier lap.
 
         Waits for one, or drops a window, as `overflow` says; `timeout_s` instead of the buffer's.
 
@@ -138,18 +136,15 @@ class CircularBuffer(Buffer):
             self._refuse_stopped()
             segment = self._free.popleft() if self._free else self._drop_oldest()
             self._writing = segment
-        if self._last is not None:
-            # Read before anything overwrites it, even where it lies in this very segment.
-            ended = self._last.segment.steps[self._last.num_steps]
-            copy_tree(segment.steps[0].get("observation"), ended.get("observation"))
         return segment
 
-    def commit(self, num_steps: int | None = None) -> None:
+    def commit(self, num_steps: int | None = None, notes: Mapping[str, Any] | None = None) -> None:
         """Hand the segment that was begun to the reader.
 
         Args:
             num_steps: T' where fewer than T steps were taken; the window is then [N, T'+1], and
                 slot T' is its bootstrap slot.
+            notes: what else the reader is to know of the window, as plain data.
 
         Raises:
             ValueError: for a number of steps out of range.
@@ -164,17 +159,13 @@ class CircularBuffer(Buffer):
         self._writing.clear_padding(steps)
         with self._changed:
             self._refuse_stopped()
-            window = Window(self._writing, steps)
-            self._unread.append(window)
-            self._last, self._writing = window, None
+            self._unread.append(Window(self._writing, steps, dict(notes or {})))
+            self._writing = None
             self._counters["written_steps"] += steps * self.num_envs
             self._changed.notify_all()
 
     def cancel_write(self) -> None:
-        """Give back the segment that was begun, if any; what was written into it is lost.
-
-        A writer whose envs have moved on meanwhile writes slot 0 of the next segment itself.
-        """
+        """Give back the segment that was begun, if any; what was written into it is lost."""
         with self._changed:
             if self._writing is not None:
                 self._free.appendleft(self._writing)
@@ -209,11 +200,14 @@ class CircularBuffer(Buffer):
         with self._changed:
             return bool(self._unread) or self.closed
 
-    def get(self, timeout_s: float | None = None) -> TensorDict:
-        """Free what `get` gave before, and give out the oldest window [N, T'+1]; waits for one.
+    def get(self) -> TensorDict:
+        """Give out the oldest window as a view [N, T'+1], in a container of its own; see `take`."""
+        return self.take().rollout()
 
-        A view, good until `release` or the next `get`; the container is new each time. `timeout_s`
-        instead of the buffer's.
+    def take(self, timeout_s: float | None = None) -> Window:
+        """Free the window that was taken before, and give out the oldest one; waits for one.
+
+        Good until `release` or the next `take`. `timeout_s` instead of the buffer's.
 
         Raises:
             WriterError: from the exception that ended the writer, whatever else is unread.
@@ -236,7 +230,7 @@ class CircularBuffer(Buffer):
             window = self._unread.popleft()
             self._held = window.segment
             self._counters["read_steps"] += window.num_steps * self.num_envs
-        return window.rollout()
+        return window
 
     def release(self) -> None:
         """Free the window that `get` gave out, if any: the writer may overwrite it from now on."""
@@ -289,7 +283,10 @@ class CircularBuffer(Buffer):
         """
         with self._changed:
             # No wait in seconds is saved: two runs that did the same shall have the same state.
-            windows = [window.rollout().clone().to_dict() for window in self._unread]
+            windows = [
+                {"fields": window.rollout().clone().to_dict(), "notes": window.notes}
+                for window in self._unread
+            ]
             return {"windows": windows, **self._counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -305,7 +302,8 @@ class CircularBuffer(Buffer):
             if len(self._free) < len(self.segments):
                 raise RuntimeError("Load a state before the first begin_write() or extend().")
             self._counters = {key: state[key] for key in self._counters}
-            for fields in state["windows"]:
+            for kept in state["windows"]:
+                fields = kept["fields"]
                 saved = TensorDict(fields, fields["reward"].shape)
                 try:
                     check_fits(self.segments[0], saved)
@@ -314,9 +312,9 @@ class CircularBuffer(Buffer):
                     warnings.warn(f"A rollout of the checkpoint is dropped: {error}", stacklevel=2)
                     continue
                 segment = self._free.popleft() if self._free else self._drop_oldest()
-                self._last = Window(segment, saved.batch_size[1] - 1)
-                copy_tree(self._last.rollout(), saved)
-                self._unread.append(self._last)
+                window = Window(segment, saved.batch_size[1] - 1, kept["notes"])
+                copy_tree(window.rollout(), saved)
+                self._unread.append(window)
 
     # --- with the lock held ---
 

@@ -40,6 +40,7 @@ class Window(NamedTuple):
 
     segment: Segment
     num_steps: int
+    notes: dict[str, Any]
 
     def rollout(self) -> TensorDict:
         """Return them as a view [N, T'+1] in a container of its own."""

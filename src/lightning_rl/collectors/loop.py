@@ -36,13 +36,6 @@ class Lane(NamedTuple):
     stepper: RolloutStepper
 
 
-class Notes(NamedTuple):
-    """What a rollout does not hold: whether its envs were reset, and what they said on average."""
-
-    begins_anew: bool
-    reports: dict[str, float]
-
-
 class RolloutLoop:
     """Steps one env with one policy; which storage that goes into, its owner says.
 
@@ -87,8 +80,13 @@ class RolloutLoop:
         self._next: Observation | None = None
 
     @torch.no_grad()
-    def run(self, segment: Segment) -> tuple[int, Notes]:
-        """Fill a segment; return how many steps were taken, fewer than T where the plan says so."""
+    def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
+        """Fill a segment.
+
+        Returns:
+            how many steps were taken, fewer than T where the plan says so; and what a rollout does
+            not hold, see `Collector.account_for`.
+        """
         begins_anew = self._next is None or self.plan.reset_every_rollout
         observation = self._reset() if begins_anew else self._next
         copy_tree(segment.steps[0].get("observation"), observation)
@@ -113,10 +111,12 @@ class RolloutLoop:
         self._close(lane, since, steps)
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = segment.steps[steps].get("observation")
-        return steps, Notes(begins_anew, self._reports.close_rollout())
+        return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
 
     def _close(self, lane: Lane, start: int, stop: int) -> None:
         """Write what the weights of slots `start` to `stop` - 1 have to say of them."""
+        if start == stop:
+            return
         with self.phase("inference"):
             lane.actor.finish(start, stop)
         lane.storage["policy_version"][start:stop].fill_(self.policy.version)
@@ -166,8 +166,8 @@ class RolloutLoop:
             "reports_success": self.reports_success,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Take up a saved state; return whether episodes under way go on.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state.
 
         Warns where the env cannot be restored: the next rollout then begins new episodes.
         """
@@ -175,7 +175,7 @@ class RolloutLoop:
         self._rollouts = state["rollouts"]
         self.reports_success = state["reports_success"]
         if self.plan.reset_every_rollout or self._rollouts == 0:
-            return False
+            return  # new episodes begin in any case
         try:
             if state["env"] is None:
                 raise RestoreError("its state could not be saved")
@@ -186,8 +186,6 @@ class RolloutLoop:
                 "episodes restart, and the resumed run will differ from an uninterrupted one.",
                 stacklevel=2,
             )
-            return False
-        return True
 
 
 def _alike(observation: Any, size: int) -> bool:

@@ -40,18 +40,14 @@ class SyncCollector(Collector):
         self._segment.clear_padding(steps)
         self.reports_success = self._loop.reports_success
         # The container is new each time: what an algorithm adds or replaces stays its own.
-        return self.account_for(self._segment.rollout[:, : steps + 1], *notes)
+        return self.account_for(self._segment.rollout[:, : steps + 1], **notes)
 
     def state_dict(self) -> dict[str, Any]:
         """See `Collector.state_dict`."""
-        return self._loop.state_dict() | super().state_dict()
+        return super().state_dict() | {"loop": self._loop.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Collector.load_state_dict`.
-
-        Warns where the env cannot be restored, and then restarts its episodes.
-        """
+        """See `Collector.load_state_dict`."""
         super().load_state_dict(state)
         self._loop.plan = self.plan
-        if not self._loop.load_state_dict(state):
-            self.statistics.restart_episodes()
+        self._loop.load_state_dict(state["loop"])

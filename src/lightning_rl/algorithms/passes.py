@@ -1,0 +1,38 @@
+"""Send a whole rollout through a policy: one batched pass, without gradients."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.gradients import chunks
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import flat_transitions
+
+
+@torch.no_grad()
+def write_values(policy: Policy, rollout: TensorDict) -> None:
+    """Write `value` [N, T+1], and `final_value` where only the time ran out."""
+    observations = flat_transitions(rollout, ["observation"], bootstrap=True)
+    envs, slots = rollout.batch_size
+    rollout["value"].copy_(_values(policy, observations).view(slots, envs).t())
+    rollout["final_value"].zero_()
+    rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    if len(rows):
+        finals = {"observation": rollout["final_observation"][rows, steps]}
+        rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
+
+
+def _values(policy: Policy, observations: TensorDict) -> Tensor:
+    """Return the value of each observation [B]."""
+    return torch.cat([policy.get_value(part)["value"] for part, _ in chunks(observations)])
+
+
+@torch.no_grad()
+def log_prob_of(policy: Policy, rollout: TensorDict) -> Tensor:
+    """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1]."""
+    transitions = flat_transitions(rollout, ["observation", "action", *policy.extra_fields])
+    log_probs = [
+        policy.evaluate_actions(part)["sample_log_prob"] for part, _ in chunks(transitions)
+    ]
+    envs, slots = rollout.batch_size
+    return torch.cat(log_probs).view(slots - 1, envs).t()

@@ -1,0 +1,141 @@
+"""Learn from rollouts that older weights have collected."""
+
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.errors import check_range
+from lightning_rl.functional import (
+    approx_kl,
+    behavior_weight,
+    clip_fraction,
+    clipped_surrogate_loss,
+    decoupled_surrogate_loss,
+    effective_sample_size,
+    loglinear_proximal,
+)
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import add_transition_field
+
+Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
+
+
+class StaleData:
+    """The policy loss for samples of an older policy mu; plain PPO's where there are none.
+
+    The update begins at the proximal policy, around which the ratio is clipped. `decoupled`
+    recomputes its log-probs once per rollout, and weighs a sample by prox / mu (Hilton et al.
+    2021); `loglinear` interpolates them between mu and the policy as it is instead, which saves the
+    pass; `vtrace` recomputes them, and the advantage carries the weight (Espeholt et al. 2018);
+    `bypass` takes mu for the proximal policy.
+
+    Args:
+        correction: which of these.
+        weight_cap: samples with a larger weight prox / mu do not count.
+
+    Attributes:
+        active: whether rollouts may be stale; false makes all of them plain PPO, at no cost.
+    """
+
+    def __init__(self, correction: Correction, weight_cap: float) -> None:
+        check_range("behavior_weight_cap", weight_cap, least=1)
+        self.correction = correction
+        self.weight_cap = weight_cap
+        self.active = False
+
+    @property
+    def kind(self) -> Correction:
+        """What is done: `bypass` where nothing can be stale."""
+        return self.correction if self.active else "bypass"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What the loss reads beside what it would read anyway."""
+        if self.kind == "bypass":
+            return ()
+        return ("lag",) if self.kind == "loglinear" else ("proximal_log_prob",)
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The constants of the loss; see `Objective.settings`."""
+        return (self.kind, self.weight_cap)
+
+    @torch.no_grad()
+    def add_fields(self, policy: Policy, rollout: TensorDict) -> dict[str, Tensor]:
+        """Write `fields` [N, T+1]; return scalars about the lag, to log."""
+        if not self.active:
+            return {}
+        transitions = rollout[:, :-1]
+        lag = (policy.version - transitions["policy_version"]).float()
+        scalars = {"async/staleness_mean": lag.mean(), "async/staleness_max": lag.max()}
+        if self.kind == "loglinear":
+            add_transition_field(rollout, "lag", lag)
+        if self.kind in ("decoupled", "vtrace"):
+            proximal, behavior = log_prob_of(policy, rollout), transitions["sample_log_prob"]
+            add_transition_field(rollout, "proximal_log_prob", proximal)
+            weight = behavior_weight(proximal, behavior, weight_cap=self.weight_cap)
+            scalars |= {
+                "async/behavior_kl": approx_kl(proximal, behavior),
+                "async/effective_samples": effective_sample_size(proximal - behavior),
+                "async/masked_samples": (weight == 0).float().mean(),
+            }
+        return scalars
+
+    def log_ratio(self, rollout: TensorDict) -> Tensor:
+        """Return log prox - log mu [N, T], after `add_fields`."""
+        log_ratio: Tensor = rollout["proximal_log_prob"] - rollout["sample_log_prob"]
+        return log_ratio[:, :-1]
+
+    def policy_loss(
+        self,
+        log_prob: Tensor,
+        minibatch: TensorDict,
+        advantage: Tensor,
+        *,
+        clip_low: float,
+        clip_high: float,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the policy loss of samples [B], and how far the policy is from the proximal one.
+
+        Args:
+            log_prob: [B], of the policy being trained.
+            minibatch: [B], with `sample_log_prob` and `fields`.
+            advantage: [B].
+            clip_low: how far the ratio may fall below 1.
+            clip_high: how far it may rise above 1.
+        """
+        proximal = self._proximal(log_prob.detach(), minibatch)
+        if self.kind in ("decoupled", "loglinear"):
+            loss = decoupled_surrogate_loss(
+                log_prob,
+                proximal,
+                minibatch["sample_log_prob"],
+                advantage,
+                clip_low=clip_low,
+                clip_high=clip_high,
+                weight_cap=self.weight_cap,
+            )
+        else:
+            loss = clipped_surrogate_loss(
+                log_prob, proximal, advantage, clip_low=clip_low, clip_high=clip_high
+            )
+        return loss, {
+            "approx_kl": approx_kl(log_prob.detach(), proximal),
+            "clip_fraction": clip_fraction(
+                log_prob.detach(), proximal, clip_low=clip_low, clip_high=clip_high
+            ),
+        }
+
+    def _proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
+        """Return the log-prob [B] under the policy that the update began at."""
+        sample_log_prob: Tensor = minibatch["sample_log_prob"]
+        if self.kind == "bypass":
+            return sample_log_prob
+        if self.kind == "loglinear":
+            lag: Tensor = minibatch["lag"]
+            return loglinear_proximal(log_prob, sample_log_prob, lag, torch.zeros_like(lag))
+        proximal: Tensor = minibatch["proximal_log_prob"]
+        return proximal

@@ -1,0 +1,214 @@
+"""Collect rollouts in a thread of its own, while the learner trains on those before."""
+
+import copy
+import threading
+import time
+import warnings
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.buffers import BufferClosed, CircularBuffer, Window
+from lightning_rl.collectors.base import Collector
+from lightning_rl.collectors.loop import RolloutLoop
+from lightning_rl.collectors.weights import PublishedWeights
+from lightning_rl.envs import VectorEnv
+from lightning_rl.errors import check_range
+from lightning_rl.policies import Policy
+
+JOIN_SECONDS = 10.0
+"""How long `close` waits for the thread, which stops between two env steps."""
+
+
+class AsyncCollector(Collector):
+    """Step the env in a background thread, with a copy of the policy that trails the learner's.
+
+    The thread fills a `CircularBuffer`; `collect` gives out the oldest rollout, and waits for one
+    only where the thread is behind. Weights are published after each update, and taken up between
+    two env steps; `policy_version` says of every step which ones it was taken with.
+
+    Rollout k begins once k - `max_staleness` updates have been made (the capacity rule of Fu et al.
+    2025, "AReaL", section 5.1), so it is trained on with a lag of `max_staleness` updates at the
+    most, and nothing is thrown away. With `max_staleness` 0 learner and collector take turns, and
+    results equal those of `SyncCollector` bit for bit. The first update is awaited in any case:
+    what is compiled or allocated in it shall not be so beside a running thread.
+
+    With `overflow: overwrite` the thread never waits: it drops the oldest unread rollout when the
+    buffer is full, and `collect` drops those that are too old; `async/dropped_steps` counts both.
+
+    A checkpoint holds the rollouts that wait to be read, and the state in which the rollout under
+    way began: a resumed run collects that one again.
+
+    See `Collector` for the first four arguments.
+
+    Args:
+        max_staleness: by how many updates the weights behind a step may lag the learner's.
+        overflow: `block` the thread where the buffer is full, or `overwrite`.
+        timeout_s: how long the learner waits for a rollout before the run ends, in seconds.
+        device: where the collector's policy acts; that of the learner's where not given.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        num_steps: int,
+        seed: int,
+        max_staleness: int = 1,
+        overflow: Literal["block", "overwrite"] = "block",
+        timeout_s: float = 600.0,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(env, policy, num_steps, seed)
+        check_range("max_staleness", max_staleness, least=0)
+        check_range("timeout_s", timeout_s, above=0)
+        self.max_staleness = max_staleness
+        own_device = torch.device(device) if device else policy.version.device
+        self._acting = copy.deepcopy(policy).to(own_device).requires_grad_(False)
+        self._weights = PublishedWeights(policy, own_device)
+        self._first_version = self._weights.version
+        self._buffer = CircularBuffer(
+            env.single_observation_space,
+            env.single_action_space,
+            env.num_envs,
+            num_steps,
+            max_staleness=max_staleness,
+            overflow=overflow,
+            timeout_s=timeout_s,
+            extra_fields=policy.extra_fields,
+            device=own_device,
+        )
+        self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)
+        self._loop.renew = self._renew
+        self._begun = 0
+        self._stale_steps = 0
+        self._boundary = threading.Lock()  # between two rollouts: guards what a checkpoint holds
+        self._resume_from = self._loop.state_dict()
+        self._thread: threading.Thread | None = None
+        self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
+
+    def collect(self) -> TensorDict:
+        """See `Collector.collect`; waits for the thread, which the first call starts.
+
+        Raises:
+            WriterError: from the exception that ended the thread.
+            TimeoutError: where no rollout came within `timeout_s`.
+        """
+        if self._thread is None:
+            self._start()
+        window = self._buffer.take()
+        while self._is_too_old(window):
+            self._stale_steps += window.num_steps * self.env.num_envs
+            window = self._buffer.take()
+        self.reports_success = self._loop.reports_success
+        return self.account_for(window.rollout().to(self.policy.version.device), **window.notes)
+
+    def publish(self) -> None:
+        """See `Collector.publish`."""
+        self._weights.publish(self.policy)
+
+    def metrics(self) -> dict[str, float]:
+        """See `Collector.metrics`; idle shares are those since the last call, in %."""
+        seen = self._buffer.statistics()
+        now = {
+            "at": time.perf_counter(),
+            "collector": seen["writer_wait_seconds"] + self._weights.waited_seconds,
+            "learner": seen["reader_wait_seconds"],
+        }
+        passed = {key: now[key] - self._measured[key] for key in now}
+        self._measured = now
+        return super().metrics() | {
+            "async/queue_depth": seen["queue_depth"],
+            "async/collector_idle": 100.0 * min(1.0, passed["collector"] / passed["at"]),
+            "async/learner_idle": 100.0 * min(1.0, passed["learner"] / passed["at"]),
+            "async/dropped_steps": seen["dropped_steps"] + self._stale_steps,
+            "async/collected_steps": seen["written_steps"],
+            "async/publish_ms": 1000.0 * self._weights.publish_seconds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Collector.state_dict`."""
+        with self._boundary:
+            return super().state_dict() | {
+                "loop": self._resume_from,
+                "buffer": self._buffer.state_dict(),
+                "stale_steps": self._stale_steps,
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Collector.load_state_dict`."""
+        super().load_state_dict(state)
+        self._loop.plan = self.plan
+        self._loop.load_state_dict(state["loop"])
+        if "buffer" in state:
+            self._buffer.load_state_dict(state["buffer"])
+            self._stale_steps = state["stale_steps"]
+        self._begun = int(self._buffer.statistics()["queue_depth"])
+        self._resume_from = state["loop"]
+
+    def close(self) -> None:
+        """See `Collector.close`; waits until the thread has stopped, between two env steps."""
+        self._weights.close()
+        self._buffer.close()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+            if self._thread.is_alive():
+                warnings.warn(
+                    f"The collector's thread has not stopped within {JOIN_SECONDS:g} s: a step of "
+                    f"{type(self.env).__name__} or of {type(self.policy).__name__} hangs. The "
+                    "thread ends with the process.",
+                    stacklevel=2,
+                )
+            self._thread = None
+
+    # --- the thread ---
+
+    def _start(self) -> None:
+        self._loop.plan, self._loop.phase = self.plan, self.phase
+        self._weights.publish(self.policy)  # a checkpoint may have come in since
+        self._first_version = self._weights.version
+        self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                self._weights.wait_until(self._may_begin)
+                segment = self._buffer.begin_write(float("inf"))
+                self._weights.load_into(self._acting)
+                steps, notes = self._loop.run(segment)
+                with self._boundary:
+                    self._buffer.commit(steps, notes)
+                    self._begun += 1
+                    self._resume_from = self._loop.state_dict()
+        except BufferClosed:
+            pass
+        except BaseException as error:
+            self._buffer.fail(error)
+
+    def _may_begin(self, version: int) -> bool:
+        """Tell whether the next rollout, trained on in its turn, will be fresh enough."""
+        updates = version - self._first_version
+        if self._buffer.overflow == "overwrite":
+            return updates > 0 or self._begun == 0
+        return self._begun <= updates + (self.max_staleness if updates else 0)
+
+    def _renew(self, close: Any) -> bool:
+        """Stop, or take up newer weights, between two env steps; see `RolloutLoop.renew`."""
+        self._weights.refuse_closed()
+        if self._weights.version == int(self._acting.version):
+            return False
+        close()
+        self._weights.load_into(self._acting)
+        return True
+
+    def _is_too_old(self, window: Window) -> bool:
+        """Tell, where rollouts may be dropped, whether the learner has left one behind."""
+        if self._buffer.overflow == "block":
+            return False  # the learner refuses it, should the rule above be wrong
+        oldest = window.rollout()["policy_version"][:, :-1].min()
+        return int(self.policy.version) - int(oldest) > self.max_staleness

@@ -1,0 +1,78 @@
+"""Hand versions of a policy's weights from the learner to whoever acts with a copy of it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_rl.buffers import BufferClosed
+from lightning_rl.policies import Policy
+
+
+class PublishedWeights:
+    """The newest weights of a policy, buffers and version included, whole at any moment.
+
+    Publishing and loading copy under one lock, so nobody sees half of a version.
+
+    Args:
+        policy: whose weights are the first to be published.
+        device: where they are kept.
+
+    Attributes:
+        version: of the newest weights.
+        closed: whether nobody is to wait any longer.
+        publish_seconds: how long the last publication took.
+        waited_seconds: how long `wait_until` has waited in all.
+    """
+
+    def __init__(self, policy: Policy, device: torch.device) -> None:
+        self._changed = threading.Condition()
+        self._tensors = [tensor.to(device, copy=True) for tensor in _tensors(policy)]
+        self.version = int(policy.version)
+        self.closed = False
+        self.publish_seconds = 0.0
+        self.waited_seconds = 0.0
+
+    def publish(self, policy: Policy) -> None:
+        """Make the weights of a policy the newest, and wake whoever waits for them."""
+        start = time.perf_counter()
+        with self._changed:
+            torch._foreach_copy_(self._tensors, _tensors(policy))
+            self.version = int(policy.version)
+            self._changed.notify_all()
+        self.publish_seconds = time.perf_counter() - start
+
+    def load_into(self, policy: Policy) -> None:
+        """Copy the newest weights into a policy of the same make, in place."""
+        with self._changed:
+            torch._foreach_copy_(_tensors(policy), self._tensors)
+
+    def wait_until(self, enough: Callable[[int], bool]) -> None:
+        """Wait until the newest version is good enough.
+
+        Raises:
+            BufferClosed: after `close`, also while waiting.
+        """
+        start = time.perf_counter()
+        with self._changed:
+            self._changed.wait_for(lambda: self.closed or enough(self.version))
+        self.waited_seconds += time.perf_counter() - start
+        self.refuse_closed()
+
+    def refuse_closed(self) -> None:
+        """Raise `BufferClosed` after `close`."""
+        if self.closed:
+            raise BufferClosed("The collector was closed: nobody acts any more.")
+
+    def close(self) -> None:
+        """Wake whoever waits, for good."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify_all()
+
+
+def _tensors(policy: Policy) -> list[Tensor]:
+    """Return what makes a policy act as it does; written in place, outside autograd."""
+    return [*(parameter.detach() for parameter in policy.parameters()), *policy.buffers()]
