@@ -234,6 +234,7 @@ class Algorithm(EvaluatedModule):
         """
         if self.guard.exhausted:
             raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
+        self._gradients.settle()
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         self.data.publish()

@@ -83,7 +83,7 @@ class Gradients:
             minibatch: [B].
             backward: what stands for `Tensor.backward`.
         """
-        if self._compiled is not None:
+        if self._compiled is not None and self._compiled.serves(minibatch):
             try:
                 scalars = self._compiled(minibatch)
                 self.stepped = self._compiled.stepped
@@ -97,9 +97,19 @@ class Gradients:
                     "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
                     "in which no Python decision depends on the values of tensors.",
                 )
-                self._compiled, self.stepped = None, False
+                self._compiled = None
+        self.stepped = False
         scalars = self._eager(minibatch, backward)
         return self._eager.names, scalars
+
+    def settle(self) -> None:
+        """Compile for no other sizes of minibatches than have come so far.
+
+        Called after the first update: where samples are left out, the last minibatch of a pass has
+        another size each time, and each graph takes seconds.
+        """
+        if self._compiled is not None:
+            self._compiled.settled = True
 
 
 class EagerGradients:
@@ -149,6 +159,7 @@ class CompiledGradients:
         names: see `EagerGradients`.
         stepped: whether the last call has stepped too, if all was finite.
         succeeded: whether a call has returned, so that a later failure is not one of compiling.
+        settled: see `Gradients.settle`.
 
     Raises:
         Exception: from the first call, of whatever kind, where tracing or compiling fails.
@@ -163,12 +174,20 @@ class CompiledGradients:
         self.parameters = _trained(objective.policy)
         self.stepped = False
         self.succeeded = False
+        self.settled = False
+        self._sizes: set[int] = set()
         self._module = _LossModule(objective)
         self._trained = [n for n, p in self._module.named_parameters() if p.requires_grad]
         self._compiled: dict[tuple[Any, ...], Graph] = {}
         self._adam = None
         if optimizer is not None and TracedAdam.fits(optimizer, self.parameters):
             self._adam = TracedAdam(optimizer, self.parameters)
+
+    def serves(self, minibatch: TensorDict) -> bool:
+        """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        if not self.settled:
+            self._sizes.add(len(minibatch))
+        return len(minibatch) in self._sizes
 
     @torch.no_grad()
     def __call__(self, minibatch: TensorDict) -> Tensor:
