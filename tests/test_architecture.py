@@ -12,6 +12,7 @@ LEVELS = {
     "errors": 0,
     "files": 0,
     "phases": 0,
+    "registration": 0,
     "arguments": 6,
     "rollout": 0,
     "runs": 0,
