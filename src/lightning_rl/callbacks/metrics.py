@@ -11,6 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.evaluation import logged_values
 from lightning_rl.phases import phases_of
 
 
@@ -99,10 +100,7 @@ class MetricsWriter(Callback):
         if trainer.state.fn != "fit":
             return
         algorithm = algorithm_of(pl_module)
-        names = ("avg_reward", "avg_length", "success_rate")
-        values = {f"eval/{name}": algorithm.evaluation[name] for name in names}
-        known = {name: value for name, value in values.items() if value is not None}
-        self._write(trainer, known, algorithm.env_steps)
+        self._write(trainer, logged_values(algorithm.evaluation), algorithm.env_steps)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
         with phases_of(cast(Any, trainer).profiler)("logging"):

@@ -212,9 +212,12 @@ class GymnasiumEnv(VectorEnv):
             ]
             final = _stack(self.single_observation_space, rows)
         result: dict[str, Any] = {"final_obs": _to_tensors(final)}
+        said = info.get("final_info", {})
         for key in ("success", "is_success"):
-            if key in info.get("final_info", {}):
-                result["success"] = torch.as_tensor(np.asarray(info["final_info"][key], dtype=bool))
+            if key in said:
+                result["success"] = torch.as_tensor(np.asarray(said[key], dtype=bool))
+        if isinstance(said.get("metrics"), dict):
+            result["final_metrics"] = _numbers(said["metrics"])
         return result
 
 
@@ -306,6 +309,15 @@ def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Tensor]:
+    """Return those that are one number per env, [N]; NaN where an env did not give it."""
+    return {
+        name: torch.from_numpy(np.where(values[f"_{name}"], array, np.nan))
+        for name, array in values.items()
+        if f"_{name}" in values and array.ndim == 1 and array.dtype.kind in "biuf"
+    }
 
 
 def _is_plain(rollout: TensorDict) -> bool:

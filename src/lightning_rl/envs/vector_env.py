@@ -63,7 +63,9 @@ class VectorEnv(ABC):
             terminated [N] bool, truncated [N] bool, and info. Where an env finished,
             `info["final_obs"]` [N, ...] holds its true final observation (other rows mean nothing;
             the key may be absent where no env finished). `info["success"]` [N] bool is read where
-            present: of the finished episode, from before the reset.
+            present: of the finished episode, from before the reset. So is `info["metrics"]`, a dict
+            of tensors [N] that describe the step taken; what is known of finished episodes alone
+            is in `info["final_metrics"]`.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
