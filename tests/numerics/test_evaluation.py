@@ -71,7 +71,7 @@ def test_no_outcome_is_favoured_because_it_comes_early():
     for low, high in (summary["ci95"], summary["success_ci95"]):
         assert low <= EarlySuccess.P <= high
         assert high - low < 0.1
-    biased = first_finishers(EarlySuccess(400), 400)
+    biased = first_finishers(EarlySuccess(400), 200)
     assert wilson_interval(sum(biased), len(biased))[0] > EarlySuccess.P + 0.05
     assert bootstrap_interval(np.array(biased, dtype=float))[0] > EarlySuccess.P + 0.05
     # What the env says is from the last step of the episode, before the reset.
