@@ -43,6 +43,8 @@ class RunConfig(SaveConfigCallback):
             write_atomically(
                 trainer.run_dir / self.config_filename, lambda file: file.write(content)
             )
+            for logger in trainer.loggers:
+                logger.log_hyperparams(yaml.safe_load(content))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

@@ -89,9 +89,14 @@ class RLDataModule(LightningDataModule):
         iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
             and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
         num_eval_episodes: episodes per evaluation, one per seed.
-        num_eval_envs: envs that play them side by side; at most one per episode.
+        num_eval_envs: envs that play them side by side, one per episode where not given. Where
+            there are fewer, each plays its share of the seeds, and begins the next when all are
+            through: an episode depends on its seed alone.
         eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
             Where not given, the run's seed + 10,000.
+        eval_deterministic: evaluate by the mode of the policy's distribution; false draws actions,
+            from a generator of the evaluation's own.
+        eval_env: which env the evaluation uses; where not given, that of the training.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -109,6 +114,8 @@ class RLDataModule(LightningDataModule):
         num_eval_episodes: int = 10,
         num_eval_envs: int | None = None,
         eval_seed: int | None = None,
+        eval_deterministic: bool = True,
+        eval_env: EnvFactory | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -129,9 +136,11 @@ class RLDataModule(LightningDataModule):
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
+        self.eval_deterministic = eval_deterministic
         self.collector: Collector | None = None
         self.dataset: RolloutDataset | None = None
         self._make_env = env
+        self._make_eval_env = eval_env or env
         self._make_collector = collector
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, Any] | None = None
@@ -168,7 +177,15 @@ class RLDataModule(LightningDataModule):
     def eval_env(self) -> VectorEnv:
         """The env of the evaluation, apart from that of the training; made when first asked for."""
         if self._eval_env is None:
-            self._eval_env = self._make_env(self.num_eval_envs)
+            self._eval_env = self._make_eval_env(self.num_eval_envs)
+            for kind in ("observation", "action"):
+                ours = getattr(self, f"{kind}_space")
+                theirs = getattr(self._eval_env, f"single_{kind}_space")
+                require(
+                    ours == theirs,
+                    f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
+                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                )
         return self._eval_env
 
     def train_dataloader(self) -> RolloutDataset:

@@ -22,6 +22,7 @@ FAMILIES: dict[str, type] = {
     "model": Algorithm,
     "policy": Policy,
     "data.env": VectorEnv,
+    "data.eval_env": VectorEnv,
     "data.collector": Collector,
     "optimizer": Optimizer,
 }

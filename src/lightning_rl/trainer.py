@@ -12,12 +12,16 @@ from lightning.pytorch.loggers import Logger
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     EnvStepBudget,
+    EnvStepCSV,
     EnvStepProgress,
     EnvStepTensorBoard,
     EvaluationReport,
     GracefulStop,
     LastCheckpoint,
     MetricsWriter,
+    RunManifest,
+    VideoRecorder,
+    VideoSettings,
     best_checkpoint,
 )
 from lightning_rl.errors import require
@@ -58,7 +62,9 @@ class RLTrainer(Trainer):
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
             `output_dir/exp_name_<timestamp>`. Nothing is written before training starts.
-        logger: where not given, TensorBoard in `run_dir/logs`; false for none.
+        video: film evaluations (see `VideoRecorder`), all of them where true; or which and how.
+        logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
+            is written beside it; false for none at all.
         callbacks: of the user, beside the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
         enable_progress_bar: show progress.
@@ -74,7 +80,8 @@ class RLTrainer(Trainer):
         exp_name: str = "run",
         output_dir: str = "outputs",
         run_dir: str | None = None,
-        logger: Logger | bool | None = None,
+        video: VideoSettings | bool = False,
+        logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
@@ -92,6 +99,9 @@ class RLTrainer(Trainer):
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
         metrics = MetricsWriter()
         package: list[Callback] = [EnvStepBudget(), metrics, EvaluationReport(self.run_dir)]
+        if video:
+            settings = video if isinstance(video, VideoSettings) else VideoSettings()
+            package.append(VideoRecorder(self.run_dir, settings))
         if enable_progress_bar:
             package.append(EnvStepProgress(metrics))
         if enable_checkpointing:
@@ -103,10 +113,8 @@ class RLTrainer(Trainer):
             ]
         plugins = kwargs.pop("plugins", None) or []
         super().__init__(
-            logger=EnvStepTensorBoard(self.run_dir / "logs", name="", version="")
-            if logger is None
-            else logger,
-            callbacks=[*own, *package],
+            logger=_loggers(self.run_dir / "logs", logger),
+            callbacks=[*own, *package, RunManifest(self.run_dir)],
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -144,6 +152,16 @@ class RLTrainer(Trainer):
     ) -> Any:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
         return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+
+def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
+    """Return the loggers of a run: TensorBoard unless others are chosen, and always the table."""
+    if chosen is False:
+        return []
+    if chosen is None or chosen is True:
+        chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
+    own = chosen if isinstance(chosen, list) else [chosen]
+    return [*own, EnvStepCSV(directory / "metrics.csv")]
 
 
 def quieten_framework() -> None:

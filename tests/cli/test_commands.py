@@ -77,6 +77,7 @@ def test_validate_needs_nothing_but_the_checkpoint(capsys):
     expected = {
         *("episodes", "avg_reward", "std_reward", "ci95", "avg_length", "success_rate"),
         *("terminations", "truncations", "returns", "lengths", "seeds", "env_steps"),
+        *("success_ci95", "metrics", "deterministic"),
     }
     assert set(evaluation) == expected
     assert evaluation["episodes"] == len(evaluation["returns"]) == 2
@@ -96,6 +97,22 @@ def test_test_plays_other_seeds_than_validate():
     run_dir = fit(steps=64)
     run(["test", "--ckpt_path", "last"])
     assert json.loads((run_dir / "test.json").read_text())["seeds"] == [10_003, 10_004]
+
+
+def test_test_on_another_env_and_other_seeds_and_with_drawn_actions(capsys):
+    run_dir = fit(steps=64)
+    limited = ["--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", "CartPole-v1"]
+    limit = ["--data.eval_env.env_kwargs", "{max_episode_steps: 7}"]
+    run(["test", "--ckpt_path", "last", *limited, *limit, "--data.eval_seed", "40"])
+    found = json.loads((run_dir / "test.json").read_text())
+    assert (found["seeds"], found["lengths"], found["truncations"]) == ([42, 43], [7, 7], 2)
+    assert found["deterministic"]
+    run(["validate", "--ckpt_path", "last", "--data.eval_deterministic", "false"])
+    assert "stochastic" in capsys.readouterr().out
+    assert not json.loads((run_dir / "evaluation.json").read_text())["deterministic"]
+    other = [limited[0], limited[1], limited[2], "Acrobot-v1"]
+    error = error_of(capsys, "validate", "--ckpt_path", "last", *other, status=1)
+    assert "same spaces" in error
 
 
 def test_a_flag_beats_the_checkpoint(capsys):

@@ -22,6 +22,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
+        self.picture_wanted = False
         if multiprocessing.parent_process() is not None:
             # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -43,6 +44,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info
+
+    def picture(self) -> Any:
+        """Draw the env, if `picture_wanted`; asked of all envs at once."""
+        return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self) -> Any:
         """Replay `replay_request`; return the last observation, or None if the episode ended."""
