@@ -1,7 +1,13 @@
 """Callbacks: budget, checkpoints, signals, metrics, progress and reports."""
 
 from lightning_rl.callbacks.budget import EnvStepBudget
-from lightning_rl.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lightning_rl.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    PeriodicCheckpoint,
+    WarmStart,
+)
 from lightning_rl.callbacks.graceful_stop import GracefulStop
 from lightning_rl.callbacks.metrics import EnvStepTensorBoard, MetricsWriter
 from lightning_rl.callbacks.progress import EnvStepProgress
@@ -9,6 +15,7 @@ from lightning_rl.callbacks.report import EvaluationReport
 
 __all__ = [
     "AtomicCheckpointIO",
+    "BestCheckpoint",
     "EnvStepBudget",
     "EnvStepProgress",
     "EnvStepTensorBoard",
@@ -16,5 +23,6 @@ __all__ = [
     "GracefulStop",
     "LastCheckpoint",
     "MetricsWriter",
-    "best_checkpoint",
+    "PeriodicCheckpoint",
+    "WarmStart",
 ]
