@@ -21,6 +21,7 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.checkpoint_format import SECTIONS
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies import Policy
 
@@ -39,6 +40,7 @@ FAMILIES = {
     "policy": Family(Policy, (OURS,)),
     "env": Family(VectorEnv, (OURS,)),
     "eval_env": Family(VectorEnv, (OURS,)),
+    "action": Family(ActionTerm, (OURS,)),
     "collector": Family(Collector, (OURS,)),
     "optimizer": Family(Optimizer, (OURS, "torch.optim")),
     "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),

@@ -111,7 +111,7 @@ def test_seeds_decide_everything(tmp_path):
 class Overflowing(PPO):
     """A loss that is no number, from some minibatch on."""
 
-    calls, first = 0, 30
+    calls, first = 0, 10
 
     def loss(self, minibatch):
         loss, scalars = super().loss(minibatch)
