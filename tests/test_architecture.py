@@ -10,6 +10,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
     "errors": 0,
+    "checkpoint_format": 0,
     "files": 0,
     "phases": 0,
     "registration": 0,
@@ -27,6 +28,7 @@ LEVELS = {
     "algorithms": 4,
     "callbacks": 5,
     "trainer": 6,
+    "trust": 6,
     "messages": 6,
     "cli": 6,
     "__main__": 7,

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -14,13 +13,15 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.arguments import CONFIG_KEY, SECTIONS, complete
+from lightning_rl.arguments import complete
+from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
+from lightning_rl.trust import only_allowed_imports
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -36,8 +37,11 @@ class RunConfig(SaveConfigCallback):
     """Write the configuration of a training run to `config.yaml` and into its checkpoints."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write it before anything else of the run; an evaluation leaves it alone."""
-        if stage == "fit" and trainer.is_global_zero:
+        """Write nothing yet: a checkpoint may be refused, and an evaluation writes no config."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write it before anything else of the run."""
+        if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
             content = self._dump().encode()
             write_atomically(
@@ -93,6 +97,12 @@ class RLCLI(LightningCLI):
         )
         parser.add_argument(
             "--output_dir", type=str, default="outputs", help="Where run directories are made."
+        )
+        parser.add_argument(
+            "--trust_code",
+            type=bool,
+            default=False,
+            help="Run whatever code the configuration inside a checkpoint names.",
         )
         for key in ("exp_name", "output_dir"):
             parser.link_arguments(key, f"trainer.{key}")
@@ -159,12 +169,15 @@ class RLCLI(LightningCLI):
 def run(arguments: Sequence[str]) -> None:
     """Run the command line; an error that a user can cure is one message and status 1."""
     quieten_framework()
-    sys.path.append(
-        os.getcwd()
-    )  # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
     try:
-        with tempfile.TemporaryDirectory(prefix="rl-cli-") as scratch:
-            RLCLI(complete(list(arguments), Path(scratch)))
+        completed = complete(list(arguments))
+        if completed.trusted:
+            # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
+            sys.path.append(os.getcwd())
+            RLCLI(completed.arguments)
+        else:
+            with only_allowed_imports(completed.typed):
+                RLCLI(completed.arguments)
     except Exception as error:
         cause = _curable(error)
         if cause is None:

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger
 
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
+    BestCheckpoint,
     EnvStepBudget,
     EnvStepCSV,
     EnvStepProgress,
@@ -19,13 +20,15 @@ from lightning_rl.callbacks import (
     GracefulStop,
     LastCheckpoint,
     MetricsWriter,
+    PeriodicCheckpoint,
     RunManifest,
     VideoRecorder,
     VideoSettings,
-    best_checkpoint,
+    WarmStart,
 )
+from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
-from lightning_rl.runs import new_run_dir
+from lightning_rl.runs import find_checkpoint, new_run_dir
 
 NOISE = (
     "GPU available",
@@ -39,7 +42,6 @@ NOISE = (
     "Loaded model weights from the checkpoint",
     "`Trainer.fit` stopped",
     "Seed set to",
-    "`weights_only` was not set",
 )
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
@@ -67,6 +69,14 @@ class RLTrainer(Trainer):
             is written beside it; false for none at all.
         callbacks: of the user, beside the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
+        best_metric: of the evaluation, by which `best.ckpt` is chosen.
+        best_mode: whether the largest or the smallest is the best.
+        checkpoint_every_n_iterations: write `iteration_<number>.ckpt` too; null for none.
+        keep_checkpoints: how many of those files stay, the oldest are removed; null for all.
+        checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without what only a
+            resumed run needs; `last.ckpt` stays full.
+        init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
+            begins with; a resumed run goes on with its own.
         enable_progress_bar: show progress.
         kwargs: see Lightning's `Trainer`.
 
@@ -84,6 +94,12 @@ class RLTrainer(Trainer):
         logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         enable_checkpointing: bool = True,
+        best_metric: str = "eval/avg_reward",
+        best_mode: Literal["max", "min"] = "max",
+        checkpoint_every_n_iterations: int | None = None,
+        keep_checkpoints: int | None = 5,
+        checkpoint_weights_only: bool = False,
+        init_from: str | None = None,
         enable_progress_bar: bool = True,
         max_epochs: int = -1,
         num_sanity_val_steps: int = 0,
@@ -106,11 +122,13 @@ class RLTrainer(Trainer):
             package.append(EnvStepProgress(metrics))
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
-            package += [
-                best_checkpoint(self.run_dir),
-                LastCheckpoint(self.run_dir),
-                GracefulStop(self.run_dir),
-            ]
+            small = checkpoint_weights_only
+            package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
+            if (every := checkpoint_every_n_iterations) is not None:
+                package.append(PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small))
+            package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+        if init_from is not None:
+            package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
         plugins = kwargs.pop("plugins", None) or []
         super().__init__(
             logger=_loggers(self.run_dir / "logs", logger),
@@ -125,6 +143,17 @@ class RLTrainer(Trainer):
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
+        options = WEIGHTS_ONLY if weights_only else storage_options
+        super().save_checkpoint(filepath, weights_only=False, storage_options=options)
 
     def validate(
         self,

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_rl.cli import run
 from lightning_rl.config_files import shipped_configs
-from tests.helpers import assert_same_run, last, load, scalars
+from tests.helpers import assert_same_run, last, load, scalars, train
 
 SMALL = [
     *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -300,7 +300,10 @@ def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
     Path("garbage.ckpt").write_bytes(b"not a checkpoint")
     assert "cannot be read" in error_of(capsys, "validate", "--ckpt_path", "garbage.ckpt", status=1)
     torch.save({"state_dict": {}}, "other.ckpt")
-    assert "no configuration" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
+    assert "not written by" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
+    train("plain")  # from Python there is no configuration
+    error = error_of(capsys, "validate", "--ckpt_path", str(last("plain")), status=1)
+    assert "holds no configuration of rl-cli" in error
 
 
 def test_the_checkpoint_of_another_policy_is_refused(capsys):
@@ -387,7 +390,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
     part = awr(
         "fit", "--config", "awr.yaml", *SMALL, "--data.total_env_steps", "192", "--exp_name", "part"
     )
-    awr("fit", "--ckpt_path", str(part), "--data.total_env_steps", "384")
+    awr("fit", "--ckpt_path", str(part), "--data.total_env_steps", "384", "--trust_code", "true")
     assert_same_run(whole, part)
     assert "train/actor" in scalars(part)
 

@@ -14,7 +14,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import check_batch_size, check_trainer, check_weights
+from lightning_rl.algorithms.checks import (
+    check_batch_size,
+    check_checkpoint,
+    check_rollout,
+    check_trainer,
+)
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.passes import write_values
@@ -27,8 +32,9 @@ from lightning_rl.algorithms.update import (
     named_sources,
     no_closure,
 )
+from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.errors import check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import minibatches
@@ -303,7 +309,9 @@ class Algorithm(EvaluatedModule):
 
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
+            FloatingPointError: where the env returned what is not a number.
         """
+        check_rollout(batch)
         staleness = self.staleness(batch)
         allowed = self.data.max_staleness
         if staleness > allowed:
@@ -322,7 +330,7 @@ class Algorithm(EvaluatedModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add counters and random streams."""
-        checkpoint["lightning_rl"] = {
+        checkpoint[STATE_KEY] = header() | {
             "env_steps": self.env_steps,
             "optimizer_steps": self.optimizer_steps,
             "guard": self.guard.state_dict(),
@@ -333,16 +341,13 @@ class Algorithm(EvaluatedModule):
         """Take up counters; random streams wait until training starts.
 
         Raises:
-            ConfigurationError: where the checkpoint is not one of ours, or is one of another
-                policy.
+            ConfigurationError: where the checkpoint is not one of ours, is one of another policy,
+                or holds too little to train on from.
         """
-        if "lightning_rl" not in checkpoint:
-            raise ConfigurationError(
-                "The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'."
-            )
-        check_weights(self.state_dict(), checkpoint["state_dict"])
-        saved = checkpoint["lightning_rl"]
+        saved = check_checkpoint(self, checkpoint)
         self.env_steps = saved["env_steps"]
+        if saved["kind"] == WEIGHTS:
+            return
         self.optimizer_steps = saved["optimizer_steps"]
         self.guard.load_state_dict(saved["guard"])
         self._restored_rng = saved["rng"]

@@ -1,7 +1,13 @@
 """Callbacks: budget, checkpoints, signals, metrics, videos, progress and reports."""
 
 from lightning_rl.callbacks.budget import EnvStepBudget
-from lightning_rl.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lightning_rl.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    PeriodicCheckpoint,
+    WarmStart,
+)
 from lightning_rl.callbacks.graceful_stop import GracefulStop
 from lightning_rl.callbacks.loggers import EnvStepCSV, EnvStepTensorBoard
 from lightning_rl.callbacks.manifest import RunManifest
@@ -12,6 +18,7 @@ from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
 
 __all__ = [
     "AtomicCheckpointIO",
+    "BestCheckpoint",
     "EnvStepBudget",
     "EnvStepCSV",
     "EnvStepProgress",
@@ -20,8 +27,9 @@ __all__ = [
     "GracefulStop",
     "LastCheckpoint",
     "MetricsWriter",
+    "PeriodicCheckpoint",
     "RunManifest",
     "VideoRecorder",
     "VideoSettings",
-    "best_checkpoint",
+    "WarmStart",
 ]
