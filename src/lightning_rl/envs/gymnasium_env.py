@@ -13,7 +13,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from lightning_rl.envs.inline import InlineVectorEnv
 from lightning_rl.envs.replay import ReplayableEpisode
 from lightning_rl.envs.stepping import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
@@ -240,7 +241,7 @@ def _make(
             env = InlineVectorEnv([make_one] * num_envs)
         elif vectorization == "async":
             # copy=False: the collector copies each observation before the next step overwrites it.
-            env = AsyncVectorEnv(
+            env = WorkerVectorEnv(
                 [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
             )
         else:
