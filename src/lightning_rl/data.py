@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
-from lightning_rl.buffers import Buffer, RolloutBuffer
+from lightning_rl.buffers import Buffer, ReadInterrupted, RolloutBuffer
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import require
@@ -42,6 +42,8 @@ class RolloutDataset(IterableDataset[TensorDict]):
 
     Attributes:
         collect_seconds: how long the last rollout took to come.
+        on_interrupt: called where a collector that was interrupted has no rollout ready, before the
+            stream ends.
     """
 
     def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
@@ -49,6 +51,7 @@ class RolloutDataset(IterableDataset[TensorDict]):
         self.buffer = buffer
         self.iterations_per_epoch = iterations_per_epoch
         self.collect_seconds = 0.0
+        self.on_interrupt: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return self.iterations_per_epoch
@@ -56,8 +59,12 @@ class RolloutDataset(IterableDataset[TensorDict]):
     def __iter__(self) -> Iterator[TensorDict]:
         for _ in range(len(self)):
             start = time.perf_counter()
-            while not self.buffer.ready():
-                self.buffer.extend(self.collector.collect())
+            try:
+                while not self.buffer.ready():
+                    self.buffer.extend(self.collector.collect())
+            except ReadInterrupted:
+                self.on_interrupt()
+                return
             rollout = self.buffer.get()
             self.collect_seconds = time.perf_counter() - start
             yield rollout

@@ -1,17 +1,19 @@
 """Buffers: where rollouts wait for the learner."""
 
-from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
+from lightning_rl.buffers.base import Buffer, BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.rollout_buffer import RolloutBuffer
-from lightning_rl.buffers.segments import Segment, Window, allocate_segments
+from lightning_rl.buffers.segments import Segment, Window, allocate_segments, saved_rollout
 
 __all__ = [
     "Buffer",
     "BufferClosed",
     "CircularBuffer",
+    "ReadInterrupted",
     "RolloutBuffer",
     "Segment",
     "Window",
     "WriterError",
     "allocate_segments",
+    "saved_rollout",
 ]

@@ -10,6 +10,10 @@ class BufferClosed(RuntimeError):  # noqa: N818  # no error, but a stop that was
     """The buffer was closed: whoever waits at it, or comes to it, is to stop."""
 
 
+class ReadInterrupted(RuntimeError):  # noqa: N818  # no error, but an answer to `interrupt`
+    """The reader was asked to wait no more; nothing is lost, and what comes stays in the buffer."""
+
+
 class WriterError(RuntimeError):
     """The writer failed; its own exception, with its own traceback, is the cause."""
 

@@ -11,8 +11,15 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers.base import Buffer, BufferClosed, WriterError
-from lightning_rl.buffers.segments import Segment, Window, allocate_segments, check_fits
+from lightning_rl.buffers.base import Buffer, BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.buffers.segments import (
+    Segment,
+    Window,
+    allocate_segments,
+    check_fits,
+    ring_capacity,
+    saved_rollout,
+)
 from lightning_rl.errors import require
 from lightning_rl.rollout import FieldSpec, copy_tree, validate
 
@@ -72,18 +79,7 @@ class CircularBuffer(Buffer):
         extra_fields: Mapping[str, FieldSpec] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity = (max_staleness + 2) * num_steps if capacity is None else capacity
-        least = (max_staleness + 1) * num_steps
-        require(
-            num_steps >= 1 and max_staleness >= 0,
-            f"num_steps must be at least 1 and max_staleness must not be negative, got {num_steps} "
-            f"and {max_staleness}.",
-        )
-        require(
-            self.capacity >= least and self.capacity % num_steps == 0,
-            f"capacity (steps per env) must be a multiple of num_steps={num_steps} and at least "
-            f"(max_staleness + 1) * num_steps = {least}, got {capacity}. Default: one more.",
-        )
+        self.capacity = ring_capacity(num_steps, max_staleness, capacity)
         require(
             overflow in ("block", "overwrite"),
             f"overflow must be 'block' (the writer waits) or 'overwrite' (the oldest unread "
@@ -103,7 +99,7 @@ class CircularBuffer(Buffer):
         self._unread: deque[Window] = deque()
         self._writing: Segment | None = None
         self._held: Segment | None = None
-        self._closed = False
+        self._closed = self._interrupted = False
         self._error: BaseException | None = None
         self._counters = {"written_steps": 0, "read_steps": 0, "dropped_steps": 0}
         self._waited = {"writer": 0.0, "reader": 0.0}
@@ -212,11 +208,12 @@ class CircularBuffer(Buffer):
         Raises:
             WriterError: from the exception that ended the writer, whatever else is unread.
             BufferClosed: after `close`, also while waiting.
+            ReadInterrupted: after `interrupt`, also while waiting, where there is no window.
             TimeoutError: where no window came in time; one may try again.
         """
         with self._changed:
             self._free_held()
-            if not self._wait("reader", lambda: bool(self._unread), timeout_s):
+            if not self._wait("reader", lambda: bool(self._unread) or self._interrupted, timeout_s):
                 raise TimeoutError(
                     f"No rollout came within {self._limit(timeout_s):g} s: the collector "
                     f"{'has begun one' if self._writing else 'has begun none'}. Is it stuck, or do "
@@ -227,6 +224,8 @@ class CircularBuffer(Buffer):
                     f"The collector failed: {type(self._error).__name__}: {self._error}"
                 ) from self._error
             self._refuse_stopped()
+            if not self._unread:
+                raise ReadInterrupted("The reader was asked not to wait for a rollout.")
             window = self._unread.popleft()
             self._held = window.segment
             self._counters["read_steps"] += window.num_steps * self.num_envs
@@ -236,6 +235,12 @@ class CircularBuffer(Buffer):
         """Free the window that `get` gave out, if any: the writer may overwrite it from now on."""
         with self._changed:
             self._free_held()
+
+    def interrupt(self) -> None:
+        """Have the reader wait no more, for good. Signal handlers may: the lock is reentrant."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
 
     # --- either side's ---
 
@@ -283,11 +288,7 @@ class CircularBuffer(Buffer):
         """
         with self._changed:
             # No wait in seconds is saved: two runs that did the same shall have the same state.
-            windows = [
-                {"fields": window.rollout().clone().to_dict(), "notes": window.notes}
-                for window in self._unread
-            ]
-            return {"windows": windows, **self._counters}
+            return {"windows": [window.state_dict() for window in self._unread], **self._counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state, before anything is written or read.
@@ -303,8 +304,7 @@ class CircularBuffer(Buffer):
                 raise RuntimeError("Load a state before the first begin_write() or extend().")
             self._counters = {key: state[key] for key in self._counters}
             for kept in state["windows"]:
-                fields = kept["fields"]
-                saved = TensorDict(fields, fields["reward"].shape)
+                saved = saved_rollout(kept)
                 try:
                     check_fits(self.segments[0], saved)
                 except ValueError as error:

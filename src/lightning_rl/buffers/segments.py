@@ -8,6 +8,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.errors import require
 from lightning_rl.rollout import FieldSpec, allocate_rollout, step_views
 
 BOOTSTRAP_FIELDS = ("observation", "value")
@@ -45,6 +46,37 @@ class Window(NamedTuple):
     def rollout(self) -> TensorDict:
         """Return them as a view [N, T'+1] in a container of its own."""
         return self.segment.rollout[:, : self.num_steps + 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of everything, for a checkpoint."""
+        return {"fields": self.rollout().clone().to_dict(), "notes": self.notes}
+
+
+def saved_rollout(state: dict[str, Any]) -> TensorDict:
+    """Return the rollout [N, T'+1] that a saved window holds."""
+    fields = state["fields"]
+    return TensorDict(fields, fields["reward"].shape)
+
+
+def ring_capacity(num_steps: int, max_staleness: int, capacity: int | None) -> int:
+    """Return the capacity of a ring in steps per env, bootstrap slots not counted.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+    require(
+        num_steps >= 1 and max_staleness >= 0,
+        f"num_steps must be at least 1 and max_staleness must not be negative, got {num_steps} "
+        f"and {max_staleness}.",
+    )
+    least = (max_staleness + 1) * num_steps
+    chosen = least + num_steps if capacity is None else capacity
+    require(
+        chosen >= least and chosen % num_steps == 0,
+        f"capacity (steps per env) must be a multiple of num_steps={num_steps} and at least "
+        f"(max_staleness + 1) * num_steps = {least}, got {capacity}. Default: one more.",
+    )
+    return chosen
 
 
 def allocate_segments(

@@ -1,4 +1,4 @@
-"""Leave on a signal without losing anything: finish the iteration, save, stop."""
+"""Leave on a signal without losing anything: finish the update, save, stop."""
 
 import signal
 import sys
@@ -9,13 +9,17 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_rl.callbacks.parts import data_of
+from lightning_rl.collectors import Collector
 from lightning_rl.runs import CHECKPOINTS
 
 
 class GracefulStop(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
 
-    A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
+    A rollout that a background collector has not finished is not waited for, unless there are
+    several processes, which have to stop at the same iteration. A second Ctrl-C ends it at once,
+    without saving. The signal is left in `trainer.stop_signal`.
 
     Args:
         directory: of the run.
@@ -26,11 +30,17 @@ class GracefulStop(Callback):
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
         self._received: int | None = None
+        self._collector: Collector | None = None
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take over from Lightning's handlers, which would raise and skip the checkpoint."""
         self._received = None
+        self._collector = None
+        data = data_of(trainer)
+        if trainer.world_size == 1 and data.dataset is not None:
+            data.dataset.on_interrupt = lambda: self._save_and_stop(trainer)
+            self._collector = data.collector
         if threading.current_thread() is threading.main_thread():
             self._previous = {
                 number: signal.signal(number, self._handle) for number in self.SIGNALS
@@ -43,9 +53,7 @@ class GracefulStop(Callback):
         """
         if self._received is None or trainer.is_last_batch or trainer.should_stop:
             return
-        trainer.save_checkpoint(self.path)
-        trainer.limit_val_batches = 0
-        self._stop(trainer)
+        self._save_and_stop(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop between epochs. This callback comes after `LastCheckpoint`."""
@@ -66,8 +74,15 @@ class GracefulStop(Callback):
         if self._received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._received = number
+        if self._collector is not None:
+            self._collector.interrupt()
         again = " (Ctrl-C again to stop at once, without saving)" if number == signal.SIGINT else ""
         sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
+
+    def _save_and_stop(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.path)
+        trainer.limit_val_batches = 0
+        self._stop(trainer)
 
     def _stop(self, trainer: Trainer) -> None:
         trainer.should_stop = True

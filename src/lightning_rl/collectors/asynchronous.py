@@ -1,15 +1,17 @@
 """Collect rollouts in a thread of its own, while the learner trains on those before."""
 
 import copy
+import sys
 import threading
 import time
+import traceback
 import warnings
 from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers import BufferClosed, CircularBuffer, Window
+from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights
@@ -17,7 +19,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
 from lightning_rl.policies import Policy
 
-JOIN_SECONDS = 10.0
+JOIN_SECONDS = 5.0
 """How long `close` waits for the thread, which stops between two env steps."""
 
 
@@ -85,6 +87,7 @@ class AsyncCollector(Collector):
         self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)
         self._loop.renew = self._renew
         self._begun = 0
+        self._read = 0  # the number of the last rollout that was handed out, from 1
         self._stale_steps = 0
         self._boundary = threading.Lock()  # between two rollouts: guards what a checkpoint holds
         self._resume_from = self._loop.state_dict()
@@ -96,16 +99,28 @@ class AsyncCollector(Collector):
 
         Raises:
             WriterError: from the exception that ended the thread.
-            TimeoutError: where no rollout came within `timeout_s`.
+            TimeoutError: where no rollout came within `timeout_s`, with what the thread is at.
+            ReadInterrupted: after `interrupt`, where no rollout is ready.
         """
         if self._thread is None:
             self._start()
-        window = self._buffer.take()
-        while self._is_too_old(window):
-            self._stale_steps += window.num_steps * self.env.num_envs
+        try:
             window = self._buffer.take()
+            while self._is_too_old(window):
+                self._stale_steps += window.num_steps * self.env.num_envs
+                window = self._buffer.take()
+        except TimeoutError as error:
+            raise TimeoutError(f"{error} {self._whereabouts()}") from error
         self.reports_success = self._loop.reports_success
-        return self.account_for(window.rollout().to(self.policy.version.device), **window.notes)
+        if window.notes["number"] != self._read + 1:
+            self.statistics.skip_rollout()
+        self._read = window.notes["number"]
+        rollout = window.rollout().to(self.policy.version.device)
+        return self.account_for(rollout, window.notes["begins_anew"], window.notes["reports"])
+
+    def interrupt(self) -> None:
+        """See `Collector.interrupt`; the thread goes on until `close`."""
+        self._buffer.interrupt()
 
     def publish(self) -> None:
         """See `Collector.publish`."""
@@ -137,6 +152,7 @@ class AsyncCollector(Collector):
                 "loop": self._resume_from,
                 "buffer": self._buffer.state_dict(),
                 "stale_steps": self._stale_steps,
+                "read": self._read,
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,9 +160,11 @@ class AsyncCollector(Collector):
         super().load_state_dict(state)
         self._loop.plan = self.plan
         self._loop.load_state_dict(state["loop"])
+        self._read = state.get("read", state["loop"]["rollouts"])
         if "buffer" in state:
-            self._buffer.load_state_dict(state["buffer"])
             self._stale_steps = state["stale_steps"]
+            windows = self._fresh_enough(state["buffer"]["windows"])
+            self._buffer.load_state_dict(state["buffer"] | {"windows": windows})
         self._begun = int(self._buffer.statistics()["queue_depth"])
         self._resume_from = state["loop"]
 
@@ -181,6 +199,7 @@ class AsyncCollector(Collector):
                 segment = self._buffer.begin_write(float("inf"))
                 self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
+                notes["number"] = self._loop.rollouts
                 with self._boundary:
                     self._buffer.commit(steps, notes)
                     self._begun += 1
@@ -212,3 +231,34 @@ class AsyncCollector(Collector):
             return False  # the learner refuses it, should the rule above be wrong
         oldest = window.rollout()["policy_version"][:, :-1].min()
         return int(self.policy.version) - int(oldest) > self.max_staleness
+
+    def _fresh_enough(self, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return those of a checkpoint's unread rollouts that will be fresh when their turn comes.
+
+        All of them, unless `max_staleness` is smaller than it was; the oldest are left out then.
+        """
+        if self._buffer.overflow == "overwrite":
+            return windows  # dropped when their turn comes
+        rollouts = [saved_rollout(window) for window in windows]
+        oldest = [int(rollout["policy_version"][:, :-1].min()) for rollout in rollouts]
+        now, dropped = int(self.policy.version), 0
+        while any(
+            now + turn - version > self.max_staleness
+            for turn, version in enumerate(oldest[dropped:])
+        ):
+            self._stale_steps += rollouts[dropped][:, 1:].numel()
+            dropped += 1
+        if dropped:
+            warnings.warn(
+                f"{dropped} rollouts of the checkpoint are dropped: they are staler than "
+                f"max_staleness={self.max_staleness} allows.",
+                stacklevel=2,
+            )
+        return windows[dropped:]
+
+    def _whereabouts(self) -> str:
+        """Tell which line the thread is at."""
+        frame = sys._current_frames().get(self._thread.ident or 0) if self._thread else None
+        if frame is None:
+            return "Its thread has ended."
+        return f"Its thread is at:\n{''.join(traceback.format_stack(frame))}"

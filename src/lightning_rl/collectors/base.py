@@ -73,6 +73,9 @@ class Collector(ABC):
     def publish(self) -> None:  # noqa: B027  # a collector that shares the policy has nothing to do
         """Take notice that the policy has new weights, and a new version."""
 
+    def interrupt(self) -> None:  # noqa: B027  # who collects in the learner's thread waits for none
+        """Have `collect` raise `ReadInterrupted` where it would wait; for a signal handler."""
+
     def metrics(self) -> dict[str, float]:
         """Return what there is to log, under the names of the charts."""
         episodes = {"charts/episodes": float(self.statistics.episodes)}

@@ -54,6 +54,7 @@ class RolloutLoop:
         renew: called before each step; takes up newer weights, and tells whether it did. It may
             raise, to end the loop.
         reports_success: whether the env has said of an episode that it succeeded or not.
+        rollouts: how many have begun, those before a resumption included.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RolloutLoop:
             for segment in segments
         ]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
-        self._rollouts = 0
+        self.rollouts = 0
         self._next: Observation | None = None
 
     @torch.no_grad()
@@ -94,7 +95,7 @@ class RolloutLoop:
             first = segment.steps[0].get("observation")
             check_like(type(self.env).__name__, observation, first, "observation")
         copy_tree(segment.steps[0].get("observation"), observation)
-        self._rollouts += 1
+        self.rollouts += 1
         self._finished.zero_()
         storage, actor, stepper = lane = self._lanes[segment.index]
         storage["success"].zero_()
@@ -147,9 +148,9 @@ class RolloutLoop:
             ConfigurationError: where members of a group do not begin alike.
         """
         size = self.plan.group_size
-        if self._rollouts == 0 and size == 1:
+        if self.rollouts == 0 and size == 1:
             return self.env.reset(seed=self.seed)[0]
-        drawn = np.random.SeedSequence([self.seed, self._rollouts])
+        drawn = np.random.SeedSequence([self.seed, self.rollouts])
         seeds = drawn.generate_state(self.env.num_envs // size).repeat(size)
         observation, _ = self.env.reset(seed=seeds.tolist())
         if not _alike(observation, size):
@@ -166,7 +167,7 @@ class RolloutLoop:
         return {
             "env": self.env.state_dict() if goes_on else None,
             "generator": self.generator.get_state(),
-            "rollouts": self._rollouts,
+            "rollouts": self.rollouts,
             "reports_success": self.reports_success,
         }
 
@@ -176,9 +177,9 @@ class RolloutLoop:
         Warns where the env cannot be restored: the next rollout then begins new episodes.
         """
         self.generator.set_state(state["generator"].cpu())
-        self._rollouts = state["rollouts"]
+        self.rollouts = state["rollouts"]
         self.reports_success = state["reports_success"]
-        if self.plan.reset_every_rollout or self._rollouts == 0:
+        if self.plan.reset_every_rollout or self.rollouts == 0:
             return  # new episodes begin in any case
         try:
             if state["env"] is None:

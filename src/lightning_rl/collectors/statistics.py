@@ -23,6 +23,7 @@ class EpisodeStatistics:
     def __init__(self, num_envs: int) -> None:
         self._return = torch.zeros(num_envs, dtype=torch.float64)
         self._length = torch.zeros(num_envs, dtype=torch.int64)
+        self._incomplete = torch.zeros(num_envs, dtype=torch.bool)
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.successes: deque[bool] = deque(maxlen=WINDOW)
@@ -43,11 +44,14 @@ class EpisodeStatistics:
         begins = [0] * len(rewards)
         if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
+            incomplete = self._incomplete.numpy()
             for t, n in ends:
                 begin = begins[n]
-                self.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
-                self.lengths.append(int(lasted[n]) + t + 1 - begin)
+                if not incomplete[n]:
+                    self.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
+                    self.lengths.append(int(lasted[n]) + t + 1 - begin)
                 self.episodes += 1
+                incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
         # Summed apart from what came before the last end, which may hold a number that is none.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
@@ -73,12 +77,18 @@ class EpisodeStatistics:
         """Forget the episodes under way: their envs have been reset."""
         self._return.zero_()
         self._length.zero_()
+        self._incomplete.zero_()
+
+    def skip_rollout(self) -> None:
+        """Take note that a rollout was dropped: nobody knows what episodes under way earned."""
+        self._incomplete.fill_(True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as plain numbers and tensors."""
         return {
             "return": self._return.clone(),
             "length": self._length.clone(),
+            "incomplete": self._incomplete.clone(),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "successes": list(self.successes),
@@ -89,6 +99,7 @@ class EpisodeStatistics:
         """Take up a saved state."""
         self._return.copy_(state["return"])
         self._length.copy_(state["length"])
+        self._incomplete.copy_(state.get("incomplete", torch.tensor(False)))
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.successes.extend(state["successes"])

@@ -1,5 +1,6 @@
 """Collect rollouts in the learner's own thread, with the learner's own weights."""
 
+import warnings
 from typing import Any
 
 from tensordict import TensorDict
@@ -49,5 +50,12 @@ class SyncCollector(Collector):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Collector.load_state_dict`."""
         super().load_state_dict(state)
+        if unread := state.get("buffer", {}).get("windows"):
+            warnings.warn(
+                f"{len(unread)} rollouts of the checkpoint, which an AsyncCollector had collected "
+                "ahead, are dropped: they are of older weights.",
+                stacklevel=2,
+            )
+            self.statistics.skip_rollout()
         self._loop.plan = self.plan
         self._loop.load_state_dict(state["loop"])

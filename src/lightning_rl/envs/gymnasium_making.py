@@ -6,10 +6,11 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AutoresetMode
 
 from lightning_rl.envs.inline import InlineVectorEnv
 from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
@@ -48,7 +49,7 @@ def make_gymnasium(
             env = InlineVectorEnv([make_one] * num_envs)
         elif vectorization == "async":
             # copy=False: the collector copies each observation before the next step overwrites it.
-            env = AsyncVectorEnv(
+            env = WorkerVectorEnv(
                 [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
             )
         else:
