@@ -13,6 +13,7 @@ LEVELS = {
     "files": 0,
     "phases": 0,
     "arguments": 6,
+    "ranks": 0,
     "rollout": 0,
     "runs": 0,
     "config_files": 0,

@@ -18,6 +18,7 @@ from lightning_rl.callbacks import (
     GracefulStop,
     LastCheckpoint,
     MetricsWriter,
+    Peers,
     best_checkpoint,
 )
 from lightning_rl.errors import require
@@ -36,6 +37,10 @@ NOISE = (
     "`Trainer.fit` stopped",
     "Seed set to",
     "`weights_only` was not set",
+    "distributed_backend=",
+    "All distributed processes registered",
+    "Initializing distributed",
+    "Your model can run with static graph optimizations",
 )
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
@@ -91,7 +96,8 @@ class RLTrainer(Trainer):
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
         metrics = MetricsWriter()
-        package: list[Callback] = [EnvStepBudget(), metrics, EvaluationReport(self.run_dir)]
+        package: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        package.append(EvaluationReport(self.run_dir))
         if enable_progress_bar:
             package.append(EnvStepProgress(metrics))
         if enable_checkpointing:
@@ -161,6 +167,7 @@ def quieten_framework() -> None:
         ".*your dataloader is not resumable.*",
         ".*Your `IterableDataset` has `__len__` defined.*",
         ".*The dirpath has changed from.*",
+        ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", message)
