@@ -40,7 +40,7 @@ def train(config: str, seed: int, overrides: list[str], output_dir: Path, episod
     rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-    statistics = checkpoint["RLDataModule"]["collector"]["statistics"]
+    statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]
     return {
         "config": Path(config).name,
         "overrides": overrides,

@@ -15,6 +15,7 @@ LEVELS = {
     "phases": 0,
     "registration": 0,
     "arguments": 6,
+    "ranks": 0,
     "rollout": 0,
     "runs": 0,
     "config_files": 0,

@@ -19,6 +19,7 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import write_atomically
 from lightning_rl.messages import explain
+from lightning_rl.ranks import LostRankError
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import only_allowed_imports
@@ -144,11 +145,14 @@ class RLCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Say where the output goes."""
-        print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
+        if self.trainer.is_global_zero:
+            print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
 
     def after_fit(self) -> None:
         """Say where everything is; if a signal ended the run, leave with its status."""
         trainer = cast(RLTrainer, self.trainer)
+        if not trainer.is_global_zero:
+            return  # a status other than 0 would have its launcher kill rank 0
         run_dir, signal = trainer.run_dir, trainer.stop_signal
         print(f"Run directory: {run_dir}")
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}"
@@ -186,6 +190,10 @@ def run(arguments: Sequence[str]) -> None:
         sys.exit(1)
 
 
+CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
+"""The errors whose message says all there is to know."""
+
+
 def _curable(error: BaseException) -> BaseException | None:
     """Return the error in a chain of causes that its user can cure.
 
@@ -193,7 +201,7 @@ def _curable(error: BaseException) -> BaseException | None:
     """
     chain: BaseException | None = error
     while chain is not None:
-        if isinstance(chain, ConfigurationError | MisconfigurationException | FloatingPointError):
+        if isinstance(chain, CURABLE):
             return chain
         chain = chain.__cause__ or chain.__context__
     return None

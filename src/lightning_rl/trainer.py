@@ -20,6 +20,7 @@ from lightning_rl.callbacks import (
     GracefulStop,
     LastCheckpoint,
     MetricsWriter,
+    Peers,
     PeriodicCheckpoint,
     RunManifest,
     VideoRecorder,
@@ -42,6 +43,10 @@ NOISE = (
     "Loaded model weights from the checkpoint",
     "`Trainer.fit` stopped",
     "Seed set to",
+    "distributed_backend=",
+    "All distributed processes registered",
+    "Initializing distributed",
+    "Your model can run with static graph optimizations",
 )
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
@@ -114,7 +119,8 @@ class RLTrainer(Trainer):
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
         metrics = MetricsWriter()
-        package: list[Callback] = [EnvStepBudget(), metrics, EvaluationReport(self.run_dir)]
+        package: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        package.append(EvaluationReport(self.run_dir))
         if video:
             settings = video if isinstance(video, VideoSettings) else VideoSettings()
             package.append(VideoRecorder(self.run_dir, settings))
@@ -208,6 +214,7 @@ def quieten_framework() -> None:
         ".*your dataloader is not resumable.*",
         ".*Your `IterableDataset` has `__len__` defined.*",
         ".*The dirpath has changed from.*",
+        ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", message)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -14,15 +15,25 @@ from lightning_rl.errors import ConfigurationError, require
 
 def check_trainer(trainer: Trainer) -> None:
     """Refuse trainer settings under which the update would be wrong."""
-    if trainer.world_size > 1:
+    strategy = trainer.strategy
+    started = getattr(strategy, "_start_method", "popen")
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
+        name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
         raise ConfigurationError(
-            f"Training on {trainer.world_size} processes is not supported: normaliser statistics "
-            "and early stops would not agree between them. Use --trainer.devices 1."
+            f"trainer.strategy {name} is not supported: "
+            + (
+                "every process needs the whole policy, to act with."
+                if started == "popen"
+                else "its processes would share the worker processes of an env, and what they "
+                "counted would not come back."
+            )
+            + " Use --trainer.strategy ddp, or one device."
         )
     if trainer.precision != "32-true":
         raise ConfigurationError(
             f"trainer.precision {trainer.precision} is not supported: rollouts are collected in "
-            "float32, and the update's log-probs must match. Use 32-true."
+            "float32, and the update's log-probs must match; in less, that is untested. Use "
+            "32-true."
         )
 
 

@@ -4,6 +4,7 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule
 
+from lightning_rl import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.policies import Policy
@@ -70,12 +71,15 @@ class EvaluatedModule(LightningModule):
         )
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds."""
-        self._episodes += self.play(seeds, self.watch)
+        """Play the episodes of a batch of seeds; a rank may have an empty one."""
+        if seeds:
+            self._episodes += self.play(seeds, self.watch)
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the episodes, for the monitors and the log."""
-        self.evaluation = summarize(self._episodes) | {
+        """Summarise the episodes of all ranks, for the monitors and the log."""
+        gathered = ranks.gather_over_ranks(self._episodes)
+        episodes = [episode for one in gathered for episode in one]  # by seed, as by rank
+        self.evaluation = summarize(episodes) | {
             "deterministic": self.data.eval_deterministic,
             "env_steps": self.env_steps,
         }

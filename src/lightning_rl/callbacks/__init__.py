@@ -12,6 +12,7 @@ from lightning_rl.callbacks.graceful_stop import GracefulStop
 from lightning_rl.callbacks.loggers import EnvStepCSV, EnvStepTensorBoard
 from lightning_rl.callbacks.manifest import RunManifest
 from lightning_rl.callbacks.metrics import MetricsWriter
+from lightning_rl.callbacks.peers import Peers
 from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.callbacks.report import EvaluationReport
 from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
@@ -27,6 +28,7 @@ __all__ = [
     "GracefulStop",
     "LastCheckpoint",
     "MetricsWriter",
+    "Peers",
     "PeriodicCheckpoint",
     "RunManifest",
     "VideoRecorder",

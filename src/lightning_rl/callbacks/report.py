@@ -24,12 +24,13 @@ class EvaluationReport(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report, unless this is an evaluation during training."""
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report."""
-        self._report(algorithm_of(pl_module).evaluation, "test.json")
+        if trainer.is_global_zero:
+            self._report(algorithm_of(pl_module).evaluation, "test.json")
 
     def _report(self, evaluation: dict[str, Any], name: str) -> None:
         path = self.directory / name
