@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
+from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -149,6 +150,7 @@ class RLTrainer(Trainer):
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
+        check_strategy(self)
 
     def save_checkpoint(
         self,

@@ -15,6 +15,17 @@ from lightning_rl.errors import ConfigurationError, require
 
 def check_trainer(trainer: Trainer) -> None:
     """Refuse trainer settings under which the update would be wrong."""
+    check_strategy(trainer)
+    if trainer.precision != "32-true":
+        raise ConfigurationError(
+            f"trainer.precision {trainer.precision} is not supported: rollouts are collected in "
+            "float32, and the update's log-probs must match; in less, that is untested. Use "
+            "32-true."
+        )
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that do not give each process a whole policy and envs of its own."""
     strategy = trainer.strategy
     started = getattr(strategy, "_start_method", "popen")
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
@@ -28,12 +39,6 @@ def check_trainer(trainer: Trainer) -> None:
                 "counted would not come back."
             )
             + " Use --trainer.strategy ddp, or one device."
-        )
-    if trainer.precision != "32-true":
-        raise ConfigurationError(
-            f"trainer.precision {trainer.precision} is not supported: rollouts are collected in "
-            "float32, and the update's log-probs must match; in less, that is untested. Use "
-            "32-true."
         )
 
 
