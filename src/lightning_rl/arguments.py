@@ -36,7 +36,7 @@ def complete(arguments: list[str]) -> Completed:
     subcommand, options = arguments[0], arguments[1:]
     if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
         return Completed(arguments, True, options)
-    options, configs = _resolve_config_names(options)
+    options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
         raise ConfigurationError(
@@ -112,6 +112,17 @@ def read_config(checkpoint: Path) -> str:
             "trained with as --config."
         )
     return str(content[CONFIG_KEY])
+
+
+def _spell_out_video(options: list[str]) -> list[str]:
+    """Read `--video`, alone or with a value, as `--trainer.video`."""
+    spelt: list[str] = []
+    for option, following in zip(options, [*options[1:], "--"], strict=True):
+        if option == "--video" or option.startswith(("--video=", "--video.")):
+            alone = option == "--video" and following.startswith("-")
+            option = f"--trainer.{option[2:]}{'=true' if alone else ''}"
+        spelt.append(option)
+    return spelt
 
 
 def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:

@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
@@ -162,12 +163,27 @@ class RLCLI(LightningCLI):
                 flush=True,
             )
             sys.exit(128 + signal)
-        best = run_dir / "checkpoints" / "best.ckpt"
-        print(
-            f"Evaluate:  rl-cli validate --ckpt_path {best}\nTrain on:  {resume} "
-            "--data.total_env_steps ..."
-        )
-        print(f"Curves:    tensorboard --logdir {run_dir / 'logs'}", flush=True)
+        print("\n".join(_summary(trainer, resume)), flush=True)
+
+
+def _summary(trainer: RLTrainer, resume: str) -> list[str]:
+    """Say what a finished run left, and what to do with it."""
+    run_dir = trainer.run_dir
+    best = run_dir / "checkpoints" / "best.ckpt"
+    lines = []
+    kept = trainer.checkpoint_callback
+    if isinstance(kept, ModelCheckpoint) and kept.best_model_score is not None:
+        lines.append(f"Best:      {kept.monitor} {float(kept.best_model_score):.2f}, in {best}")
+    if best.is_file():
+        lines.append(f"Evaluate:  rl-cli validate --ckpt_path {best}   (--video true films it)")
+    lines.append(f"Train on:  {resume} --data.total_env_steps ...")
+    logs = run_dir / "logs"
+    if logs.is_dir():
+        lines.append(f"Curves:    tensorboard --logdir {logs}   (and {logs / 'metrics.csv'})")
+    videos = run_dir / "videos"
+    if videos.is_dir():
+        lines.append(f"Videos:    {videos} ({len(list(videos.glob('*.mp4')))} files)")
+    return lines
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -416,7 +416,7 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request():
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 7, outcome.stdout  # start, two evaluations, and four of summary
+    assert len(lines) == 8, outcome.stdout  # start, two evaluations, and five of summary
     printed = rl_cli("fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config")
     assert yaml.safe_load(printed.stdout)["model"]["init_args"]["clip_coef"] == 0.3
 

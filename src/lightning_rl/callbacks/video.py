@@ -127,7 +127,7 @@ class VideoRecorder(Callback):
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
         if not trainer.is_global_zero:
             return
-        stage = "eval" if trainer.state.fn == "fit" else str(trainer.state.fn).lower()
+        stage = "eval" if trainer.state.fn == "fit" else str(getattr(trainer.state.fn, "value", ""))
         if self._film is not None:
             self._attempt(lambda: self._finish(trainer, pl_module, stage, best))
         elif best and self._clock.allows():

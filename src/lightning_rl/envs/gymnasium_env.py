@@ -4,6 +4,7 @@ The one place that knows about autoreset and clipping.
 """
 
 import atexit
+import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -169,6 +170,8 @@ class GymnasiumEnv(VectorEnv):
             "rgb_array" in modes,
             f"Env '{self.id}' cannot be drawn: its render modes are {modes}, without rgb_array.",
         )
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen else
         self._env_kwargs = {**self._env_kwargs, "render_mode": "rgb_array"}
         without, self._env = self._env, self._make(self._env_kwargs)
         without.close()
