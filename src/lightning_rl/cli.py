@@ -17,7 +17,7 @@ from lightning_rl.arguments import complete
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import write_atomically
+from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
@@ -141,7 +141,8 @@ class RLCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Say where the output goes."""
+        """Say where the output goes, if it can go there: the loggers would not say it readably."""
+        check_writable(cast(RLTrainer, self.trainer).run_dir)
         print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
 
     def after_fit(self) -> None:
