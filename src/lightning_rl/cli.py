@@ -18,7 +18,7 @@ from lightning_rl.arguments import complete
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import write_atomically
+from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.ranks import LostRankError
 from lightning_rl.runs import find_checkpoint, run_dir_of
@@ -145,9 +145,11 @@ class RLCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Say where the output goes."""
+        """Say where the output goes, if it can go there: the loggers would not say it readably."""
         if self.trainer.is_global_zero:
-            print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
+            run_dir = cast(RLTrainer, self.trainer).run_dir
+            check_writable(run_dir)
+            print(f"Run directory: {run_dir}", flush=True)
 
     def after_fit(self) -> None:
         """Say where everything is; if a signal ended the run, leave with its status."""

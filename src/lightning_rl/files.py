@@ -52,6 +52,20 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         raise _explained(target, cause) from error
 
 
+def check_writable(directory: Path) -> None:
+    """Make a directory, and see whether it takes files.
+
+    Raises:
+        WriteError: where it does not.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _explained(directory, error) from error
+
+
 def remove_leftovers(directory: str | Path) -> None:
     """Remove the unfinished files that a kill has left, unless who writes them is still alive."""
     for path in Path(directory).glob(f"{TEMPORARY}*"):

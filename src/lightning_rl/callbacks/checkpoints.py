@@ -183,11 +183,12 @@ class WarmStart(Callback):
     def __init__(self, find: Callable[[], Path]) -> None:
         self.find = find
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the weights, unless the run resumes: then it has its own."""
-        if stage != "fit" or trainer.ckpt_path is not None:
+        module = algorithm_of(pl_module)
+        if module.env_steps > 0:
             return
-        policy = algorithm_of(pl_module).policy
+        policy = module.policy
         own, saved = policy.state_dict(), read_checkpoint(self.find())["state_dict"]
         weights = {key: saved[name] for key in own if (name := f"policy.{key}") in saved}
         check_weights(own, weights)
