@@ -119,14 +119,7 @@ class RLTrainer(Trainer):
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        metrics = MetricsWriter()
-        package: list[Callback] = [Peers(), EnvStepBudget(), metrics]
-        package.append(EvaluationReport(self.run_dir))
-        if video:
-            settings = video if isinstance(video, VideoSettings) else VideoSettings()
-            package.append(VideoRecorder(self.run_dir, settings))
-        if enable_progress_bar:
-            package.append(EnvStepProgress(metrics))
+        package = self._callbacks(video, enable_progress_bar)
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
             small = checkpoint_weights_only
@@ -151,6 +144,18 @@ class RLTrainer(Trainer):
             **kwargs,
         )
         check_strategy(self)
+
+    def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
+        """Return the package's callbacks but those of checkpoints."""
+        metrics = MetricsWriter()
+        callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        callbacks.append(EvaluationReport(self.run_dir))
+        if video:
+            settings = video if isinstance(video, VideoSettings) else VideoSettings()
+            callbacks.append(VideoRecorder(self.run_dir, settings))
+        if progress:
+            callbacks.append(EnvStepProgress(metrics))
+        return callbacks
 
     def save_checkpoint(
         self,
