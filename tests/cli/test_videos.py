@@ -14,11 +14,13 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from lightning_rl import GymnasiumEnv, RLTrainer
 from lightning_rl.callbacks import VideoSettings
-from lightning_rl.callbacks.film import CAPTION, Film
+from lightning_rl.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.callbacks.video import _TimeShare
 from lightning_rl.envs import PushCube, TorchEnv
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same, assert_same_run, make_data, make_ppo, train
+
+pytestmark = pytest.mark.filterwarnings("error:No videos from here on")
 
 EVERYTHING = VideoSettings(max_share=None)
 
@@ -42,8 +44,8 @@ def filmed(run_dir, video=EVERYTHING, **kwargs):
 
 def tile(frames, i):
     """Return the pictures [F, H, W, 3] of one of the episodes, without the caption."""
-    width = frames.shape[2] // 2
-    return frames[:, CAPTION:, i * width : (i + 1) * width]
+    width = (frames.shape[2] - GAP) // 2
+    return frames[:, CAPTION:, i * (width + GAP) :][:, :, :width]
 
 
 def test_a_film_shows_every_step_of_the_first_episodes_and_training_stays_the_same(tmp_path):
@@ -58,7 +60,7 @@ def test_a_film_shows_every_step_of_the_first_episodes_and_training_stays_the_sa
     # CartPole moves at 50 steps a second, a film at 30 frames at most: every other step, and the end.
     assert len(frames) == -(-max(lengths) // 2) + 1
     assert fps == 25
-    assert frames.shape[1:] == (CAPTION + 200, 600, 3)
+    assert frames.shape[1:] == (CAPTION + 200, 600 + GAP, 3)
     for i, length in enumerate(lengths):
         episode = tile(frames, i)
         moves = np.abs(np.diff(episode, axis=0)).max((1, 2, 3)) > 60
@@ -96,7 +98,7 @@ def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):
     filmed(tmp_path, env=env, policy={"squash": True}, data={"num_eval_episodes": 5})
     frames, fps = decode(tmp_path / "videos" / "eval_384.mp4")
     assert fps == PushCube.render_fps
-    assert frames.shape == (13, CAPTION + 256, 512, 3)
+    assert frames.shape == (13, CAPTION + 256, 512 + GAP, 3)
     assert np.abs(frames[5] - frames[6]).max() > 30
     images = [
         value.tensor.string_val[2]
@@ -107,6 +109,16 @@ def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):
     ]
     assert len(images) == 2
     assert all(image.startswith(b"GIF89a") and len(image) < 300_000 for image in images)
+
+
+def test_the_caption_tells_when_an_episode_ended(tmp_path, monkeypatch):
+    said, show = [], Film.show
+    monkeypatch.setattr(Film, "show", lambda film, *a: (said.append(a[2]), show(film, *a)))
+    module, _, _ = filmed(tmp_path, data={"total_env_steps": 192})
+    found = module.evaluation
+    for length, total in zip(found["lengths"], found["returns"], strict=True):
+        assert f"return {total:.1f}   ended at step {length}" in said
+    assert said[0] == "return 0.0   step 0"
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

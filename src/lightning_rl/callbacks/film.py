@@ -15,6 +15,9 @@ TILE = 320
 CAPTION = 20
 """Height of the line above each picture, in pixels."""
 
+GAP = 4
+"""Between two episodes, in pixels."""
+
 GIF_FRAMES, GIF_WIDTH = 40, 320
 """The most that an animation for TensorBoard has: it lies in the event file."""
 
@@ -134,10 +137,11 @@ class Film:
         self._size = size
         self._columns = int(np.ceil(np.sqrt(self.count)))
         rows = -(-self.count // self._columns)
-        width, height = self._columns * size[0], rows * (size[1] + CAPTION)
+        width = self._columns * (size[0] + GAP) - GAP
+        height = rows * (size[1] + CAPTION + GAP) - GAP
         even = (width + width % 2, height + height % 2)
         self._canvas = Image.new("RGB", even, (32, 34, 38))
 
     def _corner(self, i: int) -> tuple[int, int]:
         row, column = divmod(i, self._columns)
-        return column * self._size[0], row * (self._size[1] + CAPTION)
+        return column * (self._size[0] + GAP), row * (self._size[1] + CAPTION + GAP)

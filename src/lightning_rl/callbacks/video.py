@@ -188,24 +188,22 @@ class VideoRecorder(Callback):
         expected = max(algorithm.evaluation.get("lengths", [0])[:count])
         stride = max(round(env.render_fps / settings.fps), -(-expected // capacity), 1)
         film = self._film = Film(count, stride, capacity)
-        over: set[int] = set()
+        shown, ends = set(range(count)), dict[int, int]()
 
         def watch(step: int, returns: Tensor, running: Tensor) -> None:
-            left = running[:count]
-            if len(over) == count or (left.any() and not film.wants(step)):
-                return
-            self._attempt(lambda: look(step, returns, left))
+            rows = [i for i, runs in enumerate(running[:count].tolist()) if runs]
+            for i in set(range(count)) - ends.keys() - set(rows):
+                ends[i] = step
+            if shown and (film.wants(step) or not rows):
+                self._attempt(lambda: look(step, returns, rows))
 
-        def look(step: int, returns: Tensor, left: Tensor) -> None:
-            rows = left.nonzero().flatten().tolist()
+        def look(step: int, returns: Tensor, rows: list[int]) -> None:
             pictures = dict(zip(rows, env.render(rows), strict=True)) if rows else {}
-            for i in sorted(set(range(count)) - over):
-                ended = i not in pictures
-                caption = f"return {returns[i]:.1f}   step {step}{'   ended' if ended else ''}"
-                film.show(i, pictures.get(i), caption)
-                if ended:
-                    over.add(i)
+            for i in sorted(shown):
+                when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
+                film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
             film.take(last=not rows)
+            shown.intersection_update(rows)
 
         algorithm.watch = watch
 
@@ -220,6 +218,8 @@ class VideoRecorder(Callback):
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
         boards = [x for x in trainer.loggers if isinstance(x, EnvStepTensorBoard)]
+        if stage in ("validate", "test"):
+            boards = []  # the curves of a run are those of its training
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
         self._writing = self._writer.submit(
             _write, film, rate, [self.directory / name for name in names], boards, steps

@@ -171,7 +171,9 @@ class GymnasiumEnv(VectorEnv):
             f"Env '{self.id}' cannot be drawn: its render modes are {modes}, without rgb_array.",
         )
         if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen else
+            # Else pygame and MuJoCo look for a screen, and the latter fails without one.
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+            os.environ.setdefault("MUJOCO_GL", "egl")
         self._env_kwargs = {**self._env_kwargs, "render_mode": "rgb_array"}
         without, self._env = self._env, self._make(self._env_kwargs)
         without.close()
