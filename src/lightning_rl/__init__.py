@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         VectorEnv,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.policies import ActorCritic, ActorOnly, Policy
+    from lightning_rl.policies import ActorCritic, ActorOnly, Policy, SlowPolicy
     from lightning_rl.trainer import RLTrainer
 
 _HOMES = {
@@ -37,6 +37,7 @@ _HOMES = {
     "PushCube": "envs",
     "RLDataModule": "data",
     "RLTrainer": "trainer",
+    "SlowPolicy": "policies",
     "SyncCollector": "collectors",
     "TorchEnv": "envs",
     "VectorEnv": "envs",
@@ -59,6 +60,7 @@ __all__ = [
     "PushCube",
     "RLDataModule",
     "RLTrainer",
+    "SlowPolicy",
     "SyncCollector",
     "TorchEnv",
     "VectorEnv",

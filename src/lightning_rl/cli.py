@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import CONFIG_KEY, SECTIONS, complete
+from lightning_rl.buffers import WriterError
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import write_atomically
@@ -180,6 +181,8 @@ def _curable(error: BaseException) -> BaseException | None:
     while chain is not None:
         if isinstance(chain, ConfigurationError | MisconfigurationException | FloatingPointError):
             return chain
+        if isinstance(chain, WriterError) and not isinstance(chain.__cause__, ConfigurationError):
+            return None  # it was raised in the env or the policy: where, its own traceback tells
         chain = chain.__cause__ or chain.__context__
     return None
 
