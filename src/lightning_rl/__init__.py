@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         VectorEnv,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.policies import ActorCritic, ActorOnly, Policy
+    from lightning_rl.policies import ActorCritic, ActorOnly, Policy, SlowPolicy
     from lightning_rl.trainer import RLTrainer
 
 _HOMES = {
@@ -39,6 +39,7 @@ _HOMES = {
     "PushCube": "envs",
     "RLDataModule": "data",
     "RLTrainer": "trainer",
+    "SlowPolicy": "policies",
     "SyncCollector": "collectors",
     "TorchEnv": "envs",
     "VectorEnv": "envs",
@@ -61,6 +62,7 @@ __all__ = [
     "PushCube",
     "RLDataModule",
     "RLTrainer",
+    "SlowPolicy",
     "SyncCollector",
     "TorchEnv",
     "VectorEnv",

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import complete
+from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
@@ -221,6 +222,8 @@ def _curable(error: BaseException) -> BaseException | None:
     while chain is not None:
         if isinstance(chain, CURABLE):
             return chain
+        if isinstance(chain, WriterError) and not isinstance(chain.__cause__, ConfigurationError):
+            return None  # it was raised in the env or the policy: where, its own traceback tells
         chain = chain.__cause__ or chain.__context__
     return None
 

@@ -225,6 +225,8 @@ class RLDataModule(LightningDataModule):
             if len(self._restored) == ranks.world_size():  # else `load_rank_state` says so
                 self.collector.load_state_dict(self._restored[ranks.rank()])
             self._restored = None
+        if self.collector.in_background and cast(Any, self.trainer).enable_validation:
+            _ = self.eval_env  # made now: not to fork beside a running thread
         self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
         return self.dataset
 

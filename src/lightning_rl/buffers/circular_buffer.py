@@ -237,7 +237,7 @@ class CircularBuffer(Buffer):
             self._free_held()
 
     def interrupt(self) -> None:
-        """Have the reader wait no more, for good. Signal handlers may: the lock is reentrant."""
+        """Have the reader wait no more, for good; not for its own thread's signal handlers."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()

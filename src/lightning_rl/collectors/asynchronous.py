@@ -1,5 +1,6 @@
 """Collect rollouts in a thread of its own, while the learner trains on those before."""
 
+import _thread
 import copy
 import sys
 import threading
@@ -53,6 +54,8 @@ class AsyncCollector(Collector):
     Raises:
         ConfigurationError: for a number out of range.
     """
+
+    in_background = True
 
     def __init__(
         self,
@@ -120,7 +123,9 @@ class AsyncCollector(Collector):
 
     def interrupt(self) -> None:
         """See `Collector.interrupt`; the thread goes on until `close`."""
-        self._buffer.interrupt()
+        # A handler runs within the learner's thread: maybe after it has looked for a rollout, and
+        # before it waits to be notified. And `Thread` takes locks that it may hold by then.
+        _thread.start_new_thread(self._buffer.interrupt, ())
 
     def publish(self) -> None:
         """See `Collector.publish`."""

@@ -51,10 +51,12 @@ class Collector(ABC):
         env_steps: steps of the rollouts handed out so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
+        in_background: whether a thread collects while the learner goes on.
         phase: times the phases `env` and `inference`, for a profiler.
     """
 
     max_staleness: int = 0
+    in_background: bool = False
 
     def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
         self.env = env

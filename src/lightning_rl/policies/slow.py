@@ -1,0 +1,102 @@
+"""Simulate a policy that takes long to infer, for tests and benchmarks."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+
+from lightning_rl.errors import check_range
+from lightning_rl.policies.acting import RolloutActor
+from lightning_rl.policies.base import Policy
+from lightning_rl.rollout import FieldSpec
+
+PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]
+"""Makes a policy from the observation and the action space.
+
+In YAML the class and its other arguments.
+"""
+
+
+class SlowPolicy(Policy):
+    """Another policy, with a simulated inference delay: each call that acts sleeps first.
+
+    It stands for a large model on a device of its own: the CPU is free meanwhile, and the delay
+    does not depend on how many envs there are. The update is not delayed.
+
+    Args:
+        observation_space, action_space: of one env.
+        policy: makes the policy that does the work.
+        delay_ms: of each call that acts, in milliseconds of wall time.
+
+    Raises:
+        ConfigurationError: for a negative delay.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        policy: PolicyFactory,
+        delay_ms: float,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        check_range("delay_ms", delay_ms, least=0)
+        self.inner = policy(observation_space, action_space)
+        self.has_critic = self.inner.has_critic
+        self.delay_ms = delay_ms
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `Policy.extra_fields`."""
+        return self.inner.extra_fields
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """See `Policy.forward`."""
+        self.wait()
+        return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+
+    def wait(self) -> None:
+        """Take the time of one inference."""
+        time.sleep(self.delay_ms / 1000.0)
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        """See `Policy.rollout_actor`."""
+        return SlowActor(self, self.inner.rollout_actor(rollout))
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        """See `Policy.get_value`."""
+        return self.inner.get_value(td)
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`."""
+        return self.inner.evaluate_actions(td)
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        """See `Policy.update_normalization`."""
+        self.inner.update_normalization(rollout)
+
+
+class SlowActor(RolloutActor):
+    """What acts for the policy inside, with the delay of the one around it."""
+
+    def __init__(self, policy: SlowPolicy, actor: RolloutActor) -> None:
+        self._policy = policy
+        self._actor = actor
+
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        """See `RolloutActor.begin`."""
+        self._actor.begin(generator, start)
+
+    def act(self, t: int) -> None:
+        """See `RolloutActor.act`."""
+        self._policy.wait()
+        self._actor.act(t)
+
+    def finish(self, start: int, stop: int) -> None:
+        """See `RolloutActor.finish`."""
+        self._actor.finish(start, stop)

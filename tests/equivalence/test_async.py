@@ -1,0 +1,306 @@
+"""Collecting in the background without lag is collecting in the foreground, bit for bit; with a lag nothing is lost."""
+
+import os
+import signal
+import threading
+import time
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, AsyncCollector, CartPole, SyncCollector
+from lightning_rl.envs import GymnasiumEnv, TorchEnv, ValueProbe
+from tests.equivalence.test_resume import SignalAt, stop_and_resume
+from tests.helpers import assert_same, last, load, scalars, train
+
+CLOCKED = ("charts/SPS", "async/")
+GRPO_MODEL = {"algorithm": GRPO, "group_size": 4, "batch_size": 32}
+
+
+def background(max_staleness, **kwargs):
+    return partial(AsyncCollector, max_staleness=max_staleness, timeout_s=30, **kwargs)
+
+
+def assert_same_training(one, other):
+    """Assert that two runs have trained alike; what the collector has begun meanwhile may differ."""
+    a, b = load(last(one)), load(last(other))
+    for key in ("state_dict", "optimizer_states", "lightning_rl", "global_step", "epoch"):
+        assert_same(a[key], b[key], key)
+    a, b = a["RLDataModule"]["collector"], b["RLDataModule"]["collector"]
+    for key in ("statistics", "env_steps"):
+        assert_same(a[key], b[key], key)
+    curves, others = scalars(one, CLOCKED), scalars(other, CLOCKED)
+    assert_same(curves, others)
+    assert "charts/episode_reward_avg_100" in curves
+
+
+RUNS = {
+    "PPO CartPole-v1": {},
+    "PPO Pendulum-v1": {
+        "env": "Pendulum-v1",
+        "policy": {"normalize_observation": True, "squash": True},
+        "model": {"normalize_reward": True},
+        "data": {"buffer_size": 20},  # 200 steps are an episode
+    },
+    "PPO torch": {"env": CartPole, "policy": {"normalize_observation": True}},
+    "GRPO CartPole-v1": {"model": GRPO_MODEL},
+    "GRPO torch": {
+        "env": lambda n: ValueProbe(n, delay=15),
+        "model": GRPO_MODEL | {"kl_coef": 0.1},
+    },
+    "GRPO going on": {"model": GRPO_MODEL | {"reset_every_rollout": False, "mode": "step"}},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_without_lag_background_is_foreground_bit_for_bit(name, tmp_path):
+    run = dict(RUNS[name])
+    data = {"num_envs": 4, "buffer_size": 16, "iterations_per_epoch": 10} | run.pop("data", {})
+    data["total_env_steps"] = 20 * 4 * data["buffer_size"]
+    for kind, collector in {"sync": SyncCollector, "async": background(0)}.items():
+        module, *_ = train(tmp_path / kind, data=data | {"collector": collector}, **run)
+    assert module.policy.version >= 20  # more where rollouts end with their episodes
+    assert_same_training(tmp_path / "sync", tmp_path / "async")
+
+
+def test_an_evaluation_neither_stops_nor_disturbs_collection(tmp_path):
+    ahead = []
+
+    class Watch(Callback):
+        def on_validation_start(self, trainer, module):
+            buffer = trainer.datamodule.collector._buffer
+            wait_for(lambda: buffer.statistics()["queue_depth"] == 2)  # filled while this lasts
+            ahead.append(buffer.statistics()["queue_depth"])
+
+    data = {"collector": background(1), "iterations_per_epoch": 1}
+    train(tmp_path / "watched", data=data, trainer={"callbacks": [Watch()]})
+    assert ahead == [2.0] * 6
+    for every in (1, 6):
+        data = {"collector": background(0), "iterations_per_epoch": every}
+        train(tmp_path / str(every), data=data)
+    for key in ("state_dict", "optimizer_states"):
+        assert_same(load(last(tmp_path / "1"))[key], load(last(tmp_path / "6"))[key])
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert condition()
+
+
+class Lead(Callback):
+    """Have each iteration end with so many rollouts collected ahead: what a checkpoint then holds does not depend on
+    the machine. Without, it is whatever has been collected."""
+
+    def __init__(self, rollouts):
+        self.rollouts = rollouts
+
+    def on_train_batch_end(self, trainer, *args):
+        buffer = trainer.datamodule.collector._buffer
+        wait_for(lambda: buffer.statistics()["queue_depth"] >= self.rollouts)
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+@pytest.mark.parametrize("name", ["PPO CartPole-v1", "PPO torch", "GRPO CartPole-v1"])
+def test_resume_without_lag_is_exact(name, lead, tmp_path):
+    run = RUNS[name] | {"data": {"collector": background(0)}}
+    train(tmp_path / "whole", **run)
+    callbacks = [SignalAt(3), *([Lead(1)] if lead else [])]
+    train(tmp_path / "stopped", trainer={"callbacks": callbacks}, **run)
+    windows = load(last(tmp_path / "stopped"))["RLDataModule"]["collector"]["buffer"]["windows"]
+    assert len(windows) == 1 if lead else len(windows) <= 1
+    train(tmp_path / "stopped", ckpt_path=last(tmp_path / "stopped"), **run)
+    assert_same_training(tmp_path / "whole", tmp_path / "stopped")
+
+
+class Signaller:
+    """Makes envs of which one, at one step of the whole process, sends a signal and then takes its time."""
+
+    def __init__(self, make, at, seconds=0.3):
+        self.make, self.at, self.seconds = make, at, seconds
+        self.steps = self.slow_steps = 0
+
+    def __call__(self, num_envs):
+        env = self.make(num_envs)
+        original, outer = env.step, self
+
+        class Step(type(env)):
+            def step(self, action):
+                if threading.current_thread().name == "collector":
+                    outer.steps += 1
+                    if outer.steps == outer.at:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    if outer.steps >= outer.at and outer.slow_steps < 4:
+                        outer.slow_steps += 1
+                        time.sleep(outer.seconds)
+                return original(action)
+
+        env.__class__ = Step
+        return env
+
+
+@pytest.mark.parametrize("iteration", range(6))
+def test_a_signal_while_the_learner_waits_is_honoured_at_once_and_loses_nothing(
+    iteration, tmp_path
+):
+    """In the middle of any rollout of two epochs; the rest of that rollout would take seconds."""
+    data = {"collector": background(0)}
+    train(tmp_path / "whole", env=lambda n: ValueProbe(n, delay=3), data=data)
+    env = Signaller(lambda n: ValueProbe(n, delay=3), at=16 * iteration + 7)
+    began = []
+
+    class Stopped(Callback):
+        def on_train_end(self, trainer, module):
+            began.append(env.slow_steps)
+
+    _, _, trainer = train(
+        tmp_path / "stopped", env=env, data=data, trainer={"callbacks": [Stopped()]}
+    )
+    assert trainer.stop_signal == signal.SIGTERM
+    assert trainer.global_step == iteration
+    assert began == [1], "it ended within the env step that was under way"
+    train(
+        tmp_path / "stopped",
+        env=lambda n: ValueProbe(n, delay=3),
+        data=data,
+        ckpt_path=last(tmp_path / "stopped"),
+    )
+    assert_same_training(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_signal_while_the_learner_waits_for_gymnasium_is_exact_too(tmp_path):
+    data = {"collector": background(0)}
+    train(tmp_path / "whole", data=data)
+    env = Signaller(partial(GymnasiumEnv, id="CartPole-v1"), at=16 * 4 + 3)
+    train(tmp_path / "stopped", env=env, data=data)
+    assert load(last(tmp_path / "stopped"))["global_step"] == 4
+    train(tmp_path / "stopped", data=data, ckpt_path=last(tmp_path / "stopped"))
+    assert_same_training(tmp_path / "whole", tmp_path / "stopped")
+
+
+class StepCounter(TorchEnv):
+    """Shows how many steps it has made, whatever becomes of the process."""
+
+    start_size = 1
+
+    def __init__(self, num_envs):
+        space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
+        super().__init__(num_envs, space, gymnasium.spaces.Discrete(2), 10**9)
+
+    def initial_state(self, uniform):
+        return TensorDict({"steps": torch.zeros(len(uniform), 1)}, [len(uniform)])
+
+    def observe(self, state):
+        return state["steps"]
+
+    def transition(self, state, action):
+        moved = TensorDict({"steps": state["steps"] + 1}, [self.num_envs])
+        ones = torch.ones(self.num_envs)
+        return moved, ones, ones == 0, {}
+
+
+class Trained(Callback):
+    """Keep what is trained on, and how old it is; no evaluation, whose episodes of this env would not end."""
+
+    def setup(self, trainer, module, stage):
+        trainer.limit_val_batches = 0
+
+    def __init__(self):
+        self.steps, self.lags = [], []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.steps += batch["observation"][0, :-1, 0].long().tolist()
+        self.lags.append(module.staleness(batch))
+
+
+@pytest.mark.parametrize("max_staleness", [1, 3])
+def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_staleness, tmp_path):
+    """Once between two iterations with rollouts waiting, once while waiting for a rollout."""
+    trained = Trained()
+    data = {"collector": background(max_staleness), "total_env_steps": 4 * 16 * 12}
+    run = {"env": StepCounter, "data": data}
+    stops = [trained, SignalAt(4), Lead(max_staleness)]
+    train(tmp_path, trainer={"callbacks": stops}, **run)
+    saved = load(last(tmp_path))["RLDataModule"]["collector"]
+    windows = saved["buffer"]["windows"]
+    assert len(windows) >= max_staleness
+    versions = [window["fields"]["policy_version"][0, 0].item() for window in windows]
+    assert versions[0] < 5, "collected before the checkpoint's own update"
+    assert saved["buffer"]["written_steps"] == 4 * 16 * (5 + len(windows))
+    run_on = {"ckpt_path": last(tmp_path), **run, "env": Signaller(StepCounter, at=40)}
+    train(tmp_path, trainer={"callbacks": [trained]}, **run_on)
+    module, _, trainer = train(
+        tmp_path, trainer={"callbacks": [trained]}, **run_on | {"env": StepCounter}
+    )
+    assert trained.steps == list(range(12 * 16))
+    assert trainer.global_step == module.policy.version == 12
+    assert module.env_steps == 4 * 16 * 12
+    assert max(trained.lags) <= max_staleness
+    counters = load(last(tmp_path))["RLDataModule"]["collector"]
+    assert counters["buffer"]["read_steps"] == counters["env_steps"] == 4 * 16 * 12
+    assert counters["buffer"]["dropped_steps"] == 0
+
+
+def test_a_resumed_run_with_a_smaller_bound_drops_what_is_too_old(tmp_path):
+    trained = Trained()
+    callbacks = [trained, SignalAt(4), Lead(3)]
+    for staleness, expected in ((3, None), (1, "staler than max_staleness=1")):
+        data = {"collector": background(staleness), "total_env_steps": 4 * 16 * 10}
+        resume = {"ckpt_path": last(tmp_path)} if expected else {}
+        run = partial(train, tmp_path, env=StepCounter, data=data, **resume)
+        if expected is None:
+            run(trainer={"callbacks": callbacks})
+        else:
+            with pytest.warns(UserWarning, match=expected):
+                run(trainer={"callbacks": [trained]})
+    assert max(trained.lags[5:]) <= 1
+    assert len(set(trained.steps)) == len(trained.steps) == 160, "no step was trained twice"
+    assert trained.steps == sorted(trained.steps)
+    dropped = trained.steps[-1] + 1 - 160
+    assert dropped > 0
+    assert scalars(tmp_path)["async/dropped_steps"][-1][1] == 4 * dropped
+
+
+def test_a_checkpoint_goes_from_one_collector_to_the_other(tmp_path):
+    env = {"env": StepCounter}
+    for first, second in (("sync", "async"), ("async", "sync")):
+        kinds = {"sync": SyncCollector, "async": background(1)}
+        run_dir, trained = tmp_path / first, Trained()
+        callbacks = [trained, SignalAt(2), *([Lead(1)] if first == "async" else [])]
+        train(run_dir, data={"collector": kinds[first]}, trainer={"callbacks": callbacks}, **env)
+        resume = {"ckpt_path": last(run_dir), "trainer": {"callbacks": [trained]}, **env}
+        if second == "sync":
+            with pytest.warns(UserWarning, match="rollouts of the checkpoint"):
+                train(run_dir, data={"collector": kinds[second]}, **resume)
+        else:
+            train(run_dir, data={"collector": kinds[second]}, **resume)
+        assert trained.steps == sorted(set(trained.steps))
+        assert len(trained.steps) == 6 * 16
+
+
+def test_a_compiled_update_works_beside_the_thread(tmp_path):
+    """The first update, which compiles, is awaited."""
+    versions = []
+
+    class First(Callback):
+        def on_train_batch_end(self, trainer, module, *args):
+            versions.append(trainer.datamodule.collector._buffer.statistics()["written_steps"])
+
+    data = {"collector": background(1), "total_env_steps": 4 * 16 * 3}
+    kwargs = {"model": {"n_epochs": 1, "compile": True}, "trainer": {"callbacks": [First()]}}
+    module, *_ = train(tmp_path, data=data, **kwargs)
+    assert module.compile_loss
+    assert module.optimizer_steps == 6
+    assert all(p.isfinite().all() for p in module.policy.parameters())
+
+
+def test_stop_and_resume_in_the_foreground_still_is_what_it_was(tmp_path):
+    train(tmp_path / "whole", data={"collector": SyncCollector})
+    stop_and_resume(tmp_path / "stopped", 2, data={"collector": SyncCollector})
+    assert_same_training(tmp_path / "whole", tmp_path / "stopped")
