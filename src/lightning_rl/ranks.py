@@ -89,6 +89,15 @@ def moments_over_ranks(
     return total, merged, (squares + counts * (means - merged).square()).sum(0)
 
 
+def leave() -> None:
+    """Close the connections to the other ranks, as the last thing before the process ends.
+
+    Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.
+    """
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
 def is_lost_rank(error: BaseException) -> bool:
     """Tell whether an error only says that another rank has gone, whose own says why."""
     return isinstance(error, LostRankError | dist.DistBackendError) or (

@@ -1,5 +1,6 @@
 """Keep the processes of a run together: one run directory, and one end."""
 
+import atexit
 import subprocess
 import time
 from pathlib import Path
@@ -22,6 +23,9 @@ class Peers(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell the other ranks where the output is; they write nothing there."""
+        if ranks.world_size() > 1:
+            atexit.unregister(ranks.leave)
+            atexit.register(ranks.leave)
         run_dir: str = trainer.strategy.broadcast(str(cast(Any, trainer).run_dir))
         cast(Any, trainer).run_dir = Path(run_dir)
 
