@@ -1,7 +1,6 @@
 """Pass rollouts from a writing thread to a reading one through a preallocated ring."""
 
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from lightning_rl.buffers.segments import (
     ring_capacity,
     saved_rollout,
 )
+from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.errors import require
 from lightning_rl.rollout import FieldSpec, copy_tree, validate
 
@@ -237,7 +237,7 @@ class CircularBuffer(Buffer):
             self._free_held()
 
     def interrupt(self) -> None:
-        """Have the reader wait no more, for good; not for its own thread's signal handlers."""
+        """Have the reader wait no more, for good. Signal handlers may: the lock is reentrant."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -320,10 +320,9 @@ class CircularBuffer(Buffer):
 
     def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until something is possible, or the buffer is stopped; False where time ran out."""
-        start = time.perf_counter()
-        limit = min(self._limit(timeout_s), threading.TIMEOUT_MAX)
-        came = self._changed.wait_for(lambda: self.closed or possible(), limit)
-        self._waited[side] += time.perf_counter() - start
+        limit = self._limit(timeout_s)
+        came, seconds = wait_for(self._changed, lambda: self.closed or possible(), limit)
+        self._waited[side] += seconds
         return came
 
     def _limit(self, timeout_s: float | None) -> float:

@@ -1,6 +1,5 @@
 """Collect rollouts in a thread of its own, while the learner trains on those before."""
 
-import _thread
 import copy
 import sys
 import threading
@@ -123,9 +122,7 @@ class AsyncCollector(Collector):
 
     def interrupt(self) -> None:
         """See `Collector.interrupt`; the thread goes on until `close`."""
-        # A handler runs within the learner's thread: maybe after it has looked for a rollout, and
-        # before it waits to be notified. And `Thread` takes locks that it may hold by then.
-        _thread.start_new_thread(self._buffer.interrupt, ())
+        self._buffer.interrupt()
 
     def publish(self) -> None:
         """See `Collector.publish`."""

@@ -1,0 +1,412 @@
+"""Background collection keeps its bound, its order and its versions, and stale data is weighed as the formulas say."""
+
+import random
+import threading
+import time
+import traceback
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
+from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.staleness import StaleData
+from lightning_rl.buffers import WriterError
+from lightning_rl.collectors import SyncCollector
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.acting import StepwiseActor
+from lightning_rl.policies.numpy_acting import NumpyActor
+from tests.helpers import make_data, make_ppo, scalars, train
+
+BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class Delay:
+    """Sleeps at random, mostly not at all; at worst about as long as a rollout and an update take."""
+
+    def __init__(self, seed, worst_ms=0.4):
+        self.random = random.Random(seed)
+        self.worst = worst_ms / 1000
+
+    def __call__(self):
+        if self.random.random() < 0.3:
+            time.sleep(self.random.random() * self.worst)
+
+
+class Counting:
+    """Shows how many steps it has made, and pays 1; episodes of `length` steps."""
+
+    device = torch.device("cpu")
+    single_observation_space = BOX
+    single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    num_envs = 1
+
+    def __init__(self, delay=lambda: None, length=10**9):
+        from lightning_rl.envs.stepping import StepwiseStepper
+
+        self.rollout_stepper = lambda rollout: StepwiseStepper(self, rollout)
+        self.delay, self.length, self.steps = delay, length, 0
+
+    def reset(self, seed=None, options=None):
+        return self._observe(), {}
+
+    def step(self, action):
+        self.delay()
+        self.steps += 1
+        ends = torch.tensor([self.steps % self.length == 0])
+        info = {"final_obs": self._observe()} if ends else {}
+        return self._observe(), torch.ones(1), ends, torch.zeros(1, dtype=torch.bool), info
+
+    def _observe(self):
+        return torch.full((1, 1), float(self.steps))
+
+    def state_dict(self):
+        return None
+
+
+class WeightPolicy(Policy):
+    """Its action is the first and the last of its many weights, all of which equal its version."""
+
+    has_critic = False
+
+    def __init__(self, delay=lambda: None, weights=4):
+        super().__init__(BOX, Counting.single_action_space)
+        self.weight = torch.nn.Parameter(torch.zeros(weights))
+        self.delay = delay
+
+    def forward(self, td, deterministic=False, generator=None):
+        first = self.weight[0].detach().clone()
+        self.delay()  # newer weights that came in here would tear the action
+        action = torch.stack([first, self.weight[-1].detach()]).view(1, 2)
+        td.set("action", action, inplace=True)
+        td.set("sample_log_prob", -action[:, 0], inplace=True)
+        return td
+
+    def get_value(self, td):
+        return td.set("value", torch.zeros(td.batch_size))
+
+    def evaluate_actions(self, td):
+        zeros = torch.zeros(td.batch_size)
+        fields = {"sample_log_prob": zeros - self.weight[0], "entropy": zeros, "value": zeros}
+        return TensorDict(fields, td.batch_size)
+
+    def learn(self):
+        """Become the next version."""
+        with torch.no_grad():
+            self.version += 1
+            self.weight.fill_(float(self.version))
+
+
+def consume(collector, policy, rollouts, delay=lambda: None):
+    """Train on some rollouts; return the steps, versions, actions, log-probs and lags of them all, in order."""
+    seen = {"steps": [], "versions": [], "actions": [], "log_probs": [], "lags": []}
+    for _ in range(rollouts):
+        rollout = collector.collect()
+        delay()  # a torn slot would show
+        now = rollout[:, :-1]
+        seen["steps"] += now["observation"].flatten().long().tolist()
+        seen["versions"] += now["policy_version"].flatten().tolist()
+        seen["actions"] += now["action"][0].tolist()
+        seen["log_probs"] += now["sample_log_prob"].flatten().tolist()
+        seen["lags"].append(int(policy.version) - int(now["policy_version"].min()))
+        policy.learn()
+        collector.publish()
+        delay()
+    return seen
+
+
+def test_a_thousand_random_schedules_keep_bound_order_and_versions():
+    lags, swaps, before = {0: set(), 1: set(), 2: set(), 3: set()}, 0, threading.active_count()
+    for seed in range(1000):
+        staleness, steps, rollouts = seed % 4, 2, 6
+        env, policy = Counting(Delay(seed)), WeightPolicy(Delay(seed + 1))
+        collector = AsyncCollector(env, policy, steps, seed, max_staleness=staleness, timeout_s=20)
+        try:
+            seen = consume(collector, policy, rollouts, Delay(seed + 2, worst_ms=2.0))
+            counters = collector._buffer.statistics()
+        finally:
+            collector.close()
+        assert max(seen["lags"]) <= staleness, seed
+        assert seen["steps"] == list(range(steps * rollouts)), "once each, in order, none lost"
+        assert seen["actions"] == [[version] * 2 for version in seen["versions"]], seed
+        assert seen["log_probs"] == [-version for version in seen["versions"]], seed
+        assert seen["versions"] == sorted(seen["versions"]), seed
+        assert counters["read_steps"] == steps * rollouts
+        assert counters["dropped_steps"] == 0
+        lags[staleness] |= set(seen["lags"])
+        pairs = zip(seen["versions"][::2], seen["versions"][1::2], strict=True)
+        swaps += sum(a != b for a, b in pairs)
+    assert all(lags[bound] == set(range(bound + 1)) for bound in lags), "every lag has occurred"
+    assert swaps > 20, "weights were swapped in the middle of many a rollout"
+    assert threading.active_count() == before
+
+
+class VersionActor(ActorOnly):
+    """A linear policy whose mean is twice its version: once by a weight, once by a bias."""
+
+    acts_as_perceptron = True
+
+    def __init__(self):
+        super().__init__(BOX, Counting.single_action_space, (), log_std_bounds=(-5.0, 2.0))
+        self.learn(0)
+
+    def learn(self, to=None):
+        with torch.no_grad():
+            self.version.add_(1) if to is None else self.version.fill_(to)
+            layer = self.actor[0]
+            layer.weight.fill_(float(self.version))
+            layer.bias.fill_(float(self.version))
+            self.distribution.log_std.fill_(-4.0)
+
+
+class StepwiseVersionActor(VersionActor):
+    """The same, but it acts by a call per step: a subclass does not act as its parent."""
+
+
+class Ones(Counting):
+    """Shows 1 always."""
+
+    def _observe(self):
+        return torch.ones(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "actor"), [(VersionActor, NumpyActor), (StepwiseVersionActor, StepwiseActor)]
+)
+def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
+    policy, swaps = kind(), 0
+    collector = AsyncCollector(Ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20)
+    assert isinstance(collector._loop._lanes[0].actor, actor)
+    delay = Delay(3, 10.0)
+    try:
+        for _ in range(60):
+            now = collector.collect()[:, :-1].clone()
+            versions = now["policy_version"][0]
+            swaps += int((versions[1:] != versions[:-1]).any())
+            offset = now["action"][0] - 2.0 * versions[:, None]
+            assert offset.abs().max() < 0.3, "noise of standard deviation exp(-4)"
+            normal = torch.distributions.Normal(2.0 * versions[:, None].float(), np.exp(-4.0))
+            expected = normal.log_prob(now["action"][0]).sum(1)
+            torch.testing.assert_close(now["sample_log_prob"][0], expected, rtol=1e-3, atol=1e-2)
+            policy.learn()
+            collector.publish()
+            delay()
+    finally:
+        collector.close()
+    assert swaps > 5
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_overwriting_counts_exactly_what_it_drops(max_staleness):
+    env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy()
+    collector = AsyncCollector(
+        env, policy, 4, 1, max_staleness=max_staleness, overflow="overwrite", timeout_s=20
+    )
+    try:
+        seen = consume(collector, policy, 40, Delay(2, 8.0))
+        steps, dropped = seen["steps"], collector.metrics()["async/dropped_steps"]
+    finally:
+        collector.close()
+    assert steps == sorted(set(steps)), "in order, none twice"
+    assert dropped >= steps[-1] + 1 - len(steps) > 0
+    waiting = collector._buffer.statistics()["queue_depth"] * 4
+    counters = collector._buffer.statistics()
+    read = counters["read_steps"] - collector._stale_steps
+    assert read == len(steps) == 160
+    assert counters["written_steps"] == read + waiting + collector.metrics()["async/dropped_steps"]
+    assert max(seen["lags"]) <= max_staleness
+    # An episode of which a part was dropped is in no average.
+    assert set(collector.statistics.lengths) == {7}
+    assert set(collector.statistics.returns) == {7.0}
+
+
+def test_a_torn_publication_would_show():
+    """Many weights, published as fast as it goes, while the thread takes them up."""
+    env, policy = Counting(), WeightPolicy(weights=500_000)
+    collector = AsyncCollector(env, policy, 50, 1, max_staleness=3, timeout_s=20)
+    try:
+        seen = consume(collector, policy, 20)
+    finally:
+        collector.close()
+    assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
+
+
+# --- learning from it ---
+
+
+def stale_rollout(data, module, lag, change=0.0):
+    """Return a rollout that a policy `lag` updates ago, and some weights away, has collected."""
+    rollout = SyncCollector(data._env, module.policy, 16, 1)
+    rollout = rollout.collect()
+    module.policy.version += lag
+    with torch.no_grad():
+        for parameter in module.policy.parameters():
+            parameter.add_(change * torch.randn(parameter.shape))
+    return rollout
+
+
+def gradients(module, rollout, correction):
+    """Return the gradient of the first update on a whole rollout, and the scalars of the staleness."""
+    module.stale = StaleData(correction or "bypass", 2.0)
+    module.stale.active = correction is not None
+    scalars = module.stale.add_fields(module.policy, rollout)
+    if isinstance(module, GRPO):
+        module.add_advantages(rollout)
+    else:
+        module.evaluate_values(rollout)
+        module.add_advantages(rollout)
+    (minibatch,) = module.minibatches(rollout, module.fields)
+    module.policy.zero_grad()
+    loss, stats = module.loss(module.prepare(minibatch))
+    loss.backward()
+    grads = [p.grad.clone() for p in module.policy.parameters() if p.grad is not None]
+    return grads, stats, scalars
+
+
+def module_for(algorithm):
+    torch.manual_seed(1)
+    data = make_data("Pendulum-v1")
+    kwargs = {"algorithm": GRPO, "group_size": 4} if algorithm == "GRPO" else {}
+    return data, make_ppo(data, batch_size=64, **kwargs)
+
+
+CASES = [
+    *(("PPO", correction) for correction in ("decoupled", "loglinear", "vtrace", "bypass")),
+    *(("GRPO", correction) for correction in ("decoupled", "loglinear", "bypass")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "correction"), CASES)
+def test_without_lag_every_correction_is_the_plain_update(algorithm, correction):
+    data, module = module_for(algorithm)
+    rollout = stale_rollout(data, module, lag=0)
+    plain, plain_stats, none = gradients(module, rollout.clone(), None)
+    active, stats, scalars = gradients(module, rollout.clone(), correction)
+    assert none == {}
+    assert scalars["async/staleness_max"] == 0
+    assert any(grad.abs().max() > 1e-3 for grad in plain)
+    # v-trace sums the same deltas in another order
+    tolerance = (
+        {"rtol": 1e-4, "atol": 1e-5} if correction == "vtrace" else {"rtol": 1e-5, "atol": 1e-7}
+    )
+    torch.testing.assert_close(active, plain, **tolerance)
+    torch.testing.assert_close(stats["approx_kl"], plain_stats["approx_kl"])
+
+
+@pytest.mark.parametrize(("algorithm", "correction"), [c for c in CASES if c[1] != "bypass"])
+def test_with_a_lag_corrections_differ_from_the_plain_ratio(algorithm, correction):
+    data, module = module_for(algorithm)
+    rollout = stale_rollout(data, module, lag=1, change=0.05)
+    plain, *_ = gradients(module, rollout.clone(), "bypass")
+    active, stats, scalars = gradients(module, rollout.clone(), correction)
+    assert not all(torch.allclose(a, b, rtol=1e-3) for a, b in zip(active, plain, strict=True))
+    assert scalars["async/staleness_mean"] == scalars["async/staleness_max"] == 1
+    if correction != "loglinear":
+        assert scalars["async/behavior_kl"] > 1e-4
+        assert 0 < scalars["async/effective_samples"] < 1
+        assert stats["approx_kl"] == pytest.approx(0, abs=1e-6), "the update begins at prox"
+
+
+def test_fields_say_which_policy_is_which():
+    data, module = module_for("PPO")
+    rollout = stale_rollout(data, module, lag=2, change=0.05)
+    rollout["policy_version"][:, 8:16] += 1  # newer weights in the middle of it
+    _, _, scalars = gradients(module, rollout, "decoupled")
+    proximal = rollout["proximal_log_prob"][:, :-1]
+    torch.testing.assert_close(proximal, log_prob_of(module.policy, rollout))
+    assert not torch.allclose(proximal, rollout["sample_log_prob"][:, :-1])
+    assert (scalars["async/staleness_mean"], scalars["async/staleness_max"]) == (1.5, 2.0)
+    gradients(module, rollout, "loglinear")
+    assert rollout["lag"][0, :-1].tolist() == [2.0] * 8 + [1.0] * 8
+
+
+def test_a_rollout_staler_than_promised_is_refused(tmp_path):
+    """The rule of admission is watched, not trusted."""
+
+    class Eager(AsyncCollector):
+        def _may_begin(self, version):
+            return True
+
+    with pytest.raises(RuntimeError, match=r"collected \d updates ago, 1 are allowed"):
+        train(tmp_path, data={"collector": partial(Eager, max_staleness=1)}, trainer=SLOW_UPDATES)
+
+
+class SlowUpdates:
+    """A callback that makes the learner the slower side."""
+
+    def __new__(cls):
+        from lightning.pytorch import Callback
+
+        class Sleeps(Callback):
+            def on_train_batch_start(self, *args):
+                time.sleep(0.1)
+
+        return Sleeps()
+
+
+SLOW_UPDATES = {"callbacks": [SlowUpdates()]}
+
+
+def test_metrics_say_what_the_collector_and_the_learner_do(tmp_path):
+    collector = partial(AsyncCollector, max_staleness=1)
+    train(tmp_path, data={"collector": collector}, trainer=SLOW_UPDATES)
+    logged = {tag: [v for _, v in values] for tag, values in scalars(tmp_path, ()).items()}
+    assert max(logged["async/staleness_max"]) == 1.0
+    assert all(0 <= v <= 1 for v in logged["async/staleness_mean"])
+    assert all(0 <= v <= 1 for v in logged["async/effective_samples"])
+    assert all(0 <= v <= 1 for v in logged["async/masked_samples"])
+    assert all(abs(v) < 0.1 for v in logged["async/behavior_kl"])
+    assert any(v != 0 for v in logged["async/behavior_kl"])
+    assert all(v >= 0 for v in logged["async/publish_ms"])
+    assert set(logged["async/queue_depth"]) <= {0.0, 1.0, 2.0}
+    assert set(logged["async/dropped_steps"]) == {0.0}
+    for side in ("collector", "learner"):
+        assert all(0 <= v <= 100 for v in logged[f"async/{side}_idle"])
+    assert np.mean(logged["async/collector_idle"][2:]) > np.mean(logged["async/learner_idle"][2:])
+    collected, trained = logged["async/collected_steps"], np.arange(1, 7) * 64
+    assert all(0 <= ahead <= 2 * 64 for ahead in np.array(collected) - trained)
+
+
+def test_an_error_of_the_thread_comes_with_its_traceback():
+    class Failing(Counting):
+        def step(self, action):
+            raise ZeroDivisionError("the env is broken")
+
+    collector = AsyncCollector(Failing(), WeightPolicy(), 4, 1)
+    with pytest.raises(WriterError, match="ZeroDivisionError: the env is broken") as caught:
+        collector.collect()
+    frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
+    assert frames[-1].name == "step"
+    assert frames[-1].filename == __file__
+    collector.close()
+
+
+# --- SlowPolicy ---
+
+
+def test_a_slow_policy_is_the_one_inside_but_later():
+    data = make_data()
+    spaces = (data.observation_space, data.action_space)
+    torch.manual_seed(1)
+    quick = ActorOnly(*spaces, (8,))
+    torch.manual_seed(1)
+    slow = SlowPolicy(*spaces, lambda *s: ActorOnly(*s, (8,)), delay_ms=5)
+    rollouts = [SyncCollector(make_data()._env, p, 6, 1) for p in (quick, slow)]
+    seconds = []
+    for i, collector in enumerate(rollouts):
+        start = time.perf_counter()
+        rollouts[i] = collector.collect()
+        seconds.append(time.perf_counter() - start)
+    assert all((rollouts[0][k] == rollouts[1][k]).all() for k in ("action", "sample_log_prob"))
+    assert seconds[1] >= 6 * 0.005
+    assert not slow.has_critic
+    start = time.perf_counter()
+    slow.evaluate_actions(rollouts[1][:, :-1].flatten())
+    slow.get_value(rollouts[1][:, :-1].flatten())
+    assert time.perf_counter() - start < 0.005 + seconds[1]
+    with pytest.raises(ConfigurationError, match="delay_ms must be at least 0, got -1"):
+        SlowPolicy(*spaces, ActorOnly, delay_ms=-1)
