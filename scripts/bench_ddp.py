@@ -7,7 +7,8 @@
 Every process has the envs, the rollouts and the minibatches of the workload and one thread. A run
 is a launch of its own; numbers of processes take turns, and medians over the repeats are shown. The
 reduction is the time in sums and gatherings over ranks, waiting for the slower rank included; it is
-part of the update, and, where episodes are counted, of the collection. Writes `results/ddp.md`.
+part of the update, and, where episodes are counted, of the collection. CPU is the processor time of
+rank 0, all per iteration: it hardly depends on what else runs. Writes `results/ddp.md`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 BAR = 0.9
-PARTS = ("collect", "update", "reduction")
+PARTS = ("collect", "update", "reduction", "cpu")
 
 
 def main() -> int:
@@ -140,14 +141,17 @@ def work(args: argparse.Namespace) -> None:
         rows: list[dict[str, float]] = []  # noqa: RUF012  # one instance
         ends: list[float] = []  # noqa: RUF012
 
+        used = 0.0
+
         def on_train_batch_start(self, *_: Any) -> None:
             self.began = now()
 
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             self.ends.append(now())
             row = {"collect": trainer.datamodule.dataset.collect_seconds}
-            self.rows.append(row | {"update": self.ends[-1] - self.began} | spent)
-            spent["reduction"] = 0.0
+            row |= {"update": self.ends[-1] - self.began, "cpu": time.process_time() - self.used}
+            self.rows.append(row | spent)
+            spent["reduction"], self.used = 0.0, time.process_time()
 
     seed_everything(1, verbose=False)
     clock = Clock()
@@ -205,13 +209,14 @@ def as_markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     about += f"{args.repeats} runs each. Before a run others used up to {worst:.0%} of the cores"
     about += ": the machine was busy, so this is no measure of scaling." if worst > 0.1 else "."
     titles = ("workload", "processes", "env steps/s", "scaling", "collect ms", "update ms")
+    more = ("of them reduction ms", "CPU ms")
     lines = [
         "# Weak scaling",
         "",
         about,
         "",
-        f"| {' | '.join((*titles, 'of them reduction ms'))} |",
-        "|---" * 7 + "|",
+        f"| {' | '.join((*titles, *more))} |",
+        "|---" * 8 + "|",
     ]
     for workload in args.workloads:
         alone = None

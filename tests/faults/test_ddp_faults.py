@@ -142,7 +142,12 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize(
         ("to", "launcher"),
-        [(0, "lightning"), (1, "lightning"), ("all", "lightning"), ("all", "torchrun")],
+        [
+            (0, "lightning"),
+            ("all", "torchrun"),
+            pytest.param(1, "lightning", marks=pytest.mark.slow),
+            pytest.param("all", "lightning", marks=pytest.mark.slow),
+        ],
     )
     def test_sigterm_ends_both_with_a_whole_checkpoint(self, to, launcher, launch, tmp_path):
         process = launch(launcher=launcher)

@@ -33,7 +33,6 @@ class GradientReduction:
             count: samples of this rank.
             local: sets the gradients of this rank, and returns its scalars with their names; not
                 called where there are no samples.
-            phase: times the phase `reduction`.
             phase: times the phase `reduction`, which waits for the slowest rank.
         """
         names, row = local() if count else ([], None)
