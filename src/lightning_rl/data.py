@@ -124,7 +124,6 @@ class RLDataModule(LightningDataModule):
         self.num_envs = num_envs
         self.buffer_size = buffer_size
         self.total_env_steps = total_env_steps
-        self.iterations_per_epoch = iterations_per_epoch or max(1, self.total_iterations // 20)
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
@@ -136,13 +135,15 @@ class RLDataModule(LightningDataModule):
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, Any] | None = None
         self._env: VectorEnv | None = env(num_envs)
+        self._steps_per_action = self._env.steps_per_action
+        self.iterations_per_epoch = iterations_per_epoch or max(1, self.total_iterations // 20)
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """N * T."""
-        return self.num_envs * self.buffer_size
+        """N * T, times the env steps of an action where actions are chunks."""
+        return self.num_envs * self.buffer_size * self._steps_per_action
 
     @property
     def total_iterations(self) -> int:

@@ -42,6 +42,7 @@ def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[E
     policy.eval()
     observation, _ = env.reset(seed=[*seeds, *(seeds[0] for _ in range(total - count))])
     returns = torch.zeros(total, dtype=torch.float64)
+    lengths = torch.zeros(total, dtype=torch.int64)
     running = torch.arange(total) < count
     episodes: dict[int, Episode] = {}
     for step in range(1, MAX_EPISODE_STEPS + 1):
@@ -51,12 +52,14 @@ def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[E
         )
         terminated, success = terminated.cpu(), info.get("success")
         returns += torch.where(running, reward.cpu(), 0.0)
+        executed = info.get("executed")  # where an action is a chunk
+        lengths += 1 if executed is None else executed.sum(-1).cpu()
         ended = running & (terminated | truncated.cpu() | torch.tensor(step == MAX_EPISODE_STEPS))
         for i in ended.nonzero().flatten().tolist():
             episodes[i] = {
                 "seed": int(seeds[i]),
                 "return": float(returns[i]),
-                "length": step,
+                "length": int(lengths[i]),
                 "terminated": bool(terminated[i]),
                 "success": None if success is None else bool(success[i]),
             }

@@ -14,9 +14,15 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import check_batch_size, check_trainer, check_weights
+from lightning_rl.algorithms.checks import (
+    check_batch_size,
+    check_trainer,
+    check_weights,
+    load_policy_weights,
+)
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
+from lightning_rl.algorithms.parts import add_part_weights
 from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.staleness import Correction, StaleData
@@ -31,7 +37,7 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import minibatches
+from lightning_rl.rollout import env_steps, minibatches
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -82,6 +88,8 @@ class Algorithm(EvaluatedModule):
         compile: compile loss, backward pass, clipping and Adam to one graph. Takes some 10 s when a
             run begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why,
             and the update runs uncompiled.
+        initial_weights: a checkpoint of another run, whose policy's weights training begins with;
+            of the same policy, but it may be of another algorithm. Not read when a run resumes.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -110,6 +118,7 @@ class Algorithm(EvaluatedModule):
         behavior_weight_cap: float = 2.0,
         max_nonfinite_steps: int = 10,
         compile: bool = False,
+        initial_weights: str | None = None,
     ) -> None:
         super().__init__(policy)
         self.automatic_optimization = False
@@ -127,6 +136,7 @@ class Algorithm(EvaluatedModule):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.stale = StaleData(off_policy_correction, behavior_weight_cap)
+        self.stale.joint_ratio = policy.joint_ratio
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
         self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
@@ -138,6 +148,7 @@ class Algorithm(EvaluatedModule):
         self._restored_rng: dict[str, Tensor] | None = None
         self._hooks_in_use = True
         self.compile_loss = compile
+        self.initial_weights = initial_weights
         self.phase: PhaseTimer = no_phases
         self._gradients: Gradients  # made by on_fit_start
 
@@ -146,9 +157,19 @@ class Algorithm(EvaluatedModule):
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
         reward: Tensor = rollout["reward"][:, :-1]
+        if "step_reward" in rollout.keys():  # an action is a chunk
+            step_reward = rollout["step_reward"][:, :-1]
+            reward = step_reward @ self.gamma ** torch.arange(
+                step_reward.shape[-1], device=reward.device
+            )
         if self.reward_normalizer is None:
             return reward
         return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
+
+    def discount(self, rollout: TensorDict) -> float | Tensor:
+        """Return the discount of an action: gamma, or gamma^k [N, T] where it took k env steps."""
+        steps = env_steps(rollout)
+        return self.gamma if steps is None else self.gamma**steps
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` where only the time ran out."""
@@ -161,8 +182,10 @@ class Algorithm(EvaluatedModule):
 
         Where `mask` [N, T] is false, a transition is left out.
         """
-        fields = [*keys, *self.policy.extra_fields]
-        yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
+        fields = {*keys, *self.policy.extra_fields}
+        if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
+            fields.add("executed")
+        yield from minibatches(rollout, self.batch_size, self.generator, sorted(fields), mask)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -180,7 +203,7 @@ class Algorithm(EvaluatedModule):
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
-        return minibatch
+        return add_part_weights(minibatch)
 
     def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
@@ -237,7 +260,8 @@ class Algorithm(EvaluatedModule):
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         self.data.publish()
-        steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
+        taken = env_steps(rollout)
+        steps = rollout["reward"][:, :-1].numel() if taken is None else int(taken.sum())
         self.env_steps += steps * self.trainer.world_size
         means = self.statistics.means()
         self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
@@ -252,12 +276,10 @@ class Algorithm(EvaluatedModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Make the optimizer; its learning rate is set by the schedule."""
-        parameters = [
-            parameter for parameter in self.policy.parameters() if parameter.requires_grad
-        ]
+        groups = self.policy.parameter_groups()
         if self.make_optimizer is not None:
-            return self.make_optimizer(parameters)
-        return torch.optim.Adam(parameters, lr=self.schedule.initial, eps=1e-5, fused=True)
+            return self.make_optimizer(groups)
+        return torch.optim.Adam(groups, lr=self.schedule.initial, eps=1e-5, fused=True)
 
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
@@ -265,6 +287,8 @@ class Algorithm(EvaluatedModule):
             return
         check_trainer(self.trainer)
         check_batch_size(self.batch_size, self.data)
+        if self.initial_weights is not None and self.trainer.ckpt_path is None:
+            load_policy_weights(self.policy, self.initial_weights)
 
     def on_fit_start(self) -> None:
         """Seed the shuffling, apart from every other random stream.

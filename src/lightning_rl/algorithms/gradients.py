@@ -123,7 +123,8 @@ class EagerGradients:
         for parameter in self.parameters:
             parameter.grad = None
         rows = []
-        for chunk, weight in chunks(self.objective.prepare(minibatch)):
+        size = _piece_size(self.objective)
+        for chunk, weight in chunks(self.objective.prepare(minibatch), size):
             with self.objective.phase("loss"):
                 loss, scalars = self.objective.loss(chunk)
             with self.objective.phase("backward"):
@@ -174,7 +175,7 @@ class CompiledGradients:
     def __call__(self, minibatch: TensorDict) -> Tensor:
         """Set the gradients, or step; return the scalars [len(names)]."""
         with self.objective.phase("minibatch, compiled"):
-            if _is_large(minibatch):
+            if len(chunks(minibatch, _piece_size(self.objective))) > 1:
                 self.stepped = False
                 return self._in_chunks(minibatch)
             self.stepped = self._adam is not None
@@ -186,7 +187,9 @@ class CompiledGradients:
     def _in_chunks(self, minibatch: TensorDict) -> Tensor:
         parts = [
             (self._run(chunk, None, whole=False), weight)
-            for chunk, weight in chunks(self.objective.prepare(minibatch.copy()))
+            for chunk, weight in chunks(
+                self.objective.prepare(minibatch.copy()), _piece_size(self.objective)
+            )
         ]
         row = torch.stack([row * weight for (row, *_), weight in parts]).sum(0)
         (_, *first), weight = parts[0]
@@ -263,11 +266,23 @@ class _LossModule(nn.Module):
         return objective.loss(objective.prepare(minibatch) if whole else minibatch)
 
 
-def chunks(minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B] for the cache; return the parts and their shares of the samples."""
-    if not _is_large(minibatch):
+def chunks(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
+    """Split a minibatch [B]; return the parts and their shares of the samples.
+
+    Args:
+        minibatch: [B].
+        size: of a part, for the memory; None for one that suits the cache.
+    """
+    if size is None and _is_large(minibatch):
+        size = CPU_CHUNK
+    if size is None or size >= len(minibatch):
         return [(minibatch, 1.0)]
-    return [(chunk, len(chunk) / len(minibatch)) for chunk in minibatch.split(CPU_CHUNK)]
+    return [(chunk, len(chunk) / len(minibatch)) for chunk in minibatch.split(size)]
+
+
+def _piece_size(objective: Objective) -> int | None:
+    """Return `Policy.micro_batch_size` of what is trained."""
+    return getattr(objective.policy, "micro_batch_size", None)
 
 
 def _is_large(minibatch: TensorDict) -> bool:

@@ -8,12 +8,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.parts import spread
 from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import group_relative_advantage, kl_penalty
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout import add_transition_field, env_steps
 
 
 class GRPO(Algorithm):
@@ -114,6 +115,8 @@ class GRPO(Algorithm):
     def setup(self, stage: str) -> None:
         """Check the groups against the envs, as soon as both are known."""
         super().setup(stage)
+        if self.reference is not None:
+            self.reference.load_state_dict(self.policy.state_dict())  # of initial_weights, if any
         num_envs = self.data.num_envs
         require(
             stage != "fit" or num_envs % self.group_size == 0,
@@ -153,7 +156,7 @@ class GRPO(Algorithm):
             self.rewards(rollout),
             done,
             group_size=self.group_size,
-            gamma=self.gamma,
+            gamma=self.discount(rollout),
             mode=self.mode,
             std_floor=self.eps,
             normalize=self.normalize_advantage,
@@ -165,7 +168,7 @@ class GRPO(Algorithm):
             mask = mask & self._undecided(rollout)[:, None]
         self.statistics.set("effective_samples", mask.float().mean())
         add_transition_field(rollout, "advantage", advantage)
-        add_transition_field(rollout, "weight", self._weight(mask))
+        add_transition_field(rollout, "weight", self._weight(mask, env_steps(rollout)))
         return mask
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
@@ -182,12 +185,15 @@ class GRPO(Algorithm):
         self.statistics.set("undecided_groups", undecided.float().mean())
         return undecided.repeat_interleave(self.group_size)
 
-    def _weight(self, mask: Tensor) -> Tensor:
+    def _weight(self, mask: Tensor, env_steps: Tensor | None) -> Tensor:
         """Return the weights [N, T] of the steps that count, of mean 1 over them."""
         if self.aggregation == "token":
             return torch.ones_like(mask, dtype=torch.float32)
-        length: Tensor = mask.sum(1, keepdim=True).clamp(min=1)
-        mean_length: Tensor = mask.sum() / mask.any(1).sum().clamp(min=1)
+        # Parts have a mean of their own: there a row is as long as the env steps that it took.
+        per_part = "sample_log_prob" in self.policy.extra_fields and not self.policy.joint_ratio
+        counted = mask if env_steps is None or not per_part else mask * env_steps
+        length: Tensor = counted.sum(1, keepdim=True).clamp(min=1)
+        mean_length: Tensor = counted.sum() / mask.any(1).sum().clamp(min=1)
         weight: Tensor = mask * (mean_length / length)
         return weight
 
@@ -195,7 +201,7 @@ class GRPO(Algorithm):
         """Return the loss of samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
         log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
-        weight = minibatch["weight"]
+        weight: Tensor = minibatch["weight"]
         policy_loss, distances = self.stale.policy_loss(
             log_prob,
             minibatch,
@@ -203,11 +209,12 @@ class GRPO(Algorithm):
             clip_low=self.clip_coef,
             clip_high=self.clip_high,
         )
-        entropy = (weight * new["entropy"]).mean()
+        part_weight = spread(weight, new["entropy"], minibatch)
+        entropy = (part_weight * new["entropy"]).mean()
         loss = policy_loss - self.ent_coef * entropy
         scalars = {"policy_loss": policy_loss, "entropy": entropy, **distances}
         if self.reference is not None:
             reference_kl = kl_penalty(log_prob, sample_log_prob, minibatch["reference_log_prob"])
-            scalars["reference_kl"] = (weight * reference_kl).mean()
+            scalars["reference_kl"] = (part_weight * reference_kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

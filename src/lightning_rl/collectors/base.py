@@ -11,6 +11,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
+from lightning_rl.rollout import env_steps
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,10 @@ class Collector(ABC):
         if self.plan.first_episode_only:
             done = done & first_episode_mask(done)
         success = rollout["success"][:, :-1] if self.reports_success else None
-        self.statistics.update(rollout["reward"][:, :-1], done, success)
+        taken = env_steps(rollout)
+        self.statistics.update(rollout["reward"][:, :-1], done, success, taken)
         self.reports = reports
-        self.env_steps += done.numel()
+        self.env_steps += done.numel() if taken is None else int(taken.sum())
         return rollout
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,5 +4,15 @@ from lightning_rl.policies.actor_critic import ActorCritic
 from lightning_rl.policies.actor_only import ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
+from lightning_rl.policies.vla import Backbone, TinyVLA, VLAPolicy
 
-__all__ = ["ActorCritic", "ActorOnly", "ObservationNormalizer", "Policy", "RewardNormalizer"]
+__all__ = [
+    "ActorCritic",
+    "ActorOnly",
+    "Backbone",
+    "ObservationNormalizer",
+    "Policy",
+    "RewardNormalizer",
+    "TinyVLA",
+    "VLAPolicy",
+]
