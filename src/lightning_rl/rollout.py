@@ -263,3 +263,24 @@ def env_steps(rollout: TensorDict) -> Tensor | None:
         return None
     steps: Tensor = rollout["executed"][:, :-1].sum(-1)
     return steps
+
+
+def env_steps_in(rollout: TensorDict) -> int:
+    """Return how many env steps a rollout [N, T+1] holds."""
+    steps = env_steps(rollout)
+    return rollout["reward"][:, :-1].numel() if steps is None else int(steps.sum())
+
+
+def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:
+    """Return gamma, or gamma^k [N, T] where each action took k env steps."""
+    steps = env_steps(rollout)
+    return gamma if steps is None else gamma**steps
+
+
+def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
+    """Return the reward of each action [N, T]; of a chunk the sum of gamma^i times its rewards."""
+    if "step_reward" not in rollout.keys():
+        reward: Tensor = rollout["reward"][:, :-1]
+        return reward
+    step_reward: Tensor = rollout["step_reward"][:, :-1]
+    return step_reward @ gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)

@@ -14,15 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import (
-    check_batch_size,
-    check_trainer,
-    check_weights,
-    load_policy_weights,
-)
+from lightning_rl.algorithms.checks import check_before_fit, check_weights
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
-from lightning_rl.algorithms.parts import add_part_weights
+from lightning_rl.algorithms.parts import add_part_weights, loss_fields
 from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.staleness import Correction, StaleData
@@ -33,11 +28,12 @@ from lightning_rl.algorithms.update import (
     named_sources,
     no_closure,
 )
+from lightning_rl.algorithms.warm_start import begin_with
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import env_steps, minibatches
+from lightning_rl.rollout import discounted_reward, env_steps_in, minibatches
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -88,8 +84,8 @@ class Algorithm(EvaluatedModule):
         compile: compile loss, backward pass, clipping and Adam to one graph. Takes some 10 s when a
             run begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why,
             and the update runs uncompiled.
-        initial_weights: a checkpoint of another run, whose policy's weights training begins with;
-            of the same policy, but it may be of another algorithm. Not read when a run resumes.
+        initial_weights: the checkpoint of a run of the same policy, by any algorithm, with whose
+            weights training begins; not read when a run resumes.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -156,20 +152,10 @@ class Algorithm(EvaluatedModule):
 
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
-        reward: Tensor = rollout["reward"][:, :-1]
-        if "step_reward" in rollout.keys():  # an action is a chunk
-            step_reward = rollout["step_reward"][:, :-1]
-            reward = step_reward @ self.gamma ** torch.arange(
-                step_reward.shape[-1], device=reward.device
-            )
+        reward = discounted_reward(rollout, self.gamma)
         if self.reward_normalizer is None:
             return reward
         return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
-
-    def discount(self, rollout: TensorDict) -> float | Tensor:
-        """Return the discount of an action: gamma, or gamma^k [N, T] where it took k env steps."""
-        steps = env_steps(rollout)
-        return self.gamma if steps is None else self.gamma**steps
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` where only the time ran out."""
@@ -182,10 +168,8 @@ class Algorithm(EvaluatedModule):
 
         Where `mask` [N, T] is false, a transition is left out.
         """
-        fields = {*keys, *self.policy.extra_fields}
-        if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
-            fields.add("executed")
-        yield from minibatches(rollout, self.batch_size, self.generator, sorted(fields), mask)
+        fields = loss_fields(rollout, keys, self.policy.extra_fields)
+        yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -260,9 +244,7 @@ class Algorithm(EvaluatedModule):
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         self.data.publish()
-        taken = env_steps(rollout)
-        steps = rollout["reward"][:, :-1].numel() if taken is None else int(taken.sum())
-        self.env_steps += steps * self.trainer.world_size
+        self.env_steps += env_steps_in(rollout) * self.trainer.world_size
         means = self.statistics.means()
         self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
         self.metrics |= {
@@ -283,12 +265,9 @@ class Algorithm(EvaluatedModule):
 
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
-        if stage != "fit":
-            return
-        check_trainer(self.trainer)
-        check_batch_size(self.batch_size, self.data)
-        if self.initial_weights is not None and self.trainer.ckpt_path is None:
-            load_policy_weights(self.policy, self.initial_weights)
+        if stage == "fit":
+            check_before_fit(self.trainer, self.batch_size, self.data)
+            begin_with(self.policy, self.initial_weights, self.trainer)
 
     def on_fit_start(self) -> None:
         """Seed the shuffling, apart from every other random stream.

@@ -37,9 +37,9 @@ class BehaviorCloning(Algorithm):
         check_range("ent_coef", ent_coef, least=0)
         self.ent_coef = ent_coef
 
-    def on_fit_start(self) -> None:
+    def on_train_start(self) -> None:
         """Refuse what the policy itself has done."""
-        super().on_fit_start()
+        super().on_train_start()
         collector = getattr(self.data, "collector", None)
         if collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(

@@ -2,13 +2,17 @@
 
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_rl.algorithms.evaluated import TrainingData
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.policies import Policy
+
+
+def check_before_fit(trainer: Trainer, batch_size: int, data: TrainingData) -> None:
+    """Refuse settings that do not go together."""
+    check_trainer(trainer)
+    check_batch_size(batch_size, data)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -52,23 +56,3 @@ def check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
         "it was trained with "
         "(`--ckpt_path` alone does).",
     )
-
-
-def load_policy_weights(policy: Policy, path: str) -> None:
-    """Take up the weights of the policy in a checkpoint, and nothing else; its version stays.
-
-    Raises:
-        ConfigurationError: where the file cannot be read, or is of another policy.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        saved = content["state_dict"]
-    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(
-            f"model.initial_weights={path} cannot be read as a checkpoint: {reason}"
-        ) from error
-    prefix = "policy."
-    weights = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
-    check_weights(policy.state_dict(), weights)
-    policy.load_state_dict(weights | {"version": policy.version})

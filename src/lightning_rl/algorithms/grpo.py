@@ -14,7 +14,7 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import group_relative_advantage, kl_penalty
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field, env_steps
+from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
 
 class GRPO(Algorithm):
@@ -156,7 +156,7 @@ class GRPO(Algorithm):
             self.rewards(rollout),
             done,
             group_size=self.group_size,
-            gamma=self.discount(rollout),
+            gamma=discount_of(rollout, self.gamma),
             mode=self.mode,
             std_floor=self.eps,
             normalize=self.normalize_advantage,

@@ -4,6 +4,8 @@ A policy may give log-probs [B, L]. Of a chunk that an episode's end cut short, 
 not executed do not count.
 """
 
+from collections.abc import Iterable
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -47,3 +49,11 @@ def spread(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
         part_weight = mask * (mask.numel() / mask.sum().clamp(min=1.0))
     spread_out: Tensor = weight[:, None] * part_weight
     return spread_out
+
+
+def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
+    """Return the fields that are named, and `executed` where it says which parts count."""
+    fields = {name for some in names for name in some}
+    if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
+        fields.add("executed")
+    return sorted(fields)

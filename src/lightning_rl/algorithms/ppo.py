@@ -19,7 +19,7 @@ from lightning_rl.functional import (
     vtrace,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout import add_transition_field, discount_of
 
 
 class PPO(Algorithm):
@@ -120,7 +120,7 @@ class PPO(Algorithm):
         if self.stale.kind == "vtrace":
             estimate = partial(vtrace, self.stale.log_ratio(rollout))
         advantage, target = estimate(
-            *data, gamma=self.discount(rollout), gae_lambda=self.gae_lambda
+            *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":

@@ -11,7 +11,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import env_steps
+from lightning_rl.rollout import env_steps, env_steps_in
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,9 @@ class Collector(ABC):
         if self.plan.first_episode_only:
             done = done & first_episode_mask(done)
         success = rollout["success"][:, :-1] if self.reports_success else None
-        taken = env_steps(rollout)
-        self.statistics.update(rollout["reward"][:, :-1], done, success, taken)
+        self.statistics.update(rollout["reward"][:, :-1], done, success, env_steps(rollout))
         self.reports = reports
-        self.env_steps += done.numel() if taken is None else int(taken.sum())
+        self.env_steps += env_steps_in(rollout)
         return rollout
 
     def state_dict(self) -> dict[str, Any]:
