@@ -194,7 +194,10 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    run(["fit", "--config", name, "--trainer.max_steps", "2", "--data.num_eval_episodes", "1"])
+    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    if name == "vla_grpo.yaml":
+        options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
+    run(["fit", "--config", name, *options])
     assert load(last(newest()))["global_step"] == 2
     assert len(firsts) == 2
     assert clones or max(firsts) < 1e-5

@@ -32,8 +32,8 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
     An average of weighted parts is then the average over all executed parts of the minibatch, also
     where that goes through the network in pieces with different numbers of them.
     """
-    log_prob: Tensor = minibatch["sample_log_prob"]
-    if log_prob.dim() == 1:
+    log_prob = minibatch.get("sample_log_prob", None)  # a loss of its own may not want it
+    if log_prob is None or log_prob.dim() == 1:
         return minibatch
     mask = part_mask(minibatch, log_prob).to(log_prob.dtype)
     return minibatch.set("part_weight", mask * (mask.numel() / mask.sum().clamp(min=1.0)))
