@@ -6,29 +6,46 @@ from typing import TYPE_CHECKING, Any
 from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the tasks
 
 if TYPE_CHECKING:
-    from lightning_rl.algorithms import GRPO, PPO, Algorithm
-    from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
+    from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning
+    from lightning_rl.collectors import AsyncCollector, Collector, Demonstrations, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
+        ActionChunk,
         CartPole,
         EnvPoolEnv,
         GymnasiumEnv,
         PointMass,
+        PushBlocks,
         PushCube,
         TorchEnv,
         VectorEnv,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.policies import ActorCritic, ActorOnly, Policy, SlowPolicy
+    from lightning_rl.policies import (
+        ActorCritic,
+        ActorOnly,
+        Backbone,
+        Policy,
+        SlowPolicy,
+        TinyVLA,
+        VLAPolicy,
+    )
     from lightning_rl.trainer import RLTrainer
 
 _HOMES = {
     "GRPO": "algorithms",
     "PPO": "algorithms",
+    "ActionChunk": "envs",
     "ActorCritic": "policies",
     "ActorOnly": "policies",
     "Algorithm": "algorithms",
+    "Backbone": "policies",
+    "BehaviorCloning": "algorithms",
     "CartPole": "envs",
+    "Demonstrations": "collectors",
+    "PushBlocks": "envs",
+    "TinyVLA": "policies",
+    "VLAPolicy": "policies",
     "AsyncCollector": "collectors",
     "Collector": "collectors",
     "ConfigurationError": "errors",
@@ -48,23 +65,30 @@ _HOMES = {
 __all__ = [
     "GRPO",
     "PPO",
+    "ActionChunk",
     "ActorCritic",
     "ActorOnly",
     "Algorithm",
     "AsyncCollector",
+    "Backbone",
+    "BehaviorCloning",
     "CartPole",
     "Collector",
     "ConfigurationError",
+    "Demonstrations",
     "EnvPoolEnv",
     "GymnasiumEnv",
     "PointMass",
     "Policy",
+    "PushBlocks",
     "PushCube",
     "RLDataModule",
     "RLTrainer",
     "SlowPolicy",
     "SyncCollector",
+    "TinyVLA",
     "TorchEnv",
+    "VLAPolicy",
     "VectorEnv",
 ]
 

@@ -160,13 +160,14 @@ class RLDataModule(LightningDataModule):
         self._eval_env: VectorEnv | None = None
         self._restored: list[dict[str, Any]] | None = None
         self._env: VectorEnv | None = env(num_envs)
+        self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """N * T, of this process."""
-        return self.num_envs * self.buffer_size
+        """N * T of this process, times the env steps of an action where actions are chunks."""
+        return self.num_envs * self.buffer_size * self._steps_per_action
 
     @property
     def total_iterations(self) -> int:

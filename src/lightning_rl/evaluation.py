@@ -62,6 +62,7 @@ def run_episodes(
         generator = torch.Generator(device).manual_seed(int(seeds[0]))
     observation, _ = env.reset(seed=[*seeds, *(seeds[0] for _ in range(total - count))])
     returns = torch.zeros(total, dtype=torch.float64)
+    lengths = torch.zeros(total, dtype=torch.int64)
     running = torch.arange(total) < count
     episodes: dict[int, Episode] = {}
     if watch is not None:
@@ -72,12 +73,14 @@ def run_episodes(
         observation, reward, terminated, truncated, info = env.step(td["action"])
         terminated = terminated.cpu()
         returns += torch.where(running, reward.cpu(), 0.0)
+        executed = info.get("executed")  # where an action is a chunk
+        lengths += 1 if executed is None else executed.sum(-1).cpu()
         ended = running & (terminated | truncated.cpu() | torch.tensor(step == MAX_EPISODE_STEPS))
         for i in ended.nonzero().flatten().tolist():
             episodes[i] = {
                 "seed": int(seeds[i]),
                 "return": float(returns[i]),
-                "length": step,
+                "length": int(lengths[i]),
                 "terminated": bool(terminated[i]),
                 **_said_of(info, i),
             }

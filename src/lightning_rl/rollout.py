@@ -17,6 +17,11 @@ without a copy.
 | terminated, truncated, done   | -                   | bool    | env (done is their or)        |
 | policy_version                | -                   | int64   | collector                     |
 | success, where the env says so | -                  | bool    | collector                     |
+| executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
+| step_reward, likewise         | K                   | float32 | env: what each of them earned |
+
+`sample_log_prob` may be [N, T+1, L], of the parts of an action in their order: L is a multiple of
+the K actions of a chunk. `reward` is the plain sum over a chunk; see `env_steps`.
 
 An algorithm adds fields of its own (`advantage`, `return`).
 """
@@ -168,7 +173,11 @@ def validate(rollout: TensorDict) -> None:
             raise ValueError(f"The rollout has no field '{key}'; it has {sorted(rollout.keys())}.")
     for key, dtype in STEP_FIELDS.items():
         value = rollout[key]
-        if value.shape != rollout.batch_size or value.dtype != dtype:
+        in_parts = key == "sample_log_prob" and (
+            value.shape[2:] > (1,) or "executed" in rollout.keys()
+        )
+        shape = value.shape[:2] if in_parts else value.shape
+        if shape != rollout.batch_size or value.dtype != dtype:
             raise ValueError(
                 f"Rollout field '{key}' is {value.dtype} of shape {list(value.shape)}; expected "
                 f"{dtype} of shape "
@@ -247,7 +256,37 @@ def flat_transitions(
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field from its values [N, T] at the transitions; zero in the bootstrap slot."""
-    storage = value.new_zeros((rollout.batch_size[1], rollout.batch_size[0]))
-    storage[:-1].copy_(value.t())
-    rollout[key] = storage.t()
+    """Add a field from its values [N, T, ...] at the transitions; zero in the bootstrap slot."""
+    envs, slots = rollout.batch_size
+    storage = value.new_zeros((slots, envs, *value.shape[2:]))
+    storage[:-1].copy_(value.transpose(0, 1))
+    rollout[key] = storage.transpose(0, 1)
+
+
+def env_steps(rollout: TensorDict) -> Tensor | None:
+    """Return how many env steps each action took, [N, T]; None where each took one."""
+    if "executed" not in rollout.keys():
+        return None
+    steps: Tensor = rollout["executed"][:, :-1].sum(-1)
+    return steps
+
+
+def env_steps_in(rollout: TensorDict) -> int:
+    """Return how many env steps a rollout [N, T+1] holds."""
+    steps = env_steps(rollout)
+    return rollout["reward"][:, :-1].numel() if steps is None else int(steps.sum())
+
+
+def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:
+    """Return gamma, or gamma^k [N, T] where each action took k env steps."""
+    steps = env_steps(rollout)
+    return gamma if steps is None else gamma**steps
+
+
+def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
+    """Return the reward of each action [N, T]; of a chunk the sum of gamma^i times its rewards."""
+    if "step_reward" not in rollout.keys():
+        reward: Tensor = rollout["reward"][:, :-1]
+        return reward
+    step_reward: Tensor = rollout["step_reward"][:, :-1]
+    return step_reward @ gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)

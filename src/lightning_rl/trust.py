@@ -23,7 +23,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies import Policy
+from lightning_rl.policies import Backbone, Policy
 
 OURS = "lightning_rl"
 
@@ -38,6 +38,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "model": Family(Algorithm, (OURS,)),
     "policy": Family(Policy, (OURS,)),
+    "backbone": Family(Backbone, (OURS,)),
     "env": Family(VectorEnv, (OURS,)),
     "eval_env": Family(VectorEnv, (OURS,)),
     "action": Family(ActionTerm, (OURS,)),

@@ -201,7 +201,9 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
 
     config = yaml.safe_load(shipped_configs()[name].read_text())
     algorithm = getattr(lightning_rl, config["model"]["class_path"])
-    firsts, original, background = [], algorithm.loss, "collector" in config["data"]
+    clones = algorithm is lightning_rl.BehaviorCloning  # no ratio: an expert has acted
+    firsts, original = [], algorithm.loss
+    background = "AsyncCollector" in str(config["data"].get("collector"))
 
     def watching(self, minibatch):
         if len(self.statistics) == 0:
@@ -212,10 +214,13 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         return original(self, minibatch)
 
     monkeypatch.setattr(algorithm, "loss", watching)
-    run(["fit", "--config", name, "--trainer.max_steps", "2", "--data.num_eval_episodes", "1"])
+    options = ["--trainer.max_steps", "2", "--data.num_eval_episodes", "1"]
+    if name == "vla_grpo.yaml":
+        options += ["--model.filter_groups", "false"]  # untaught, it never succeeds
+    run(["fit", "--config", name, *options])
     assert load(last(newest()))["global_step"] == 2
     assert len(firsts) == 2
-    assert max(firsts) < 1e-5
+    assert clones or max(firsts) < 1e-5
 
 
 def error_of(capsys, *arguments, status):

@@ -10,7 +10,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO
-from lightning_rl.algorithms import gradients, graphs
+from lightning_rl.algorithms import graphs, pieces
 from lightning_rl.algorithms.gradients import Gradients
 from tests.helpers import make_data, make_ppo, train
 
@@ -170,7 +170,7 @@ def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeyp
     module = make_ppo(data, ent_coef=0.01, clip_value_loss=True)
     minibatch = minibatch_for(module, data, 100)
     whole, whole_grads = differentiate(module, minibatch, compile=False)
-    monkeypatch.setattr(gradients, "CPU_CHUNK", 32)  # 32 + 32 + 32 + 4
+    monkeypatch.setattr(pieces, "CPU_CHUNK", 32)  # 32 + 32 + 32 + 4
     seen = []
     loss = module.loss
     monkeypatch.setattr(module, "loss", lambda part: seen.append(len(part)) or loss(part))

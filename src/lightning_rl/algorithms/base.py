@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.checks import (
-    check_batch_size,
+    check_before_fit,
     check_checkpoint,
     check_rollout,
-    check_trainer,
 )
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
+from lightning_rl.algorithms.parts import add_part_weights, loss_fields
 from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.reduction import parts_of_pass
 from lightning_rl.algorithms.schedule import LearningRateSchedule
@@ -44,7 +44,14 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import flat_transitions, gather, minibatches, shuffled
+from lightning_rl.rollout import (
+    discounted_reward,
+    env_steps_in,
+    flat_transitions,
+    gather,
+    minibatches,
+    shuffled,
+)
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -132,6 +139,7 @@ class Algorithm(EvaluatedModule):
         self.max_grad_norm = max_grad_norm
         self.target_kl = target_kl
         self.stale = StaleData(off_policy_correction, behavior_weight_cap)
+        self.stale.joint_ratio = policy.joint_ratio
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
         self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
@@ -150,7 +158,7 @@ class Algorithm(EvaluatedModule):
 
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
-        reward: Tensor = rollout["reward"][:, :-1]
+        reward = discounted_reward(rollout, self.gamma)
         if self.reward_normalizer is None:
             return reward
         return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
@@ -166,7 +174,7 @@ class Algorithm(EvaluatedModule):
 
         Where `mask` [N, T] is false, a transition is left out.
         """
-        fields = [*keys, *self.policy.extra_fields]
+        fields = loss_fields(rollout, keys, self.policy.extra_fields)
         if ranks.world_size() == 1:
             yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
             return
@@ -195,7 +203,7 @@ class Algorithm(EvaluatedModule):
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
-        return minibatch
+        return add_part_weights(minibatch)
 
     def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
         """With several processes, do what needs the whole of each minibatch, for a pass at once.
@@ -246,8 +254,8 @@ class Algorithm(EvaluatedModule):
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         self.data.publish()
-        steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
-        self.env_steps += int(ranks.sum_over_ranks(torch.tensor(steps)))
+        steps = torch.tensor(env_steps_in(rollout))
+        self.env_steps += int(ranks.sum_over_ranks(steps))
         means = self.statistics.means()
         self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
         self.metrics |= {
@@ -261,19 +269,15 @@ class Algorithm(EvaluatedModule):
 
     def configure_optimizers(self) -> Optimizer:
         """Make the optimizer; its learning rate is set by the schedule."""
-        parameters = [
-            parameter for parameter in self.policy.parameters() if parameter.requires_grad
-        ]
+        groups = self.policy.parameter_groups()
         if self.make_optimizer is not None:
-            return self.make_optimizer(parameters)
-        return torch.optim.Adam(parameters, lr=self.schedule.initial, eps=1e-5, fused=True)
+            return self.make_optimizer(groups)
+        return torch.optim.Adam(groups, lr=self.schedule.initial, eps=1e-5, fused=True)
 
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
-        if stage != "fit":
-            return
-        check_trainer(self.trainer)
-        check_batch_size(self.batch_size, self.data)
+        if stage == "fit":
+            check_before_fit(self.trainer, self.batch_size, self.data)
 
     def on_fit_start(self) -> None:
         """Seed the shuffling, apart from every other random stream.

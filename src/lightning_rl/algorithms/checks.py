@@ -13,6 +13,12 @@ from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
 from lightning_rl.errors import ConfigurationError, require
 
 
+def check_before_fit(trainer: Trainer, batch_size: int, data: TrainingData) -> None:
+    """Refuse settings that do not go together."""
+    check_trainer(trainer)
+    check_batch_size(batch_size, data)
+
+
 def check_trainer(trainer: Trainer) -> None:
     """Refuse trainer settings under which the update would be wrong."""
     check_strategy(trainer)
@@ -44,7 +50,7 @@ def check_strategy(trainer: Trainer) -> None:
 
 def check_batch_size(batch_size: int, data: TrainingData) -> None:
     """Refuse a minibatch that is larger than a rollout."""
-    per_iteration = data.env_steps_per_iteration
+    per_iteration = data.num_envs * data.buffer_size
     require(
         batch_size <= per_iteration,
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "

@@ -17,6 +17,9 @@ class TrainingData(Protocol):
     def num_envs(self) -> int: ...
 
     @property
+    def buffer_size(self) -> int: ...
+
+    @property
     def env_steps_per_iteration(self) -> int: ...
 
     @property

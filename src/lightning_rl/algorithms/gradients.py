@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_rl import ranks
 from lightning_rl.algorithms.adam import TracedAdam
 from lightning_rl.algorithms.graphs import Graph, compile_graph
+from lightning_rl.algorithms.pieces import chunks
 from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.phases import PhaseTimer
 
@@ -37,13 +38,6 @@ class Objective(Protocol):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and scalars to report, all averages over the samples given."""
-
-
-CPU_CHUNK = 2048
-"""Samples that go through the networks at once on a CPU.
-
-The activations of a larger chunk leave the cache, and their memory is asked for anew each time.
-"""
 
 
 class Gradients:
@@ -174,7 +168,8 @@ class EagerGradients:
         for parameter in self.parameters:
             parameter.grad = None
         rows = []
-        for chunk, weight in chunks(minibatch):
+        size = _piece_size(self.objective)
+        for chunk, weight in chunks(minibatch, size):
             with self.objective.phase("loss"):
                 loss, scalars = self.objective.loss(chunk)
             with self.objective.phase("backward"):
@@ -233,7 +228,7 @@ class CompiledGradients:
     def __call__(self, minibatch: TensorDict) -> Tensor:
         """Set the gradients, or step; return the scalars [len(names)]."""
         with self.objective.phase("minibatch, compiled"):
-            if _is_large(minibatch):
+            if len(chunks(minibatch, _piece_size(self.objective))) > 1:
                 self.stepped = False
                 row = self.add_up(self.objective.prepare(minibatch.copy()))
                 return _clipped(row, self.parameters, self.max_norm)
@@ -247,7 +242,8 @@ class CompiledGradients:
     def add_up(self, minibatch: TensorDict) -> Tensor:
         """See `EagerGradients.add_up`."""
         parts = [
-            (self._run(chunk, None, whole=False), weight) for chunk, weight in chunks(minibatch)
+            (self._run(chunk, None, whole=False), weight)
+            for chunk, weight in chunks(minibatch, _piece_size(self.objective))
         ]
         row = torch.stack([row * weight for (row, *_), weight in parts]).sum(0)
         (_, *first), weight = parts[0]
@@ -324,21 +320,14 @@ class _LossModule(nn.Module):
         return objective.loss(objective.prepare(minibatch) if whole else minibatch)
 
 
-def chunks(minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B] for the cache; return the parts and their shares of the samples."""
-    if not _is_large(minibatch):
-        return [(minibatch, 1.0)]
-    return [(chunk, len(chunk) / len(minibatch)) for chunk in minibatch.split(CPU_CHUNK)]
+def _piece_size(objective: Objective) -> int | None:
+    """Return `Policy.micro_batch_size` of what is trained."""
+    return getattr(objective.policy, "micro_batch_size", None)
 
 
 def _clipped(row: Tensor, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
     """Clip the gradient, and put its norm behind the other scalars."""
     return torch.cat([row, clip_grad_norm_(parameters, max_norm)[None]])
-
-
-def _is_large(minibatch: TensorDict) -> bool:
-    field = cast(Tensor, next(iter(minibatch.values(True, True))))
-    return field.device.type == "cpu" and len(minibatch) >= 2 * CPU_CHUNK
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.parts import spread
 from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import group_relative_advantage, kl_penalty
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
 
 class GRPO(Algorithm):
@@ -154,7 +155,7 @@ class GRPO(Algorithm):
             self.rewards(rollout),
             done,
             group_size=self.group_size,
-            gamma=self.gamma,
+            gamma=discount_of(rollout, self.gamma),
             mode=self.mode,
             std_floor=self.eps,
             normalize=self.normalize_advantage,
@@ -166,7 +167,7 @@ class GRPO(Algorithm):
             mask = mask & self._undecided(rollout)[:, None]
         self.statistics.set("effective_samples", mask.float().mean())
         add_transition_field(rollout, "advantage", advantage)
-        add_transition_field(rollout, "weight", self._weight(mask))
+        add_transition_field(rollout, "weight", self._weight(mask, env_steps(rollout)))
         return mask
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
@@ -183,12 +184,15 @@ class GRPO(Algorithm):
         self.statistics.set("undecided_groups", undecided.float().mean())
         return undecided.repeat_interleave(self.group_size)
 
-    def _weight(self, mask: Tensor) -> Tensor:
+    def _weight(self, mask: Tensor, env_steps: Tensor | None) -> Tensor:
         """Return the weights [N, T] of the steps that count, of mean 1 over those of all ranks."""
         if self.aggregation == "token":
             return torch.ones_like(mask, dtype=torch.float32)
-        length: Tensor = mask.sum(1, keepdim=True).clamp(min=1)
-        steps, rows = ranks.sum_over_ranks(torch.stack([mask.sum(), mask.any(1).sum()]))
+        # Parts have a mean of their own: there a row is as long as the env steps that it took.
+        per_part = "sample_log_prob" in self.policy.extra_fields and not self.policy.joint_ratio
+        counted = mask if env_steps is None or not per_part else mask * env_steps
+        length: Tensor = counted.sum(1, keepdim=True).clamp(min=1)
+        steps, rows = ranks.sum_over_ranks(torch.stack([counted.sum(), mask.any(1).sum()]))
         mean_length: Tensor = steps / rows.clamp(min=1)
         weight: Tensor = mask * (mean_length / length)
         return weight
@@ -197,7 +201,7 @@ class GRPO(Algorithm):
         """Return the loss of samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
         log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
-        weight = minibatch["weight"]
+        weight: Tensor = minibatch["weight"]
         policy_loss, distances = self.stale.policy_loss(
             log_prob,
             minibatch,
@@ -205,11 +209,12 @@ class GRPO(Algorithm):
             clip_low=self.clip_coef,
             clip_high=self.clip_high,
         )
-        entropy = (weight * new["entropy"]).mean()
+        part_weight = spread(weight, new["entropy"], minibatch)
+        entropy = (part_weight * new["entropy"]).mean()
         loss = policy_loss - self.ent_coef * entropy
         scalars = {"policy_loss": policy_loss, "entropy": entropy, **distances}
         if self.reference is not None:
             reference_kl = kl_penalty(log_prob, sample_log_prob, minibatch["reference_log_prob"])
-            scalars["reference_kl"] = (weight * reference_kl).mean()
+            scalars["reference_kl"] = (part_weight * reference_kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

@@ -4,7 +4,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.gradients import chunks
+from lightning_rl.algorithms.pieces import chunks
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import flat_transitions
 
@@ -24,15 +24,22 @@ def write_values(policy: Policy, rollout: TensorDict) -> None:
 
 def _values(policy: Policy, observations: TensorDict) -> Tensor:
     """Return the value of each observation [B]."""
-    return torch.cat([policy.get_value(part)["value"] for part, _ in chunks(observations)])
+    parts = chunks(observations, policy.micro_batch_size)
+    return torch.cat([policy.get_value(part)["value"] for part, _ in parts])
 
 
 @torch.no_grad()
 def log_prob_of(policy: Policy, rollout: TensorDict) -> Tensor:
-    """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1]."""
-    transitions = flat_transitions(rollout, ["observation", "action", *policy.extra_fields])
+    """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1].
+
+    Or [N, T, L], where the policy gives it in parts.
+    """
+    keys = sorted({"observation", "action", *policy.extra_fields})
+    transitions = flat_transitions(rollout, keys)
     log_probs = [
-        policy.evaluate_actions(part)["sample_log_prob"] for part, _ in chunks(transitions)
+        policy.evaluate_actions(part)["sample_log_prob"]
+        for part, _ in chunks(transitions, policy.micro_batch_size)
     ]
     envs, slots = rollout.batch_size
-    return torch.cat(log_probs).view(slots - 1, envs).t()
+    steps: Tensor = torch.cat(log_probs).unflatten(0, (slots - 1, envs))
+    return steps.transpose(0, 1)

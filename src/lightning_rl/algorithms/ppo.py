@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.parts import spread
 from lightning_rl.algorithms.reduction import normalize_over_ranks
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
@@ -20,7 +22,7 @@ from lightning_rl.functional import (
     vtrace,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout import add_transition_field, discount_of
 
 
 class PPO(Algorithm):
@@ -38,10 +40,20 @@ class PPO(Algorithm):
         normalize_advantage: over each `minibatch`, the whole `rollout`, or `off`.
         ent_coef: weight of the entropy bonus.
         vf_coef: weight of the value loss.
+        critic_warmup_iterations: iterations, from the first, in which only the value loss counts:
+            for a policy that can do something already, with a critic that cannot. What actor and
+            critic share moves nevertheless.
         kwargs: see `Algorithm`.
     """
 
-    LOSS_SETTINGS = ("clip_coef", "clip_value_loss", "normalize_advantage", "ent_coef", "vf_coef")
+    LOSS_SETTINGS = (
+        "clip_coef",
+        "clip_value_loss",
+        "normalize_advantage",
+        "ent_coef",
+        "vf_coef",
+        "warms_up",
+    )
 
     def __init__(
         self,
@@ -52,6 +64,7 @@ class PPO(Algorithm):
         normalize_advantage: Literal["minibatch", "rollout", "off"] = "minibatch",
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
+        critic_warmup_iterations: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
@@ -64,15 +77,19 @@ class PPO(Algorithm):
         check_range("clip_coef", clip_coef, above=0, below=1)
         check_range("ent_coef", ent_coef, least=0)
         check_range("vf_coef", vf_coef, least=0)
+        check_range("critic_warmup_iterations", critic_warmup_iterations, least=0)
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss
         self.normalize_advantage = normalize_advantage
         self.ent_coef = ent_coef
         self.vf_coef = vf_coef
+        self.critic_warmup_iterations = critic_warmup_iterations
+        self.warms_up = False
 
     def training_step(self, rollout: TensorDict, iteration: int) -> None:
         """Improve the policy by one rollout [N, T+1]."""
+        self.warms_up = int(self.policy.version) < self.critic_warmup_iterations
         with self.phase("values"):
             self.evaluate_values(rollout)
             self.correct_staleness(rollout)
@@ -105,7 +122,9 @@ class PPO(Algorithm):
         estimate = gae
         if self.stale.kind == "vtrace":
             estimate = partial(vtrace, self.stale.log_ratio(rollout))
-        advantage, target = estimate(*data, gamma=self.gamma, gae_lambda=self.gae_lambda)
+        advantage, target = estimate(
+            *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
+        )
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
             if ranks.world_size() > 1:
@@ -127,6 +146,7 @@ class PPO(Algorithm):
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""
+        minibatch = super().prepare(minibatch)
         if self.normalize_advantage == "minibatch" and ranks.world_size() == 1:
             return minibatch.set("advantage", normalize_advantage(minibatch["advantage"]))
         return minibatch
@@ -148,8 +168,11 @@ class PPO(Algorithm):
             )
         else:
             critic_loss = value_loss(new["value"], target)
-        entropy = new["entropy"].mean()
-        loss = policy_loss + self.vf_coef * critic_loss - self.ent_coef * entropy
+        ones = torch.ones_like(target)
+        entropy = (spread(ones, new["entropy"], minibatch) * new["entropy"]).mean()
+        loss = self.vf_coef * critic_loss
+        if not self.warms_up:
+            loss = loss + policy_loss - self.ent_coef * entropy
         return loss, {
             "policy_loss": policy_loss,
             "value_loss": critic_loss,

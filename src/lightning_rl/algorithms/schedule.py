@@ -41,7 +41,8 @@ class LearningRateSchedule:
         """Move the adaptive rate by the KL of an epoch."""
         if self.kind != "adaptive":
             return
-        rate = optimizer.param_groups[0]["lr"]
+        group = optimizer.param_groups[0]
+        rate = group["lr"] / group.get("lr_scale", 1.0)
         if kl > 2.0 * self.desired_kl:
             _set_rate(optimizer, max(self.BOUNDS[0], rate / self.FACTOR))
         elif 0.0 < kl < 0.5 * self.desired_kl:
@@ -50,4 +51,4 @@ class LearningRateSchedule:
 
 def _set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)

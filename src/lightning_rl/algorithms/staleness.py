@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.algorithms.parts import joint, part_mask, spread
 from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
@@ -38,6 +39,7 @@ class StaleData:
 
     Attributes:
         active: whether rollouts may be stale; false makes all of them plain PPO, at no cost.
+        joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
     """
 
     def __init__(self, correction: Correction, weight_cap: float) -> None:
@@ -45,6 +47,7 @@ class StaleData:
         self.correction = correction
         self.weight_cap = weight_cap
         self.active = False
+        self.joint_ratio = False
 
     @property
     def kind(self) -> Correction:
@@ -61,7 +64,7 @@ class StaleData:
     @property
     def settings(self) -> tuple[Any, ...]:
         """The constants of the loss; see `Objective.settings`."""
-        return (self.kind, self.weight_cap)
+        return (self.kind, self.weight_cap, self.joint_ratio)
 
     @torch.no_grad()
     def add_fields(self, policy: Policy, rollout: TensorDict) -> dict[str, Tensor]:
@@ -85,9 +88,9 @@ class StaleData:
         return scalars
 
     def log_ratio(self, rollout: TensorDict) -> Tensor:
-        """Return log prox - log mu [N, T], after `add_fields`."""
+        """Return log prox - log mu [N, T] of whole actions, after `add_fields`."""
         log_ratio: Tensor = rollout["proximal_log_prob"] - rollout["sample_log_prob"]
-        return log_ratio[:, :-1]
+        return joint(log_ratio, rollout)[:, :-1]
 
     def policy_loss(
         self,
@@ -100,19 +103,30 @@ class StaleData:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the policy loss of samples [B], and how far the policy is from the proximal one.
 
+        Log-probs of parts, [B, L], have a ratio each, and share the advantage of their sample; or,
+        with `joint_ratio`, one ratio.
+
         Args:
-            log_prob: [B], of the policy being trained.
+            log_prob: [B] or [B, L], of the policy being trained.
             minibatch: [B], with `sample_log_prob` and `fields`.
             advantage: [B].
             clip_low: how far the ratio may fall below 1.
             clip_high: how far it may rise above 1.
         """
         proximal = self._proximal(log_prob.detach(), minibatch)
+        behavior: Tensor = minibatch["sample_log_prob"]
+        mask = None
+        if self.joint_ratio:
+            log_prob, proximal, behavior = (
+                joint(each, minibatch) for each in (log_prob, proximal, behavior)
+            )
+        elif log_prob.dim() == 2:
+            mask, advantage = part_mask(minibatch, log_prob), spread(advantage, log_prob, minibatch)
         if self.kind in ("decoupled", "loglinear"):
             loss = decoupled_surrogate_loss(
                 log_prob,
                 proximal,
-                minibatch["sample_log_prob"],
+                behavior,
                 advantage,
                 clip_low=clip_low,
                 clip_high=clip_high,
@@ -123,9 +137,9 @@ class StaleData:
                 log_prob, proximal, advantage, clip_low=clip_low, clip_high=clip_high
             )
         return loss, {
-            "approx_kl": approx_kl(log_prob.detach(), proximal),
+            "approx_kl": approx_kl(log_prob.detach(), proximal, mask),
             "clip_fraction": clip_fraction(
-                log_prob.detach(), proximal, clip_low=clip_low, clip_high=clip_high
+                log_prob.detach(), proximal, clip_low=clip_low, clip_high=clip_high, mask=mask
             ),
         }
 
@@ -135,7 +149,7 @@ class StaleData:
         if self.kind == "bypass":
             return sample_log_prob
         if self.kind == "loglinear":
-            lag: Tensor = minibatch["lag"]
+            lag: Tensor = minibatch["lag"].view(-1, *[1] * (log_prob.dim() - 1))
             return loglinear_proximal(log_prob, sample_log_prob, lag, torch.zeros_like(lag))
         proximal: Tensor = minibatch["proximal_log_prob"]
         return proximal

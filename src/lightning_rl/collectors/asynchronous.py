@@ -83,7 +83,7 @@ class AsyncCollector(Collector):
             max_staleness=max_staleness,
             overflow=overflow,
             timeout_s=timeout_s,
-            extra_fields=policy.extra_fields,
+            extra_fields=policy.extra_fields | env.extra_fields,
             device=own_device,
         )
         self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)

@@ -12,6 +12,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
+from lightning_rl.rollout import env_steps, env_steps_in
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ class Collector(ABC):
         if self.plan.first_episode_only:
             done = done & first_episode_mask(done)
         success = rollout["success"][:, :-1] if self.reports_success else None
-        ended = self.statistics.follow(rollout["reward"][:, :-1], done, success)
+        taken = env_steps(rollout)
+        ended = self.statistics.follow(rollout["reward"][:, :-1], done, success, taken)
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
-        self.env_steps += done.numel()
+        self.env_steps += env_steps_in(rollout)
         return rollout
 
     def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:

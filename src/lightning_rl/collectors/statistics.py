@@ -37,12 +37,24 @@ class EpisodeStatistics:
         self.successes: deque[bool] = deque(maxlen=WINDOW)
         self.episodes = 0
 
-    def update(self, reward: Tensor, done: Tensor, success: Tensor | None = None) -> None:
-        """Take in the next T steps of all envs, and the episodes that ended; see `follow`."""
-        self.add(self.follow(reward, done, success))
+    def update(
+        self,
+        reward: Tensor,
+        done: Tensor,
+        success: Tensor | None = None,
+        env_steps: Tensor | None = None,
+    ) -> None:
+        """Take in the next T actions of all envs, and the episodes that ended; see `follow`."""
+        self.add(self.follow(reward, done, success, env_steps))
 
-    def follow(self, reward: Tensor, done: Tensor, success: Tensor | None = None) -> Episodes:
-        """Take in the next T steps of all envs, in order; return the episodes that ended.
+    def follow(
+        self,
+        reward: Tensor,
+        done: Tensor,
+        success: Tensor | None = None,
+        env_steps: Tensor | None = None,
+    ) -> Episodes:
+        """Take in the next T actions of all envs, in order; return the episodes that ended.
 
         They are not among the last 100 before `add` has them.
 
@@ -50,6 +62,7 @@ class EpisodeStatistics:
             reward: [N, T].
             done: [N, T] bool, where an episode ended that counts.
             success: [N, T] bool, or None; read where done.
+            env_steps: [N, T], how many each action took; None where each took one.
         """
         rewards = reward.double().cpu()
         ends = done.t().nonzero().tolist()
@@ -58,17 +71,20 @@ class EpisodeStatistics:
         if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
             incomplete = self._incomplete.numpy()
+            taken = None if env_steps is None else env_steps.cpu().numpy()
             for t, n in ends:
                 begin = begins[n]
+                steps = t + 1 - begin if taken is None else int(taken[n, begin : t + 1].sum())
                 if not incomplete[n]:
                     ended.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
-                    ended.lengths.append(int(lasted[n]) + t + 1 - begin)
+                    ended.lengths.append(int(lasted[n]) + steps)
                 incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
         # Summed apart from what came before the last end, which may hold a number that is none.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
-        self._length += under_way.sum(1)
+        taken_since = under_way if env_steps is None else under_way * env_steps.cpu()
+        self._length += taken_since.sum(1)
         return ended
 
     def add(self, ended: Episodes) -> None:

@@ -29,7 +29,7 @@ class SyncCollector(Collector):
             env.single_action_space,
             env.num_envs,
             num_steps,
-            extra_fields=policy.extra_fields,
+            extra_fields=policy.extra_fields | env.extra_fields,
             device=policy.version.device,
         )
         self._loop = RolloutLoop(env, policy, [self._segment], seed)

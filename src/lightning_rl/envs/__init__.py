@@ -1,18 +1,22 @@
-"""Envs: the contract, the Gymnasium and EnvPool adapters, batched torch envs, tasks, probes."""
+"""Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
+from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium_env import GymnasiumEnv
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
-from lightning_rl.envs.tasks import CartPole, PointMass, PushCube
+from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 
 __all__ = [
+    "ActionChunk",
     "ActionProbe",
     "CartPole",
     "EnvPoolEnv",
     "GymnasiumEnv",
+    "HoldsRows",
     "PointMass",
+    "PushBlocks",
     "PushCube",
     "RestoreError",
     "TimeLimitProbe",

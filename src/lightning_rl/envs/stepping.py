@@ -44,6 +44,7 @@ class StepwiseStepper(RolloutStepper):
             for key in ("observation", "final_observation", "action")
         )
         self._results = [storage[key].unbind(0) for key in RESULTS]
+        self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
 
     def step(self, t: int) -> dict[str, Any]:
         """See `RolloutStepper.step`."""
@@ -53,6 +54,8 @@ class StepwiseStepper(RolloutStepper):
         copy_tree(self._observations[t + 1], observation)
         for views, result in zip(self._results, results, strict=True):
             views[t].copy_(result)
+        for key, slots in self._extra.items():
+            slots[t].copy_(info[key])
         if "final_obs" in info:
             copy_tree(self._final_observations[t], info["final_obs"])
         return info

@@ -128,6 +128,24 @@ class TorchEnv(VectorEnv):
         self.elapsed = elapsed.masked_fill_(done, 0)
         return observation, reward, terminated, truncated, info
 
+    def advance(
+        self, action: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """See `HoldsRows.advance`; nothing is observed, which is what takes time with pictures."""
+        moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
+        self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
+        self.elapsed = self.elapsed + active
+        truncated = active & (self.elapsed >= self.max_episode_steps)
+        return torch.where(active, reward, 0.0), active & terminated, truncated, info
+
+    def settle(self, done: Tensor) -> tuple[Observation, Observation]:
+        """See `HoldsRows.settle`."""
+        self.final_state = self.state
+        final = self.observe(self.state)
+        observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)
+        self.elapsed = self.elapsed.masked_fill(done, 0)
+        return observation, final
+
     def state_dict(self) -> dict[str, Any]:
         """See `VectorEnv.state_dict`."""
         return {

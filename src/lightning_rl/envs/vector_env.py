@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_rl.envs.stepping import RolloutStepper, StepwiseStepper
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import FieldSpec
 
 Observation = Tensor | TensorDict
 Seed = int | Sequence[int] | None
@@ -37,6 +38,14 @@ class VectorEnv(ABC):
     single_action_space: gymnasium.Space[Any]
     render_fps: float = 30.0
     """Env steps per second of real time, where pictures of them are to move as fast."""
+
+    steps_per_action: int = 1
+    """Env steps that an action takes at most: more than 1 where it is a chunk of actions."""
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """What a rollout holds of each step beside what every env says; found in `info`."""
+        return {}
 
     @abstractmethod
     def reset(

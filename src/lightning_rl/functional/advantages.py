@@ -13,7 +13,7 @@ def gae(
     truncated: Tensor,
     final_value: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Estimate advantages by generalised advantage estimation.
@@ -37,7 +37,8 @@ def gae(
         truncated: [N, T] bool.
         final_value: [N, T], V of the true final observation; read only where truncated and not
             terminated.
-        gamma: discount per step.
+        gamma: discount per step; or [N, T], of each: gamma^k for an action that took k env steps
+            (Sutton et al. 1999, "Between MDPs and semi-MDPs").
         gae_lambda: trace decay per step.
 
     Returns:
@@ -61,7 +62,7 @@ def vtrace(
     truncated: Tensor,
     final_value: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     gae_lambda: float,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
@@ -94,7 +95,7 @@ def vtrace(
         terminated: [N, T] bool.
         truncated: [N, T] bool.
         final_value: [N, T], as in `gae`.
-        gamma: discount per step.
+        gamma: discount per step, or [N, T]; as in `gae`.
         gae_lambda: trace decay per step.
         rho_bar: bound on the weight of a step: infinite, v is of pi; towards 0, of mu.
         c_bar: bound on what a step passes back, for low variance; at most rho_bar.
@@ -146,7 +147,7 @@ def _temporal_difference(
     terminated: Tensor,
     truncated: Tensor,
     final_value: Tensor,
-    gamma: float,
+    gamma: float | Tensor,
 ) -> Tensor:
     """Return r_t + gamma * V'_t - V(s_t), with V' as in `gae`."""
     done = terminated | truncated
@@ -154,11 +155,13 @@ def _temporal_difference(
     return reward + gamma * next_value - value[:, :-1]
 
 
-def _decay(done: Tensor, factor: float, *, like: Tensor) -> Tensor:
+def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
     """Return the factor where an episode goes on, and 0 where it ends.
 
     Not `torch.where` of two numbers, which is float32 whatever the data are.
     """
+    if isinstance(factor, Tensor):
+        return factor.to(like.dtype).masked_fill(done, 0.0)
     return torch.full_like(like, factor).masked_fill_(done, 0.0)
 
 

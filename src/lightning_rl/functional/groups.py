@@ -19,7 +19,7 @@ def group_relative_advantage(
     done: Tensor,
     *,
     group_size: int,
-    gamma: float,
+    gamma: float | Tensor,
     mode: Literal["step", "trajectory"] = "step",
     std_floor: float = 1e-3,
     normalize: bool = True,
@@ -46,7 +46,7 @@ def group_relative_advantage(
         reward: [N, T].
         done: [N, T] bool.
         group_size: G, which divides N.
-        gamma: discount per step.
+        gamma: discount per step, or [N, T], of each.
         mode: `step` for dense rewards, `trajectory` for a sparse one.
         std_floor: least standard deviation that is divided by, in units of the reward.
         normalize: divide by the standard deviation.

@@ -5,12 +5,16 @@ from lightning_rl.policies.actor_only import ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.slow import SlowPolicy
+from lightning_rl.policies.vla import Backbone, TinyVLA, VLAPolicy
 
 __all__ = [
     "ActorCritic",
     "ActorOnly",
+    "Backbone",
     "ObservationNormalizer",
     "Policy",
     "RewardNormalizer",
     "SlowPolicy",
+    "TinyVLA",
+    "VLAPolicy",
 ]

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.acting import RolloutActor, StepwiseActor
 from lightning_rl.rollout import FieldSpec
 
@@ -26,10 +27,16 @@ class Policy(nn.Module, ABC):
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
+        joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
+            update takes the ratio of the whole action instead of one per part.
+        micro_batch_size: samples that go through the network at once when it is trained or
+            evaluated; the gradients of a minibatch add up. None for as many as are fast.
     """
 
     version: Tensor
     has_critic: bool = True
+    joint_ratio: bool = False
+    micro_batch_size: int | None = None
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
@@ -54,7 +61,7 @@ class Policy(nn.Module, ABC):
         """Act.
 
         Write `action` [N, *A] and `sample_log_prob` [N] (and `extra_fields`) into `td`, and return
-        it.
+        it. A log-prob in parts, [N, L], is one that `extra_fields` gives its shape.
 
         Args:
             td: batch shape [N], with `observation`. Fields that exist are written in place.
@@ -83,6 +90,26 @@ class Policy(nn.Module, ABC):
     ) -> TensorDict:
         """Act without gradients; see `forward`."""
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return what is trained, in groups as an optimizer takes them.
+
+        A group may have `lr_scale`: what the learning rate is multiplied by for it.
+        """
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """Return `extra_fields` as they would be had the policy chosen the actions [B, *A].
+
+        For learning from demonstrations.
+        """
+        if set(self.extra_fields) <= {"sample_log_prob"}:
+            return {}
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot learn from demonstrations: it stores "
+            f"{', '.join(self.extra_fields)} with an action, and has no fields_of(action) that "
+            "derives them from one."
+        )
 
     def put_in_eval_mode(self) -> None:
         """Do what `eval` does, which sets every module anew whatever mode it is in."""

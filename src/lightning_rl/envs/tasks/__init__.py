@@ -3,6 +3,7 @@
 from lightning_rl.envs.tasks.cart_pole import CartPole
 from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask, GymnasiumVectorTask
 from lightning_rl.envs.tasks.point_mass import PointMass
+from lightning_rl.envs.tasks.push_blocks import PushBlocks
 from lightning_rl.envs.tasks.push_cube import PushCube
 from lightning_rl.envs.tasks.terms import (
     ActionTerm,
@@ -21,6 +22,7 @@ __all__ = [
     "GymnasiumVectorTask",
     "PointMass",
     "Position",
+    "PushBlocks",
     "PushCube",
     "Velocity",
 ]

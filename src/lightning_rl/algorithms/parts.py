@@ -1,0 +1,59 @@
+"""Weigh the parts that the log-prob of an action comes in: its tokens, or a chunk's actions.
+
+A policy may give log-probs [B, L]. Of a chunk that an episode's end cut short, the parts that were
+not executed do not count.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+def part_mask(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
+    """Return which parts [B, L] were executed; all, where `executed` [B, K] is not there."""
+    if "executed" not in minibatch.keys():
+        return torch.ones_like(log_prob, dtype=torch.bool)
+    executed: Tensor = minibatch["executed"]
+    return executed.repeat_interleave(log_prob.shape[-1] // executed.shape[-1], -1)
+
+
+def joint(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
+    """Return the log-prob [B] of all executed parts together."""
+    if log_prob.dim() == len(minibatch.batch_size):
+        return log_prob
+    return torch.where(part_mask(minibatch, log_prob), log_prob, 0.0).sum(-1)
+
+
+def add_part_weights(minibatch: TensorDict) -> TensorDict:
+    """Write `part_weight` [B, L]: 0 where a part does not count, and of mean 1 over the minibatch.
+
+    An average of weighted parts is then the average over all executed parts of the minibatch, also
+    where that goes through the network in pieces with different numbers of them.
+    """
+    log_prob = minibatch.get("sample_log_prob", None)  # a loss of its own may not want it
+    if log_prob is None or log_prob.dim() == 1:
+        return minibatch
+    mask = part_mask(minibatch, log_prob).to(log_prob.dtype)
+    return minibatch.set("part_weight", mask * (mask.numel() / mask.sum().clamp(min=1.0)))
+
+
+def spread(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
+    """Give numbers [B] the shape of log-probs, [B] or [B, L], times the weights of the parts."""
+    if like.dim() == weight.dim():
+        return weight
+    part_weight = minibatch.get("part_weight", None)
+    if part_weight is None:
+        mask = part_mask(minibatch, like).to(like.dtype)
+        part_weight = mask * (mask.numel() / mask.sum().clamp(min=1.0))
+    spread_out: Tensor = weight[:, None] * part_weight
+    return spread_out
+
+
+def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
+    """Return the fields that are named, and `executed` where it says which parts count."""
+    fields = {name for some in names for name in some}
+    if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
+        fields.add("executed")
+    return sorted(fields)

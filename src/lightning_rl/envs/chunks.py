@@ -1,0 +1,158 @@
+"""Act by chunks: one decision is K actions, which the env executes one after the other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.rollout import FieldSpec
+
+
+@runtime_checkable
+class HoldsRows(Protocol):
+    """An env that can step some of its rows while the others wait."""
+
+    def advance(
+        self, action: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Step the rows where `active` [N] bool, without resetting those that finish.
+
+        Returns:
+            reward, terminated and truncated, [N], 0 and false where not active; and info.
+        """
+
+    def settle(self, done: Tensor) -> tuple[Observation, Observation]:
+        """Reset the rows where `done` [N] bool.
+
+        Returns:
+            the observation [N, ...] after the reset, and that before it.
+        """
+
+
+class ActionChunk(VectorEnv):
+    """An env whose action is a chunk of K actions, executed open loop.
+
+    An env that finishes within a chunk leaves out the rest of it, and waits in its last state until
+    the others have executed theirs; then it resets. So no action of a chunk acts on another episode
+    than the one it was chosen for, and the true final observation is that of the last action.
+    Pictures are drawn once a chunk.
+
+    `reward` is the plain sum of a chunk's rewards, which returns are made of; `extra_fields` has
+    what discounting needs: `step_reward` [N, K] and `executed` [N, K] bool, true for the actions
+    that were executed. An algorithm discounts by its own gamma within a chunk, and by gamma^k over
+    the k actions executed of one. Episode lengths and budgets count env steps.
+
+    In `info`, metrics are of the last action executed, reward terms are summed.
+
+    Args:
+        num_envs: N.
+        env: makes the env from `num_envs`; one that can hold rows (`HoldsRows`), as every
+            `TorchEnv` can.
+        chunk_size: K, actions in a chunk.
+        execute: how many of them are executed; all where not given.
+
+    Raises:
+        ConfigurationError: for a number out of range, or an env that cannot hold rows.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        env: Callable[[int], VectorEnv],
+        chunk_size: int = 4,
+        execute: int | None = None,
+    ) -> None:
+        require(chunk_size >= 1, f"chunk_size must be at least 1, got {chunk_size}.")
+        self.steps_per_action = chunk_size if execute is None else execute
+        require(
+            1 <= self.steps_per_action <= chunk_size,
+            f"execute must lie in [1, chunk_size={chunk_size}], got {execute}.",
+        )
+        self.env = env(num_envs)
+        if not isinstance(self.env, HoldsRows):
+            raise ConfigurationError(
+                f"ActionChunk needs an env whose rows can wait for each other, and "
+                f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
+                "active) and settle(done) of lightning_rl.envs.HoldsRows, or use a TorchEnv."
+            )
+        self.num_envs, self.device = num_envs, self.env.device
+        self.chunk_size = chunk_size
+        self.single_observation_space = self.env.single_observation_space
+        self.single_action_space = repeated(self.env.single_action_space, chunk_size)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `VectorEnv.extra_fields`."""
+        shape = (self.chunk_size,)
+        return {"step_reward": (shape, torch.float32), "executed": (shape, torch.bool)}
+
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """See `VectorEnv.reset`."""
+        return self.env.reset(seed, options)
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """See `VectorEnv.step`; `action` is [N, K, *A]."""
+        env = cast(HoldsRows, self.env)
+        active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        terminated, truncated = torch.zeros_like(active), torch.zeros_like(active)
+        step_reward = torch.zeros(self.num_envs, self.chunk_size, device=self.device)
+        executed = torch.zeros_like(step_reward, dtype=torch.bool)
+        merged: dict[str, Any] = {}
+        for k in range(self.steps_per_action):
+            reward, ended, out_of_time, info = env.advance(action[:, k], active)
+            step_reward[:, k], executed[:, k] = reward, active
+            _merge(merged, info, active)
+            terminated, truncated = terminated | ended, truncated | out_of_time
+            active = active & ~(ended | out_of_time)
+            if self.device.type == "cpu" and not active.any():
+                break
+        observation, final = env.settle(~active)
+        fields = {"final_obs": final, "step_reward": step_reward, "executed": executed}
+        return observation, step_reward.sum(1), terminated, truncated, merged | fields
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `VectorEnv.state_dict`."""
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        """See `VectorEnv.load_state_dict`."""
+        return self.env.load_state_dict(state)
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        """See `VectorEnv.render`."""
+        return self.env.render(rows)
+
+    def close(self) -> None:
+        """See `VectorEnv.close`."""
+        self.env.close()
+
+
+def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
+    """Return the space of `count` actions in a row, along a new first dimension."""
+    if isinstance(space, gymnasium.spaces.Box):
+        low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
+        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return gymnasium.spaces.MultiDiscrete([int(space.n)] * count)
+    raise ConfigurationError(
+        f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
+    )
+
+
+def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:
+    """Take in what the env said of one action of a chunk, of the rows that took it."""
+    if "success" in info:
+        merged["success"] = merged.get("success", False) | (active & info["success"])
+    for name, value in info.get("rewards", {}).items():
+        terms = merged.setdefault("rewards", {})
+        terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)
+    for name, value in info.get("metrics", {}).items():
+        metrics = merged.setdefault("metrics", {})
+        metrics[name] = torch.where(active, value, metrics.get(name, value))

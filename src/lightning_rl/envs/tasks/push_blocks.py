@@ -1,0 +1,217 @@
+"""Push one of two blocks, seen in a picture, to the side that an instruction names."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
+from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+
+BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
+"""m: half edges of the blocks, of the pusher and of the table."""
+
+MAX_MOVE, DISTANCE = 0.1, 0.25
+"""m that the pusher moves at most in a step along each axis; m that a block is to be moved."""
+
+BLOCK_X, BLOCK_Y, PUSHER_X, PUSHER_Y = 0.5, (0.3, 0.6), 0.9, 0.05
+"""m, the starts: blocks lie up to BLOCK_X left or right of the middle, one above it and one below;
+the pusher is in the corridor between them, in which it can pass."""
+
+BEHIND, ALIGNED = 0.26, 0.04
+"""m, of the expert: where it pushes from, behind the block's centre; how far off its middle."""
+
+WORDS = ("", "push", "the", "red", "blue", "block", "to", "left", "right")
+"""The words of the instructions; a word's token is its place here, and 0 fills up."""
+
+INSTRUCTIONS = tuple(
+    f"push the {colour} block to the {side}"
+    for colour in ("red", "blue")
+    for side in ("left", "right")
+)
+
+
+class PushBlocks(Task):
+    """Push the red or the blue block to the left or to the right, as the instruction says.
+
+    The pusher and the blocks are squares that do not turn. What the pusher comes to overlap gives
+    way along the axis of least overlap, and so does a block that another one is pushed into.
+
+    Observation: `rgb` uint8 [size, size, 3], without the instruction in it; `proprio` [2], the
+    pusher's position in m; `language` int64 [7], the tokens of the instruction (see `WORDS`).
+    Action [2].
+
+    Reward terms:
+        success: 1 where the named block has been moved by 0.25 m to the named side. Weight 1.
+        progress: m that the named block was moved to that side. Off; usually 1.
+
+    Success is `terminated`. Metric `moved`: m that the named block is to the named side of where it
+    began.
+
+    Args:
+        num_envs: N.
+        action: what an action means; by default `DeltaPosition(0.1, clip=1)`. With any, the pusher
+            moves 0.1 m a step along each axis at most, and stays on the table.
+        rewards: weights by term; the terms not named keep their defaults.
+        max_episode_steps: steps after which an episode is truncated.
+        size: pixels of a picture, across and down.
+        device: where the state lives.
+    """
+
+    start_size = 8
+    render_fps = 10
+    reward_weights = {"success": 1.0, "progress": 0.0}  # noqa: RUF012
+    action_kinds = ("position",)
+
+    def __init__(
+        self,
+        num_envs: int,
+        action: ActionTerm | None = None,
+        rewards: dict[str, float] | None = None,
+        max_episode_steps: int = 48,
+        size: int = 64,
+        device: str = "cpu",
+    ) -> None:
+        term = action or DeltaPosition(MAX_MOVE, clip=1.0)
+        super().__init__(num_envs, 2, 2, term, rewards, max_episode_steps, device)
+        self.size = size
+        self._instructions = torch.tensor([tokens(text) for text in INSTRUCTIONS]).to(self.device)
+        self.single_observation_space = gymnasium.spaces.Dict(
+            {
+                "language": gymnasium.spaces.Box(
+                    0, len(WORDS) - 1, (self._instructions.shape[1],), np.int64
+                ),
+                "proprio": gymnasium.spaces.Box(-TABLE, TABLE, (2,), np.float32),
+                "rgb": gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8),
+            }
+        )
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        """See `TorchEnv.initial_state`."""
+        signed = uniform * 2.0 - 1.0
+        low, high = BLOCK_Y
+        red_above = (uniform[:, 0] < 0.5).to(torch.float32) * 2.0 - 1.0
+        heights = low + uniform[:, 1:3] * (high - low)
+        red = torch.stack((signed[:, 3] * BLOCK_X, heights[:, 0] * red_above), 1)
+        blue = torch.stack((signed[:, 4] * BLOCK_X, heights[:, 1] * -red_above), 1)
+        pusher = torch.stack((signed[:, 5] * PUSHER_X, signed[:, 6] * PUSHER_Y), 1)
+        task = (uniform[:, 7] * len(INSTRUCTIONS)).to(torch.int64)
+        begin = torch.where((task < 2)[:, None], red, blue)[:, 0]
+        return _state(pusher, red, blue, task, begin)
+
+    def observe(self, state: TensorDict) -> TensorDict:
+        """See `TorchEnv.observe`."""
+        fields = {
+            "language": self._instructions[state["task"]],
+            "proprio": state["pusher"],
+            "rgb": self.draw(state, self.size, self.size),
+        }
+        return TensorDict(fields, [len(state)])
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """See `TorchEnv.transition`."""
+        before = state["pusher"]
+        move = self.action.target(self.action.bounded(action), before) - before
+        pusher = (before + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-TABLE + PUSHER, TABLE - PUSHER)
+        red, blue = push_blocks(pusher, state["red"], state["blue"])
+        moved = _state(pusher, red, blue, state["task"], state["begin"])
+        distance = moved_distance(moved)
+        success = distance >= DISTANCE
+        values = {
+            "success": success.float,
+            "progress": lambda: distance - moved_distance(state),
+        }
+        reward, info = self.outcome(success, values, {"moved": distance})
+        return moved, reward, success, info
+
+    def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
+        """See `Task.draw`: the two blocks and, in dark, the pusher."""
+        canvas = Canvas(len(state), height, width, background=PAPER, device=self.device)
+        canvas.box(state["red"], (BLOCK, BLOCK), RED)
+        canvas.box(state["blue"], (BLOCK, BLOCK), BLUE)
+        canvas.box(state["pusher"], (PUSHER, PUSHER), INK)
+        return canvas.pixels()
+
+    def expert(self, state: TensorDict) -> Tensor:
+        """Return what someone who sees the state [M] would do, an action [M, 2] in [-1, 1].
+
+        Along the corridor to behind the named block, up or down to its height, and then forward.
+        """
+        pusher, block = state["pusher"], _named(state)
+        side = _side(state)
+        off = block - pusher
+        # how far the pusher is short of the place to push from, in the direction of the push
+        short = (off[:, 0] - side * BEHIND) * side
+        behind = short > -0.02
+        aligned = (off[:, 1].abs() < ALIGNED) & (off[:, 0] * side > BLOCK)
+        to_place = off[:, 0] - side * BEHIND
+        in_corridor = pusher[:, 1].abs() < BLOCK_Y[0] - BLOCK - PUSHER
+        x = torch.where(aligned, side, torch.where(behind | in_corridor, to_place, 0.0) / MAX_MOVE)
+        y = torch.where(aligned | behind, off[:, 1], -pusher[:, 1]) / MAX_MOVE
+        return torch.stack((x, y), 1).clamp(-1.0, 1.0)
+
+
+def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tensor]:
+    """Move the blocks that are in the way; return red and blue, both [N, 2], in m.
+
+    Args:
+        pusher: [N, 2], its centre after its move.
+        red: [N, 2], its centre before.
+        blue: [N, 2], its centre before.
+    """
+    red_pushed = _give_way(red, pusher, BLOCK + PUSHER)
+    blue_pushed = _give_way(blue, pusher, BLOCK + PUSHER)
+    is_red = (red_pushed != red).any(1, keepdim=True)
+    blue_after = torch.where(is_red, _give_way(blue_pushed, red_pushed, 2 * BLOCK), blue_pushed)
+    red_after = torch.where(is_red, red_pushed, _give_way(red_pushed, blue_pushed, 2 * BLOCK))
+    edge = TABLE - BLOCK
+    return red_after.clamp(-edge, edge), blue_after.clamp(-edge, edge)
+
+
+def moved_distance(state: TensorDict) -> Tensor:
+    """Return the m [M] that the named block is to the named side of where it began."""
+    moved: Tensor = (_named(state)[:, 0] - state["begin"]) * _side(state)
+    return moved
+
+
+def tokens(text: str) -> list[int]:
+    """Return the tokens of an instruction of `WORDS`."""
+    return [WORDS.index(word) for word in text.split()]
+
+
+def text_of(language: Tensor) -> str:
+    """Return the instruction that tokens [S] stand for."""
+    return " ".join(WORDS[token] for token in language.tolist() if token)
+
+
+def _give_way(block: Tensor, intruder: Tensor, reach: float) -> Tensor:
+    """Move a block [N, 2] out of an intruder, along the axis on which they overlap least."""
+    offset = block - intruder
+    overlap = (reach - offset.abs()).clamp_min(0.0)
+    touching = (overlap[:, 0] > 0) & (overlap[:, 1] > 0)
+    along_x = overlap[:, 0] < overlap[:, 1]
+    axis = torch.stack((along_x, ~along_x), 1) & touching[:, None]
+    direction = (offset >= 0).to(torch.float32) * 2.0 - 1.0
+    return block + torch.where(axis, overlap * direction, 0.0)
+
+
+def _named(state: TensorDict) -> Tensor:
+    """Return the position [M, 2] of the block that the instruction names."""
+    return torch.where((state["task"] < 2)[:, None], state["red"], state["blue"])
+
+
+def _side(state: TensorDict) -> Tensor:
+    """Return -1 for left and 1 for right, [M]."""
+    right: Tensor = state["task"] % 2
+    return right.to(torch.float32) * 2.0 - 1.0
+
+
+def _state(pusher: Tensor, red: Tensor, blue: Tensor, task: Tensor, begin: Tensor) -> TensorDict:
+    values = {"pusher": pusher, "red": red, "blue": blue, "task": task, "begin": begin}
+    return TensorDict(values, [len(pusher)])

@@ -1,0 +1,61 @@
+"""Say what a backbone is: it turns pictures, an instruction and the state into features."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+
+class Features(NamedTuple):
+    """What a backbone makes of an observation.
+
+    Attributes:
+        slots: [B, L, D], one vector per number of an action chunk (L = K * A), all in one pass.
+        summary: [B, E], of the whole observation: what the value head sees.
+    """
+
+    slots: Tensor
+    summary: Tensor
+
+
+class Backbone(nn.Module, ABC):
+    """The body of a `VLAPolicy`.
+
+    Subclass it for a model of your own, and pass `class_path: my_module.MyBackbone`. It gets
+    observations as the rollout stores them, so nothing is tokenised twice, and what it does to a
+    picture it does in `forward`. It must treat each sample by itself (no batch norm).
+
+    Attributes:
+        slot_size: D.
+        summary_size: E.
+    """
+
+    slot_size: int
+    summary_size: int
+
+    @abstractmethod
+    def build(self, observation: TensorDict, num_slots: int) -> None:
+        """Make the parameters whose shapes depend on the env.
+
+        Args:
+            observation: one observation, zeros of its shapes and dtypes, batch shape [1].
+            num_slots: L.
+        """
+
+    @abstractmethod
+    def forward(self, observation: TensorDict) -> Features:
+        """Return the features of observations [B].
+
+        Args:
+            observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3], and where the env has
+                them `language` int64 [B, S] and `proprio` [B, P].
+        """
+
+    def token_head(self, num_bins: int) -> nn.Module | None:
+        """Return what turns slots [B, L, D] into logits [B, L, num_bins].
+
+        None for a linear layer of the policy's own. A language model gives the last `num_bins`
+        entries of its vocabulary.
+        """
+        return None

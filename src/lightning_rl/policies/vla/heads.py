@@ -1,0 +1,219 @@
+"""Turn slots into chunks of actions: as tokens, or as numbers with Gaussian noise."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.errors import check_range, require
+from lightning_rl.policies.distributions import HALF_LOG_TWO_PI
+from lightning_rl.rollout import FieldSpec
+
+Level = Literal["token", "action", "chunk"]
+
+
+class ActionHead(nn.Module, ABC):
+    """A distribution over chunks [K, A] of actions, within the bounds of a Box.
+
+    Args:
+        space: of one chunk, [K, *A]; the bounds say what -1 and 1 stand for.
+        level: `token` gives a log-prob per number of the chunk, [B, K * A]; else one per action,
+            [B, K].
+
+    Attributes:
+        fields: what `sample` stores beside the action, and `log_prob_and_entropy` wants back.
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, space: gymnasium.spaces.Box, level: Level) -> None:
+        super().__init__()
+        self.chunk_size, self.shape = space.shape[0], space.shape
+        self.action_size = math.prod(space.shape[1:])
+        self.num_slots = self.chunk_size * self.action_size
+        self.num_parts = self.num_slots if level == "token" else self.chunk_size
+        low, high = (torch.as_tensor(b).float().flatten() for b in (space.low, space.high))
+        require(
+            bool((low.isfinite() & high.isfinite() & (low < high)).all()),
+            f"A VLA's actions need finite bounds, low < high; the action space is {space}. Give "
+            "the task's action term a clip, or wrap the env.",
+        )
+        self.register_buffer("center", (high + low) / 2, persistent=False)
+        self.register_buffer("scale", (high - low) / 2, persistent=False)
+
+    @property
+    @abstractmethod
+    def fields(self) -> dict[str, FieldSpec]:
+        """See the class."""
+
+    @abstractmethod
+    def sample(
+        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """Return `action` [B, K, *A], `sample_log_prob` [B, parts] and `fields`.
+
+        Of slots [B, L, D].
+        """
+
+    @abstractmethod
+    def log_prob_and_entropy(
+        self, slots: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-prob and entropy [B, parts] of what `fields` say was done."""
+
+    @abstractmethod
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """Return `fields` for given actions [B, K, *A]."""
+
+    def parts(self, value: Tensor) -> Tensor:
+        """Sum what numbers [B, L] add to each part: [B, parts]."""
+        each: Tensor = value.unflatten(1, (self.num_parts, -1))
+        return each.sum(-1)
+
+    def to_action(self, unit: Tensor) -> Tensor:
+        """Return the action [B, K, *A] that numbers [B, L] in units of the bounds stand for."""
+        action: Tensor = torch.addcmul(self.center, self.scale, unit).unflatten(1, self.shape)
+        return action
+
+    def to_unit(self, action: Tensor) -> Tensor:
+        """Return numbers [B, L] in units of the bounds."""
+        return (action.flatten(1) - self.center) / self.scale
+
+
+class TokenHead(ActionHead):
+    """One of n bins for each number of a chunk, all of them at once ("parallel decoding").
+
+    The action is the centre of its bin. Source of the bins: Brohan et al. 2023, "RT-2"; of parallel
+    decoding: Kim et al. 2025, "Fine-Tuning Vision-Language-Action Models".
+
+    Args:
+        space, level: see `ActionHead`.
+        to_logits: makes logits [B, L, n] of slots [B, L, D]; of a language model the last n entries
+            of its vocabulary.
+        num_bins: n; bin centres lie evenly from bound to bound.
+        temperature: logits are divided by it, in acting as in training.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        level: Level,
+        to_logits: nn.Module,
+        num_bins: int,
+        temperature: float,
+    ) -> None:
+        super().__init__(space, level)
+        self.to_logits, self.num_bins, self.temperature = to_logits, num_bins, temperature
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """See `ActionHead`."""
+        return {"action_tokens": ((self.num_slots,), torch.int64)}
+
+    def sample(
+        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See `ActionHead.sample`; by the Gumbel-max trick."""
+        log_probs = self._log_probs(slots)
+        perturbed = log_probs
+        if not deterministic:
+            noise = torch.empty_like(log_probs).exponential_(generator=generator)
+            perturbed = log_probs - noise.log_()
+        tokens = perturbed.argmax(-1)
+        unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
+        return {
+            "action": self.to_action(unit),
+            "sample_log_prob": self._of(log_probs, tokens),
+            "action_tokens": tokens,
+        }
+
+    def log_prob_and_entropy(
+        self, slots: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """See `ActionHead.log_prob_and_entropy`."""
+        log_probs = self._log_probs(slots)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return self._of(log_probs, fields["action_tokens"]), self.parts(entropy)
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `ActionHead.fields_of`: the nearest bins."""
+        place = (self.to_unit(action) + 1.0) * ((self.num_bins - 1) / 2)
+        return {"action_tokens": place.round().clamp(0, self.num_bins - 1).to(torch.int64)}
+
+    def _log_probs(self, slots: Tensor) -> Tensor:
+        logits: Tensor = self.to_logits(slots)
+        return (logits.float() / self.temperature).log_softmax(-1)
+
+    def _of(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        return self.parts(log_probs.gather(-1, tokens[..., None]).squeeze(-1))
+
+
+class GaussianHead(ActionHead):
+    """A normal distribution for each number of a chunk.
+
+    Its deviation is learnt, and the same in every state.
+
+    Args:
+        space, level: see `ActionHead`.
+        slot_size: D.
+        log_std_init: initial log standard deviation, in units of the bounds.
+        temperature: the deviation is multiplied by it, in acting as in training.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        level: Level,
+        slot_size: int,
+        log_std_init: float,
+        temperature: float,
+    ) -> None:
+        super().__init__(space, level)
+        check_range("log_std_init", log_std_init, least=-5.0, most=2.0)
+        self.temperature = temperature
+        self.to_mean = nn.Linear(slot_size, 1)
+        self.log_std = nn.Parameter(torch.full((self.num_slots,), float(log_std_init)))
+
+    @property
+    def fields(self) -> dict[str, FieldSpec]:
+        """See `ActionHead`."""
+        return {"unit_action": ((self.num_slots,), torch.float32)}
+
+    def sample(
+        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See `ActionHead.sample`."""
+        mean, log_std = self._distribution(slots)
+        unit = mean
+        if not deterministic:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            unit = torch.addcmul(mean, noise, log_std.exp())
+        return {
+            "action": self.to_action(unit),
+            "sample_log_prob": self._of(mean, log_std, unit),
+            "unit_action": unit,
+        }
+
+    def log_prob_and_entropy(
+        self, slots: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """See `ActionHead.log_prob_and_entropy`."""
+        mean, log_std = self._distribution(slots)
+        entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(mean)
+        return self._of(mean, log_std, fields["unit_action"]), self.parts(entropy)
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `ActionHead.fields_of`."""
+        return {"unit_action": self.to_unit(action)}
+
+    def _distribution(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        mean: Tensor = self.to_mean(slots.float()).squeeze(-1)
+        return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
+
+    def _of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
+        standardized = (unit - mean) * (-log_std).exp()
+        return self.parts(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI)

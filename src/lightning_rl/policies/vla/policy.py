@@ -1,0 +1,171 @@
+"""Act from pictures and an instruction, a chunk of actions at a time."""
+
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.errors import check_range, require
+from lightning_rl.policies.base import Policy
+from lightning_rl.policies.vla.backbone import Backbone, Features
+from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
+from lightning_rl.policies.vla.tiny import TinyVLA
+from lightning_rl.rollout import FieldSpec
+
+
+class VLAPolicy(Policy):
+    """A backbone with an action head and a value head.
+
+    Observations are a Dict with `rgb`, and `language` (tokens) and `proprio` where the task has
+    them; actions are chunks [K, *A] with finite bounds (see `ActionChunk`). The rollout keeps
+    pictures as uint8 and instructions as tokens, and what was sampled (`action_tokens`, or
+    `unit_action`) beside the action.
+
+    A model that acts, values and evaluates in its own way is a `Policy` of its own, and needs
+    nothing of this.
+
+    Args:
+        observation_space, action_space: of one env.
+        backbone: sees and reads; `TinyVLA` where not given.
+        head: `token`, n bins for each number of the chunk; or `gaussian`.
+        log_prob_level: what has a ratio of its own in the update: each `token` (number), each
+            `action`, or the whole `chunk`, whose ratio leaves the clip range soonest.
+        num_bins: n of the token head.
+        temperature: of the tokens' logits, or a factor on the Gaussian deviation; it belongs to the
+            policy, in acting as in training.
+        log_std_init: of the Gaussian head, in units of the action bounds.
+        value_hidden_size: units of the value head.
+        value_lr_scale: what the learning rate is multiplied by for the value head.
+        detach_value: keep the value's gradient out of the backbone.
+        micro_batch_size: see `Policy`.
+
+    Raises:
+        ConfigurationError: for a number out of range, or a space that the policy cannot take.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        backbone: Backbone | None = None,
+        head: Literal["token", "gaussian"] = "token",
+        log_prob_level: Level = "token",
+        num_bins: int = 21,
+        temperature: float = 1.0,
+        log_std_init: float = -1.0,
+        value_hidden_size: int = 64,
+        value_lr_scale: float = 1.0,
+        detach_value: bool = True,
+        micro_batch_size: int | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        check_range("num_bins", num_bins, least=2)
+        check_range("temperature", temperature, above=0)
+        check_range("value_hidden_size", value_hidden_size, least=1)
+        check_range("value_lr_scale", value_lr_scale, above=0)
+        check_range("micro_batch_size", micro_batch_size, least=1)
+        observation = example(observation_space)
+        space = chunk_space(action_space)
+        self.backbone = TinyVLA() if backbone is None else backbone
+        self.backbone.build(observation, int(np.prod(space.shape)))
+        self.head: ActionHead
+        if head == "token":
+            own = self.backbone.token_head(num_bins)
+            to_logits = nn.Linear(self.backbone.slot_size, num_bins) if own is None else own
+            self.head = TokenHead(space, log_prob_level, to_logits, num_bins, temperature)
+        else:
+            self.head = GaussianHead(
+                space, log_prob_level, self.backbone.slot_size, log_std_init, temperature
+            )
+        self.value_head = nn.Sequential(
+            nn.Linear(self.backbone.summary_size, value_hidden_size),
+            nn.ReLU(),
+            nn.Linear(value_hidden_size, 1),
+        )
+        self.joint_ratio = log_prob_level == "chunk"
+        self.value_lr_scale, self.detach_value = value_lr_scale, detach_value
+        self.micro_batch_size = micro_batch_size
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `Policy.extra_fields`."""
+        parts = ((self.head.num_parts,), torch.float32)
+        return {"sample_log_prob": parts, **self.head.fields}
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """See `Policy.forward`."""
+        slots = self.features(td).slots
+        for key, value in self.head.sample(slots, deterministic, generator).items():
+            td.set(key, value, inplace=True)
+        return td
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        """See `Policy.get_value`."""
+        return td.set("value", self._value(self.features(td)))
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`."""
+        features = self.features(td)
+        fields = {key: td.get(key) for key in self.head.fields}
+        log_prob, entropy = self.head.log_prob_and_entropy(features.slots, fields)
+        result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
+        return TensorDict(result, td.batch_size)
+
+    def features(self, td: TensorDict) -> Features:
+        """Return what the backbone makes of the observations [B]."""
+        return self.backbone(td.get("observation"))  # type: ignore[no-any-return]  # nn.Module
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """See `Policy.parameter_groups`: the value head has a learning rate of its own."""
+        value = list(self.value_head.parameters())
+        others = {id(p) for p in value}
+        policy = [p for p in self.parameters() if p.requires_grad and id(p) not in others]
+        if self.value_lr_scale == 1.0:
+            return [{"params": [*policy, *value]}]
+        return [{"params": policy}, {"params": value, "lr_scale": self.value_lr_scale}]
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `Policy.fields_of`."""
+        return self.head.fields_of(action)
+
+    def _value(self, features: Features) -> Tensor:
+        summary = features.summary.float()
+        value = self.value_head(summary.detach() if self.detach_value else summary)
+        return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
+
+
+def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
+    """Return the action space, if it is one of chunks of numbers."""
+    fits = isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= 2
+    require(
+        fits and np.issubdtype(space.dtype, np.floating),
+        f"A VLA acts by chunks of numbers; the action space is {space}. Wrap the env: "
+        "{class_path: ActionChunk, init_args: {env: ..., chunk_size: 4}}, also for chunks of 1.",
+    )
+    assert isinstance(space, gymnasium.spaces.Box)
+    return space
+
+
+def example(space: gymnasium.Space[Any]) -> TensorDict:
+    """Return an observation [1] of zeros, if it is one that a VLA can take."""
+    required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
+    require(
+        isinstance(space, gymnasium.spaces.Dict)
+        and "rgb" in space.keys()
+        and space["rgb"].dtype == np.uint8
+        and len(space["rgb"].shape or ()) in (3, 4),
+        f"A VLA's observations are {required}, and language and proprio; this is {space}.",
+    )
+    assert isinstance(space, gymnasium.spaces.Dict)
+    zeros = {
+        key: torch.zeros(
+            (1, *(child.shape or ())), dtype=torch.from_numpy(np.empty(0, child.dtype)).dtype
+        )
+        for key, child in space.items()
+    }
+    return TensorDict(zeros, [1])

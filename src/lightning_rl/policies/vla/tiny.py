@@ -1,0 +1,106 @@
+"""See and read with 100,000 parameters: enough for toy tasks, and fast on a CPU."""
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.errors import require
+from lightning_rl.policies.vla.backbone import Backbone, Features
+
+SHARPNESS = 5.0
+"""What maps are multiplied by before the softmax over their pixels, which is flat otherwise."""
+
+
+class TinyVLA(Backbone):
+    """A convolution whose channels the instruction modulates, and where in the picture each fires.
+
+    FiLM (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer") and a
+    spatial soft-argmax (Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies").
+    Several cameras are seen as more channels.
+
+    Args:
+        channels: of the convolution's layers.
+        hidden_size: E, units of the layers behind it.
+        slot_size: D.
+        vocabulary: tokens of the instructions are below this.
+    """
+
+    def __init__(
+        self,
+        channels: tuple[int, int, int] = (16, 32, 32),
+        hidden_size: int = 128,
+        slot_size: int = 32,
+        vocabulary: int = 64,
+    ) -> None:
+        super().__init__()
+        require(
+            min(*channels, hidden_size, slot_size, vocabulary) >= 1,
+            f"Sizes must be at least 1, got channels={channels}, hidden_size={hidden_size}, "
+            f"slot_size={slot_size}, vocabulary={vocabulary}.",
+        )
+        self.channels, self.vocabulary = channels, vocabulary
+        self.slot_size, self.summary_size = slot_size, hidden_size
+
+    def build(self, observation: TensorDict, num_slots: int) -> None:
+        """See `Backbone.build`."""
+        first, second, third = self.channels
+        self.convolution = nn.Sequential(
+            nn.Conv2d(len(_planes(observation["rgb"])[0]), first, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(first, second, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(second, third, 3, padding=1),
+        )
+        self.words = self.film = None
+        if "language" in observation.keys():
+            words = observation["language"].shape[-1]
+            self.words = nn.Embedding(self.vocabulary, 16)
+            self.film = nn.Sequential(
+                nn.Linear(16 * words, 64), nn.ReLU(), nn.Linear(64, 2 * third)
+            )
+        proprio = observation["proprio"].shape[-1] if "proprio" in observation.keys() else 0
+        told = 64 if self.film is not None else 0
+        self.told = nn.Linear(2 * third, told) if told else None
+        self.trunk = nn.Sequential(
+            nn.Linear(2 * third + proprio + told, self.summary_size),
+            nn.ReLU(),
+            nn.Linear(self.summary_size, self.summary_size),
+            nn.ReLU(),
+        )
+        self.to_slots = nn.Linear(self.summary_size, num_slots * self.slot_size)
+
+    def forward(self, observation: TensorDict) -> Features:
+        """See `Backbone.forward`."""
+        maps = self.convolution(_planes(observation["rgb"]))
+        inputs = []
+        if self.film is not None and self.words is not None and self.told is not None:
+            told = self.film(self.words(observation["language"]).flatten(1))
+            scale, shift = told.chunk(2, 1)
+            maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
+            inputs.append(self.told(told).relu())
+        inputs.append(soft_argmax(maps * SHARPNESS))
+        if "proprio" in observation.keys():
+            inputs.append(observation["proprio"].float())
+        summary = self.trunk(torch.cat(inputs, 1))
+        slots = self.to_slots(summary).unflatten(1, (-1, self.slot_size))
+        return Features(slots, summary)
+
+
+def soft_argmax(maps: Tensor) -> Tensor:
+    """Return where each map [B, C, H, W] fires: x and y in [-1, 1], [B, 2 * C]."""
+    height, width = maps.shape[-2:]
+    weight = maps.flatten(2).softmax(-1).unflatten(-1, (height, width))
+    x = torch.linspace(-1.0, 1.0, width, device=maps.device)
+    y = torch.linspace(-1.0, 1.0, height, device=maps.device)
+    return torch.cat(((weight.sum(2) * x).sum(-1), (weight.sum(3) * y).sum(-1)), 1)
+
+
+def _planes(rgb: Tensor) -> Tensor:
+    """Return pictures [B, (cameras,) H, W, 3] as float32 [B, channels, H, W].
+
+    Less the mean of each, so that a plain background is near 0: learning is twice as fast.
+    """
+    if rgb.dim() == 5:
+        rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
+    planes = rgb.permute(0, 3, 1, 2).to(torch.float32).div(127.5)
+    return planes - planes.mean((2, 3), keepdim=True)

@@ -1,0 +1,242 @@
+"""A chunked env must be the plain one in all that counts: returns, lengths, advantages."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, TorchEnv
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.parts import add_part_weights, joint, spread
+from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.envs.chunks import repeated
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import run_episodes
+from lightning_rl.functional import gae, group_relative_advantage
+from lightning_rl.rollout import discount_of, env_steps
+
+K, GAMMA = 4, 0.9
+
+
+class Walk(TorchEnv):
+    """Add the action to a position; fail, or run out of time, after a number of steps of its own.
+
+    Row i fails after i + 1 steps where `fails`, so that episodes end at every offset of a chunk.
+    """
+
+    start_size = 1
+
+    def __init__(self, num_envs, fails=True, limit=1000):
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        super().__init__(num_envs, box, box, limit)
+        self.fails = fails
+
+    def initial_state(self, uniform):
+        return TensorDict({"x": uniform, "left": 3 + (uniform * 1000).floor() % 7}, [len(uniform)])
+
+    def observe(self, state):
+        return state["x"]
+
+    def transition(self, state, action):
+        left = state["left"] - 1
+        moved = TensorDict({"x": state["x"] + action, "left": left}, state.batch_size)
+        ended = (left.squeeze(-1) <= 0) & self.fails
+        reward = moved["x"].squeeze(-1) * 0.3 + action.squeeze(-1) ** 2
+        return moved, reward, ended, {"success": ended, "metrics": {"x": moved["x"][:, 0]}}
+
+
+def play_chunked(fails, limit, decisions=9, rows=16, execute=None):
+    """Return the chunked fields [N, T, ...], and the actions that each row executed, in order."""
+    torch.manual_seed(0)
+    env = ActionChunk(rows, lambda n: Walk(n, fails, limit), K, execute)
+    observation, _ = env.reset(seed=5)
+    keys = ("observation", "reward", "step_reward", "executed", "terminated", "truncated", "final")
+    kept = {key: [] for key in keys}
+    executed = [[] for _ in range(rows)]
+    for _ in range(decisions):
+        kept["observation"].append(observation)
+        action = torch.randn(rows, K, 1)
+        observation, reward, terminated, truncated, info = env.step(action)
+        for row, mask in enumerate(info["executed"]):
+            executed[row] += action[row][mask].flatten().tolist()
+        kept["final"].append(info["final_obs"])
+        values = (reward, info["step_reward"], info["executed"], terminated, truncated)
+        for key, value in zip(keys[1:-1], values, strict=True):
+            kept[key].append(value)
+    kept["observation"].append(observation)
+    return {key: torch.stack(value, 1) for key, value in kept.items()}, executed
+
+
+def play_plain(row, actions, fails, limit):
+    """Play the same actions one by one, alone: observation, reward, terminated, truncated, final."""
+    env = Walk(1, fails, limit)
+    observation, _ = env.reset(seed=[5 + row])
+    rows = []
+    for action in actions:
+        before = observation
+        observation, reward, terminated, truncated, info = env.step(torch.tensor([[action]]))
+        results = (before, reward, terminated, truncated, info["final_obs"])
+        rows.append([x.flatten()[0].item() for x in results])
+    return rows, observation.item()
+
+
+@pytest.mark.parametrize(("fails", "limit"), [(True, 1000), (False, 6), (True, 5)])
+def test_advantages_and_returns_are_those_of_the_plain_env(fails, limit):
+    chunked, actions = play_chunked(fails, limit)
+    value = lambda x: torch.sin(3.0 * x.double())  # noqa: E731  # any critic will do
+    steps = chunked["executed"].sum(-1)
+    discounts = GAMMA ** torch.arange(K).double()
+    advantage, target = gae(
+        chunked["step_reward"].double() @ discounts,
+        value(chunked["observation"].squeeze(-1)),
+        chunked["terminated"],
+        chunked["truncated"],
+        value(chunked["final"].squeeze(-1)),
+        gamma=GAMMA ** steps.double(),
+        gae_lambda=1.0,
+    )
+    ends = set()
+    for row, taken in enumerate(actions):
+        plain, last = play_plain(row, taken, fails, limit)
+        obs, reward, terminated, truncated, final = (
+            torch.tensor([column], dtype=torch.float32) for column in zip(*plain, strict=True)
+        )
+        plain_advantage, plain_target = gae(
+            reward.double(),
+            value(torch.cat([obs, torch.tensor([[last]])], 1)),
+            terminated.bool(),
+            truncated.bool(),
+            value(final),
+            gamma=GAMMA,
+            gae_lambda=1.0,
+        )
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), steps[row].cumsum(0)[:-1]])
+        torch.testing.assert_close(chunked["observation"][row, :-1, 0], obs[0, starts])
+        torch.testing.assert_close(advantage[row], plain_advantage[0, starts], rtol=0, atol=1e-6)
+        torch.testing.assert_close(target[row], plain_target[0, starts], rtol=0, atol=1e-6)
+        ends |= set(steps[row][(chunked["terminated"] | chunked["truncated"])[row]].tolist())
+    if limit == 1000:
+        assert ends == {1, 2, 3, 4}, "episodes end at every offset of a chunk"
+
+
+def test_lambda_below_one_decays_once_a_chunk():
+    torch.manual_seed(1)
+    reward, value, final = torch.randn(3, 6), torch.randn(3, 7), torch.randn(3, 6)
+    terminated, truncated = torch.rand(3, 6) < 0.2, torch.rand(3, 6) < 0.2
+    discount = GAMMA ** torch.randint(1, K + 1, (3, 6))
+    got, _ = gae(reward, value, terminated, truncated, final, gamma=discount, gae_lambda=0.8)
+    for n in range(3):
+        trace = 0.0
+        for t in reversed(range(6)):
+            done = terminated[n, t] or truncated[n, t]
+            following = value[n, t + 1] if not done else final[n, t] * (~terminated[n, t])
+            delta = reward[n, t] + discount[n, t] * following - value[n, t]
+            trace = delta + (0.0 if done else discount[n, t] * 0.8 * trace)
+            torch.testing.assert_close(got[n, t], trace, rtol=1e-5, atol=1e-5)
+
+
+def test_a_constant_tensor_of_discounts_is_the_number():
+    torch.manual_seed(2)
+    reward, done = torch.randn(8, 5), torch.rand(8, 5) < 0.3
+    whole, mask = group_relative_advantage(reward, done, group_size=4, gamma=0.9)
+    each, same = group_relative_advantage(reward, done, group_size=4, gamma=torch.full((8, 5), 0.9))
+    torch.testing.assert_close(whole, each)
+    assert torch.equal(mask, same)
+
+
+def test_episode_statistics_count_env_steps_and_rewards_of_the_plain_env():
+    chunked, actions = play_chunked(True, 1000)
+    statistics = EpisodeStatistics(16)
+    done = chunked["terminated"] | chunked["truncated"]
+    for part in (slice(0, 4), slice(4, 9)):  # an episode goes on from one rollout to the next
+        statistics.update(
+            chunked["reward"][:, part],
+            done[:, part],
+            env_steps=chunked["executed"].sum(-1)[:, part],
+        )
+    plain = []
+    for row, taken in enumerate(actions):
+        total, length = 0.0, 0
+        for _, reward, terminated, truncated, _ in play_plain(row, taken, True, 1000)[0]:
+            total, length = total + reward, length + 1
+            if terminated or truncated:
+                plain.append((round(total, 4), length))
+                total, length = 0.0, 0
+    ours = [(round(r, 4), n) for r, n in zip(statistics.returns, statistics.lengths, strict=True)]
+    assert len(plain) < 100
+    np.testing.assert_allclose(sorted(ours), sorted(plain), atol=1e-3)
+
+
+def test_fewer_actions_than_a_chunk_has_may_be_executed():
+    chunked, actions = play_chunked(False, 1000, execute=2)
+    assert chunked["executed"].sum(-1).unique().tolist() == [2]
+    assert not chunked["executed"][..., 2:].any()
+    plain, last = play_plain(3, actions[3], False, 1000)
+    torch.testing.assert_close(chunked["reward"][3].sum().item(), sum(r[1] for r in plain))
+    assert chunked["observation"][3, -1].item() == pytest.approx(last)
+
+
+def test_evaluation_and_collection_count_env_steps():
+    env = ActionChunk(3, lambda n: Walk(n, fails=False, limit=6), K)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [6, 6, 6]
+    collector = SyncCollector(env, policy, 5, seed=1)
+    rollout = collector.collect()
+    assert rollout["action"].shape == (3, 6, K, 1)
+    assert env_steps(rollout).tolist() == [[4, 2, 4, 2, 4]] * 3
+    assert collector.env_steps == 3 * 16
+    assert set(collector.statistics.lengths) == {6}
+    resumed = ActionChunk(3, lambda n: Walk(n, fails=False, limit=6), K)
+    resumed.load_state_dict(env.state_dict())
+    action = torch.randn(3, K, 1)
+    assert torch.equal(resumed.step(action)[0], env.step(action)[0])
+
+
+def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_is_cut():
+    torch.manual_seed(3)
+    steps = torch.randint(1, K + 1, (6,))
+    executed = torch.arange(K) < steps[:, None]
+    log_prob = torch.randn(6, 2 * K)
+    whole = TensorDict({"executed": executed, "sample_log_prob": log_prob}, [6])
+    term = torch.randn(6, 2 * K)
+    counted = executed.repeat_interleave(2, -1)
+    expected = term[counted].mean()
+    weighted = add_part_weights(whole.clone())
+    ones = torch.ones(6)
+    parts = [
+        (spread(ones[:n], part, piece) * part).mean() * len(piece) / 6
+        for piece, part in zip(weighted.split(4), term.split(4), strict=True)
+        for n in [len(piece)]
+    ]
+    torch.testing.assert_close(sum(parts), expected)
+    alone = torch.stack([log_prob[i, : 2 * int(steps[i])].sum() for i in range(6)])
+    torch.testing.assert_close(joint(log_prob, whole), alone)
+
+
+def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
+    class Rewarded(Algorithm):
+        def loss(self, minibatch):
+            raise NotImplementedError
+
+    env = ActionChunk(2, lambda n: Walk(n), K)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    algorithm = Rewarded(policy, gamma=0.5)
+    rollout = SyncCollector(env, policy, 3, seed=1).collect()
+    by_hand = (rollout["step_reward"][:, :-1] * torch.tensor([1.0, 0.5, 0.25, 0.125])).sum(-1)
+    torch.testing.assert_close(algorithm.rewards(rollout), by_hand)
+    torch.testing.assert_close(
+        discount_of(rollout, 0.5), 0.5 ** rollout["executed"][:, :-1].sum(-1)
+    )
+
+
+def test_what_cannot_be_chunked_is_refused():
+    with pytest.raises(ConfigurationError, match=r"GymnasiumEnv steps all of them.*advance"):
+        ActionChunk(2, lambda n: GymnasiumEnv(n, "CartPole-v1"))
+    with pytest.raises(ConfigurationError, match=r"execute must lie in \[1, chunk_size=4\], got 5"):
+        ActionChunk(2, Walk, 4, execute=5)
+    with pytest.raises(ConfigurationError, match="chunk_size must be at least 1, got 0"):
+        ActionChunk(2, Walk, 0)
+    with pytest.raises(ConfigurationError, match="cannot be chunked"):
+        repeated(gymnasium.spaces.Text(3), 2)
+    assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])

@@ -1,0 +1,101 @@
+"""The task of pictures and instructions: who is pushed where, and what is seen of it."""
+
+import pytest
+import torch
+
+from lightning_rl import ActionChunk, PushBlocks
+from lightning_rl.envs.tasks.push_blocks import BLOCK, PUSHER, push_blocks, text_of
+
+
+def play(env, seeds, steps=48):
+    """Play the expert; return who succeeded in the first episode, and when."""
+    env.reset(seed=seeds)
+    success = torch.zeros(len(seeds), dtype=torch.bool)
+    length = torch.zeros(len(seeds), dtype=torch.int64)
+    for step in range(1, steps + 1):
+        _, _, terminated, truncated, info = env.step(env.expert(env.state))
+        first = (terminated | truncated) & (length == 0)
+        success |= first & info["success"]
+        length = torch.where(first, step, length)
+    return success, length
+
+
+def test_the_expert_succeeds_at_every_instruction():
+    success, length = play(PushBlocks(200), list(range(200)))
+    assert success.all()
+    assert 8 < length.float().mean() < 20
+
+
+def test_instructions_name_block_and_side_and_the_picture_does_not():
+    env = PushBlocks(64)
+    observation, _ = env.reset(seed=0)
+    texts = {text_of(row) for row in observation["language"]}
+    assert texts == {
+        f"push the {c} block to the {s}" for c in ("red", "blue") for s in ("left", "right")
+    }
+    told = env.state.clone()
+    told["task"] = (told["task"] + 1) % 4
+    other = env.observe(told)
+    assert torch.equal(other["rgb"], observation["rgb"])
+    assert not torch.equal(other["language"], observation["language"])
+    space = env.single_observation_space
+    for row in range(3):
+        assert space.contains({k: v[row].numpy() for k, v in observation.items()})
+
+
+def test_the_picture_shows_the_blocks_where_they_are():
+    env = PushBlocks(5)
+    observation, _ = env.reset(seed=3)
+    for n in range(5):
+        for block, channel in (("red", 0), ("blue", 2)):
+            x, y = env.state[block][n].tolist()
+            column, line = int((x + 1) * 32), int((1 - y) * 32)
+            assert observation["rgb"][n, line, column].argmax() == channel
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_a_block_gives_way_along_the_axis_of_least_overlap(side):
+    red = torch.tensor([[0.0, 0.0]])
+    blue = torch.tensor([[0.0, 0.8]])
+    pusher = torch.tensor([[side * (BLOCK + PUSHER - 0.04), 0.05]])
+    after, untouched = push_blocks(pusher, red, blue)
+    torch.testing.assert_close(after, torch.tensor([[-side * 0.04, 0.0]]), atol=1e-6, rtol=0)
+    assert torch.equal(untouched, blue)
+
+
+def test_a_pushed_block_pushes_the_other_and_neither_leaves_the_table():
+    red = torch.tensor([[0.3, 0.0]])
+    blue = torch.tensor([[0.3 + 2 * BLOCK, 0.0]])
+    pusher = torch.tensor([[0.3 - BLOCK - PUSHER + 0.1, 0.0]])
+    red, blue = push_blocks(pusher, red, blue)
+    torch.testing.assert_close(red[0, 0].item(), 0.4)
+    torch.testing.assert_close(blue[0, 0].item(), 0.4 + 2 * BLOCK)
+    _, blue = push_blocks(torch.tensor([[0.9, 0.0]]), red - 2, torch.tensor([[0.8, 0.0]]))
+    assert blue.abs().max() <= 1.0 - BLOCK + 1e-6
+
+
+def test_an_episode_is_the_same_alone_and_among_many_plain_and_in_chunks():
+    torch.manual_seed(0)
+    many, alone = ActionChunk(8, PushBlocks, 4), ActionChunk(1, PushBlocks, 4)
+    many.reset(seed=20)
+    alone.reset(seed=[25])
+    for _ in range(14):
+        action = torch.rand(8, 4, 2) * 2 - 1
+        a, b = many.step(action), alone.step(action[5:6])
+        for key in ("rgb", "proprio", "language"):
+            assert torch.equal(a[0][key][5:6], b[0][key])
+        assert torch.equal(a[1][5:6], b[1])
+    assert many.env.episode[5] == 1, "the time limit of 48 steps has passed"
+
+
+def test_reward_terms_add_up_and_can_be_switched_on():
+    env = PushBlocks(32, rewards={"progress": 2.0})
+    env.reset(seed=1)
+    total = torch.zeros(32)
+    finished = torch.zeros(32, dtype=torch.bool)
+    for _ in range(48):
+        _, reward, terminated, truncated, info = env.step(env.expert(env.state))
+        torch.testing.assert_close(reward, sum(info["rewards"].values()))
+        total += torch.where(finished, 0.0, reward)
+        finished |= terminated | truncated
+    assert (total > 1.0 + 2.0 * 0.25 - 1e-4).all()

@@ -1,0 +1,303 @@
+"""What must hold of a policy that sees, reads and acts in chunks, and of its training."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActionChunk,
+    AsyncCollector,
+    BehaviorCloning,
+    CartPole,
+    Demonstrations,
+    PushBlocks,
+    PushCube,
+    RLDataModule,
+    RLTrainer,
+    SyncCollector,
+    VLAPolicy,
+)
+from lightning_rl.collectors.demonstrations import load as load_demonstrations
+from lightning_rl.collectors.demonstrations import record, save
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same_run, last, load, scalars
+
+HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
+
+
+def make_env(num_envs=8):
+    return ActionChunk(num_envs, lambda n: PushBlocks(n, size=32), 4)
+
+
+def make_policy(env=None, **kwargs):
+    env = make_env(1) if env is None else env
+    return VLAPolicy(env.single_observation_space, env.single_action_space, **kwargs)
+
+
+@pytest.mark.parametrize(("head", "level"), HEADS)
+@pytest.mark.parametrize("temperature", [1.0, 1.6])
+def test_log_prob_is_the_same_when_sampling_and_when_evaluating(head, level, temperature):
+    torch.manual_seed(0)
+    env = make_env(24)
+    policy = make_policy(env, head=head, log_prob_level=level, temperature=temperature)
+    td = TensorDict({"observation": env.reset(seed=0)[0]}, [24])
+    with torch.no_grad():
+        policy(td)
+        assert td["action"].shape == (24, 4, 2)
+        assert td["sample_log_prob"].shape == (24, 8 if level == "token" else 4)
+        for size in (1, 5, 24):
+            new = [policy.evaluate_actions(part)["sample_log_prob"] for part in td.split(size)]
+            torch.testing.assert_close(torch.cat(new), td["sample_log_prob"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", ["token", "gaussian"])
+def test_what_is_sampled_has_the_distribution_whose_log_prob_is_given(head):
+    """Temperature included: the mean of the log-prob of samples is minus the entropy."""
+    torch.manual_seed(1)
+    env = make_env(1)
+    policy = make_policy(env, head=head, temperature=0.5)
+    torch.nn.init.normal_(next(iter(policy.head.parameters())))  # far from uniform
+    observation = env.reset(seed=0)[0]
+    td = TensorDict({"observation": torch.cat([observation] * 4000)}, [4000])
+    with torch.no_grad():
+        entropy = policy.evaluate_actions(policy(td)[:1])["entropy"][0]
+        sampled = td["sample_log_prob"]
+    error = sampled.std(0) / 4000**0.5
+    assert (sampled.mean(0) + entropy).abs().div(error + 1e-4).max() < 4.5
+
+
+def test_tokens_are_bins_from_bound_to_bound_and_the_mode_is_the_likeliest():
+    torch.manual_seed(2)
+    env = make_env(16)
+    policy = make_policy(env, num_bins=5)
+    td = policy.get_action(TensorDict({"observation": env.reset(seed=0)[0]}, [16]))
+    assert set(td["action"].unique().tolist()) == {-1.0, -0.5, 0.0, 0.5, 1.0}
+    tokens = policy.fields_of(td["action"])["action_tokens"]
+    assert torch.equal(tokens, td["action_tokens"])
+    greedy = policy.get_action(td.clone(), deterministic=True)
+    assert (greedy["sample_log_prob"] >= td["sample_log_prob"] - 1e-6).all()
+    assert torch.equal(
+        policy.get_action(td.clone(), deterministic=True)["action"], greedy["action"]
+    )
+
+
+def test_gaussian_numbers_are_in_units_of_the_bounds():
+    env = make_env(1)
+    low, high = np.full((4, 2), -3.0, np.float32), np.full((4, 2), 7.0, np.float32)
+    space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+    policy = VLAPolicy(env.single_observation_space, space, head="gaussian")
+    assert torch.equal(policy.head.to_action(torch.ones(1, 8)), torch.full((1, 4, 2), 7.0))
+    assert torch.equal(policy.head.to_action(-torch.ones(1, 8)), torch.full((1, 4, 2), -3.0))
+
+
+def test_the_value_has_its_own_learning_rate_and_leaves_the_backbone_alone():
+    env = make_env(4)
+    policy = make_policy(env, value_lr_scale=3.0)
+    td = TensorDict({"observation": env.reset(seed=0)[0]}, [4])
+    policy.get_value(td)["value"].sum().backward()
+    assert all(p.grad is None for p in policy.backbone.parameters())
+    assert all(p.grad is not None for p in policy.value_head.parameters())
+    first, second = policy.parameter_groups()
+    counted = sum(p.numel() for p in [*first["params"], *second["params"]])
+    assert counted == sum(p.numel() for p in policy.parameters())
+    assert second["lr_scale"] == 3.0
+    shared = make_policy(env, detach_value=False)
+    shared.get_value(td.select("observation"))["value"].sum().backward()
+    assert any(p.grad is not None for p in shared.backbone.parameters())
+
+
+def data_module(num_envs=8, buffer_size=4, iterations=2, collector=SyncCollector, epochs=1):
+    steps = num_envs * buffer_size * 4 * iterations
+    return RLDataModule(
+        make_env,
+        num_envs=num_envs,
+        buffer_size=buffer_size,
+        total_env_steps=steps - num_envs * 4,
+        iterations_per_epoch=iterations // epochs,
+        num_eval_episodes=2,
+        collector=collector,
+    )
+
+
+def fit(run_dir, module, data, ckpt_path=None, **kwargs):
+    trainer = RLTrainer(
+        run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu", **kwargs
+    )
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return module
+
+
+class Watching:
+    """Keep the ratios of the first minibatch of each iteration, and the parameters before it."""
+
+    def loss(self, minibatch):
+        if len(self.statistics) == 0:
+            new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
+            self.firsts.append((new - minibatch["sample_log_prob"]).detach().exp() - 1)
+        return super().loss(minibatch)
+
+    def training_step(self, rollout, iteration):
+        super().training_step(rollout, iteration)
+        self.counted = self.env_steps, self.data.collector.env_steps
+
+
+class WatchedPPO(Watching, PPO):
+    pass
+
+
+class WatchedGRPO(Watching, GRPO):
+    pass
+
+
+@pytest.mark.parametrize(("head", "level"), HEADS)
+@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+def test_the_first_ratio_is_one_and_the_policy_moves(algorithm, head, level, tmp_path):
+    torch.manual_seed(0)
+    policy = make_policy(head=head, log_prob_level=level)
+    before = [p.clone() for p in policy.head.parameters()]
+    settings = {"n_epochs": 2, "batch_size": 16, "ent_coef": 0.01}
+    if algorithm is WatchedGRPO:
+        settings |= {"group_size": 4, "kl_coef": 0.01, "aggregation": "trajectory"}
+    module = algorithm(policy, **settings)
+    module.firsts = []
+    fit(tmp_path, module, data_module(), enable_checkpointing=False)
+    assert len(module.firsts) >= 2
+    assert max(first.abs().max() for first in module.firsts) < 1e-5
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.head.parameters(), strict=True))
+    trained, collected = module.counted
+    assert trained == collected > 0
+
+
+@pytest.mark.parametrize("level", ["token", "chunk"])
+def test_micro_batches_add_up_to_the_gradient_of_the_whole(level, tmp_path):
+    """Also where the parts that were executed are shared out unevenly."""
+    gradients = []
+    for size in (None, 5):
+        torch.manual_seed(0)
+        policy = make_policy(log_prob_level=level, micro_batch_size=size)
+        module = PPO(policy, n_epochs=1, batch_size=32, optimizer=lambda p: torch.optim.SGD(p, 0.1))
+        fit(tmp_path / str(size), module, data_module(iterations=1), enable_checkpointing=False)
+        gradients.append([p.detach().clone() for p in policy.parameters()])
+    for whole, pieces in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, pieces, rtol=1e-4, atol=1e-6)
+
+
+def test_the_critic_warms_up_alone(tmp_path):
+    torch.manual_seed(0)
+    policy = make_policy()
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    module = PPO(policy, n_epochs=2, batch_size=16, critic_warmup_iterations=2)
+    fit(tmp_path, module, data_module(iterations=2), enable_checkpointing=False)
+    for name, parameter in policy.named_parameters():
+        assert torch.equal(before[name], parameter) != name.startswith("value_head"), name
+
+
+def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
+    torch.manual_seed(0)
+    policy = make_policy()
+    data = data_module(16, 4, 30, lambda *a: Demonstrations(*a, episodes=16))
+    module = BehaviorCloning(policy, n_epochs=4, batch_size=64, learning_rate=3e-3)
+    fit(tmp_path / "bc", module, data)
+    losses = [value for _, value in scalars(tmp_path / "bc")["train/negative_log_prob"]]
+    assert losses[-1] < 0.6 * losses[0]
+    assert torch.equal(
+        policy.value_head[0].weight,
+        load(last(tmp_path / "bc"))["state_dict"]["policy.value_head.0.weight"],
+    )
+    begun = make_policy()
+    ppo = PPO(
+        begun,
+        n_epochs=1,
+        batch_size=16,
+        critic_warmup_iterations=9,
+    )
+    begin_with = {"init_from": str(last(tmp_path / "bc"))}
+    fit(tmp_path / "ppo", ppo, data_module(iterations=1), **begin_with)
+    assert int(begun.version) == 1, "counts its own updates"
+    for name, parameter in begun.backbone.named_parameters():
+        assert torch.equal(parameter, policy.backbone.get_parameter(name)), name
+    grpo = GRPO(make_policy(), 4, kl_coef=0.1, batch_size=16)
+    fit(tmp_path / "grpo", grpo, data_module(iterations=1), **begin_with)
+    for a, b in zip(grpo.reference.parameters(), policy.parameters(), strict=True):
+        assert torch.equal(a, b), "the reference is what training began with"
+
+
+def test_resume_is_exact(tmp_path):
+    def run(name, **kwargs):
+        torch.manual_seed(5)
+        module = PPO(make_policy(value_lr_scale=2.0), n_epochs=1, batch_size=16, gamma=0.9)
+        fit(tmp_path / name, module, data_module(iterations=4, epochs=2), **kwargs)
+
+    run("whole")
+    run("cut", max_epochs=1)
+    run("cut", ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("correction", ["decoupled", "loglinear", "vtrace", "bypass"])
+def test_stale_rollouts_train_too(correction, tmp_path):
+    module = PPO(make_policy(), n_epochs=1, batch_size=16, off_policy_correction=correction)
+    fit(tmp_path, module, data_module(iterations=4, collector=AsyncCollector))
+    logged = scalars(tmp_path)
+    assert max(value for _, value in logged["async/staleness_max"]) == 1
+    assert all(np.isfinite(value) for _, value in logged["train/policy_loss"])
+
+
+def test_demonstrations_survive_the_file_and_nothing_else_comes_out_of_one(tmp_path):
+    env = make_env(5)
+    data = record(env, 7, 3)
+    assert data["success"].any(1).all()
+    assert data["executed"].sum(-1).max() == 4
+    save(tmp_path / "demos.pt", data)
+    policy = make_policy(env)
+    rollout = Demonstrations(env, policy, 4, 1, str(tmp_path / "demos.pt")).collect()
+    assert rollout.batch_size[0] == 7
+    torch.testing.assert_close(rollout["action"], data["action"])
+    assert torch.equal(load_demonstrations(tmp_path / "demos.pt")["reward"], data["reward"])
+    with pytest.raises(ConfigurationError, match="holds 7 demonstrations, 9 are asked for"):
+        Demonstrations(env, policy, 4, 1, str(tmp_path / "demos.pt"), 9)
+    with pytest.raises(ConfigurationError, match=r"No demonstrations at .*record_demonstrations"):
+        Demonstrations(env, policy, 4, 1, str(tmp_path / "none.pt"))
+    torch.save({"action": CartPole}, tmp_path / "evil.pt")  # a class: only unpickling makes it
+    with pytest.raises(ConfigurationError, match="is no file of demonstrations"):
+        Demonstrations(env, policy, 4, 1, str(tmp_path / "evil.pt"))
+    other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
+    with pytest.raises(ConfigurationError, match="do not fit ActionChunk: field 'observation'"):
+        Demonstrations(other, make_policy(other), 4, 1, str(tmp_path / "demos.pt"))
+    with pytest.raises(ConfigurationError, match="PushCube has no expert to record"):
+        record(ActionChunk(2, PushCube), 2, 1)
+
+
+def test_what_a_vla_cannot_take_is_refused(tmp_path):
+    env = make_env(1)
+    observations, actions = env.single_observation_space, env.single_action_space
+    flat = PushCube(1).single_observation_space
+    with pytest.raises(ConfigurationError, match="observations are a Dict with rgb, uint8"):
+        VLAPolicy(flat, actions)
+    with pytest.raises(ConfigurationError, match=r"acts by chunks of numbers.*Wrap the env"):
+        VLAPolicy(observations, PushBlocks(1).single_action_space)
+    unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (4, 2), np.float32)
+    with pytest.raises(ConfigurationError, match="need finite bounds"):
+        VLAPolicy(observations, unbounded)
+    with pytest.raises(ConfigurationError, match="temperature must be positive, got 0"):
+        make_policy(temperature=0.0)
+    with pytest.raises(ConfigurationError, match="learns from demonstrations, and Sync"):
+        fit(tmp_path, BehaviorCloning(make_policy(), batch_size=16), data_module())
+
+
+def test_several_cameras_are_seen():
+    env = make_env(3)
+    spaces = dict(env.single_observation_space.items())
+    spaces["rgb"] = gymnasium.spaces.Box(0, 255, (2, 32, 32, 3), np.uint8)
+    policy = VLAPolicy(gymnasium.spaces.Dict(spaces), env.single_action_space)
+    observation = env.reset(seed=0)[0]
+    both = observation.clone()
+    both["rgb"] = torch.stack((observation["rgb"], observation["rgb"].flip(1)), 1)
+    value = policy.get_value(TensorDict({"observation": both}, [3]))["value"]
+    both["rgb"][:, 1] = 0
+    blind = policy.get_value(TensorDict({"observation": both}, [3]))["value"]
+    assert not torch.allclose(value, blind)
