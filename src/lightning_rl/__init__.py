@@ -25,7 +25,9 @@ if TYPE_CHECKING:
         Backbone,
         Policy,
         TinyVLA,
+        TransformersBackbone,
         VLAPolicy,
+        load_vla_model,
     )
     from lightning_rl.trainer import RLTrainer
 
@@ -42,6 +44,8 @@ _HOMES = {
     "Demonstrations": "collectors",
     "PushBlocks": "envs",
     "TinyVLA": "policies",
+    "TransformersBackbone": "policies",
+    "load_vla_model": "policies",
     "VLAPolicy": "policies",
     "AsyncCollector": "collectors",
     "Collector": "collectors",
@@ -83,8 +87,10 @@ __all__ = [
     "SyncCollector",
     "TinyVLA",
     "TorchEnv",
+    "TransformersBackbone",
     "VLAPolicy",
     "VectorEnv",
+    "load_vla_model",
 ]
 
 

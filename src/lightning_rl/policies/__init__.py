@@ -4,7 +4,13 @@ from lightning_rl.policies.actor_critic import ActorCritic
 from lightning_rl.policies.actor_only import ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
-from lightning_rl.policies.vla import Backbone, TinyVLA, VLAPolicy
+from lightning_rl.policies.vla import (
+    Backbone,
+    TinyVLA,
+    TransformersBackbone,
+    VLAPolicy,
+    load_vla_model,
+)
 
 __all__ = [
     "ActorCritic",
@@ -14,5 +20,7 @@ __all__ = [
     "Policy",
     "RewardNormalizer",
     "TinyVLA",
+    "TransformersBackbone",
     "VLAPolicy",
+    "load_vla_model",
 ]
