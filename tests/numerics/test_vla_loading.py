@@ -9,11 +9,15 @@ import pickle
 
 import pytest
 import torch
+import yaml
 from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, TransformersBackbone, load_vla_model
+from lightning_rl.cli import run as run_cli
+from lightning_rl.config_files import shipped_configs
 from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same_run, last, scalars
 from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES
 
@@ -153,6 +157,40 @@ def test_lora_trains_its_own_parameters_and_nothing_else_of_the_model(directorie
     assert peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")) is not None
 
 
+def test_a_run_with_lora_resumes_exactly(directories, tmp_path):
+    pytest.importorskip("peft")
+
+    def run(name, **kwargs):
+        module = PPO(policy_of(directories, "smolvlm", lora={"r": 4}), n_epochs=1, batch_size=16)
+        fit(tmp_path / name, module, data_module(iterations=4, epochs=2), **kwargs)
+
+    run("whole")
+    run("cut", max_epochs=1)
+    run("cut", ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_command_line_takes_a_backbone_of_transformers(directories, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backbone = {
+        "class_path": "TransformersBackbone",
+        "init_args": {"path": str(directories / "paligemma"), "freeze": ["*vision*"]},
+    }
+    config = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
+    config["model"]["init_args"]["policy"]["init_args"]["backbone"] = backbone
+    config["data"]["collector"]["init_args"]["episodes"] = 8
+    config["data"] |= {"num_envs": 4, "num_eval_episodes": 1, "iterations_per_epoch": 8}
+    config["model"]["init_args"]["batch_size"] = 16
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    options = ["--trainer.max_steps", "8", "--trainer.enable_progress_bar", "false"]
+    run_cli(["fit", "--config", "mine.yaml", *options])
+    (run,) = (tmp_path / "outputs").iterdir()
+    losses = [value for _, value in scalars(run)["train/negative_log_prob"]]
+    assert losses[-1] < losses[0]
+    run_cli(["validate", "--ckpt_path", str(run)])
+    assert json.loads((run / "evaluation.json").read_text())["episodes"] == 1
+
+
 def test_frozen_parameters_stay_and_bf16_gives_float32_log_probs(directories):
     env = make_env(3)
     policy = policy_of(directories, "llava", env, freeze=["*vision*"], dtype="bfloat16")
@@ -170,7 +208,7 @@ def test_gradient_checkpointing_computes_again_in_eval_mode_and_changes_no_gradi
         policy = policy_of(directories, "smolvlm", env, gradient_checkpointing=checkpointing)
         policy.put_in_eval_mode()
         layer = policy.backbone.model.model.text_model.layers[0].mlp
-        layer.register_forward_hook(lambda *_: calls.append(checkpointing))  # noqa: B023
+        layer.register_forward_pre_hook(lambda *_: calls.append(checkpointing))  # noqa: B023
         td = TensorDict({"observation": env.reset(seed=0)[0]}, [3])
         policy.get_action(td, deterministic=True)
         policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
