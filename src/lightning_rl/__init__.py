@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         Policy,
         SlowPolicy,
         TinyVLA,
+        TransformersBackbone,
         VLAPolicy,
+        load_vla_model,
     )
     from lightning_rl.trainer import RLTrainer
 
@@ -45,6 +47,8 @@ _HOMES = {
     "Demonstrations": "collectors",
     "PushBlocks": "envs",
     "TinyVLA": "policies",
+    "TransformersBackbone": "policies",
+    "load_vla_model": "policies",
     "VLAPolicy": "policies",
     "AsyncCollector": "collectors",
     "Collector": "collectors",
@@ -88,8 +92,10 @@ __all__ = [
     "SyncCollector",
     "TinyVLA",
     "TorchEnv",
+    "TransformersBackbone",
     "VLAPolicy",
     "VectorEnv",
+    "load_vla_model",
 ]
 
 

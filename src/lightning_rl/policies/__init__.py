@@ -5,7 +5,13 @@ from lightning_rl.policies.actor_only import ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.slow import SlowPolicy
-from lightning_rl.policies.vla import Backbone, TinyVLA, VLAPolicy
+from lightning_rl.policies.vla import (
+    Backbone,
+    TinyVLA,
+    TransformersBackbone,
+    VLAPolicy,
+    load_vla_model,
+)
 
 __all__ = [
     "ActorCritic",
@@ -16,5 +22,7 @@ __all__ = [
     "RewardNormalizer",
     "SlowPolicy",
     "TinyVLA",
+    "TransformersBackbone",
     "VLAPolicy",
+    "load_vla_model",
 ]

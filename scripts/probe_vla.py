@@ -1,0 +1,54 @@
+"""Ask whether a VLA of the toy task looks and reads: success with what it sees or is told shuffled.
+
+python scripts/probe_vla.py outputs/vla_ppo_.../checkpoints/last.ckpt --episodes 400
+"""
+
+import argparse
+
+import torch
+import yaml
+from lightning_rl.algorithms.warm_start import load_policy_weights
+
+from lightning_rl import ActionChunk, PushBlocks, VLAPolicy
+from lightning_rl.arguments import CONFIG_KEY
+from lightning_rl.evaluation import run_episodes
+
+
+class Shuffled:
+    """A policy whose envs each get what another one says of `key`; the same one all the time."""
+
+    def __init__(self, policy, key, count):
+        self.policy, self.key, self.version = policy, key, policy.version
+        self.order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+    def eval(self):
+        self.policy.eval()
+
+    def __call__(self, td, deterministic):
+        td["observation"] = td["observation"].clone()
+        td["observation"][self.key] = td["observation"][self.key][self.order]
+        return self.policy(td, deterministic=deterministic)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--episodes", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=900_000, help="of the first episode")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    content = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
+    settings = yaml.safe_load(content[CONFIG_KEY])["model"]["init_args"]["policy"]["init_args"]
+    settings = {k: v for k, v in settings.items() if k != "backbone"}  # TinyVLA
+    env = ActionChunk(arguments.episodes, PushBlocks, 4)
+    spaces = {"observation_space": env.single_observation_space}
+    spaces["action_space"] = env.single_action_space
+    policy = VLAPolicy(**settings | spaces)
+    load_policy_weights(policy, arguments.checkpoint)
+    seeds = range(arguments.seed, arguments.seed + arguments.episodes)
+    actors = {"as it is": policy}
+    for key, name in {"language": "instruction shuffled", "rgb": "picture shuffled"}.items():
+        actors[name] = Shuffled(policy, key, arguments.episodes)
+    for name, actor in actors.items():
+        successes = sum(episode["success"] for episode in run_episodes(actor, env, seeds))
+        print(f"{name:22} {successes} of {arguments.episodes} = {successes / len(seeds):.3f}")

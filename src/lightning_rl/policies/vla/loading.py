@@ -1,0 +1,274 @@
+"""Load a vision-language model: from a class, a local directory, or a configuration.
+
+Needs the extra `vla` for all kinds but `class`. Nothing is downloaded, and no code of a checkpoint
+runs, unless that is asked for.
+"""
+
+import importlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.errors import ConfigurationError, closest, require
+
+Kind = Literal["class", "hf", "hf_config"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+ALLOWED = ("lightning_rl.",)
+"""Where the classes of kind `class` may come from without `trust_code`."""
+
+
+class KeyReport(NamedTuple):
+    """How the names in a file of weights differ from those of a model."""
+
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+
+    def __str__(self) -> str:
+        kinds = zip(("missing", "unexpected", "of another shape"), self, strict=True)
+        return "; ".join(f"{len(k)} {name}: {', '.join(k[:5])}" for name, k in kinds if k)
+
+
+def load_vla_model(
+    kind: Kind,
+    path: str | None = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    class_path: str | None = None,
+    init_args: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
+    strict: bool = True,
+    dtype: str = "float32",
+    lora: Mapping[str, Any] | None = None,
+    adapter: str | None = None,
+    freeze: Sequence[str] = (),
+    gradient_checkpointing: bool = False,
+    allow_download: bool = False,
+) -> nn.Module:
+    """Make a model of one of three kinds.
+
+    Args:
+        kind: `class`, an import path with arguments, and weights from `path` where given; `hf`, a
+            local directory as `save_pretrained` of transformers writes it, weights in safetensors;
+            `hf_config`, random weights by a `config.json` or a mapping.
+        path: the file of weights, the directory, or the `config.json` (or the directory it is in).
+        config: of `hf_config`, instead of a path; with `model_type`.
+        class_path: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
+        init_args: of `class`.
+        trust_code: import any class, and let transformers run code that comes with the weights.
+        strict: refuse weights whose names or shapes are not the model's; else warn.
+        dtype: of the weights, `float32` or `bfloat16`.
+        lora: arguments of peft's `LoraConfig` for a fresh adapter.
+        adapter: directory of a saved adapter, which is trained on; instead of `lora`.
+        freeze: patterns of parameter names that are not trained, as in `*vision*`.
+        gradient_checkpointing: recompute activations in the backward pass, for memory.
+        allow_download: let `path` be the name of a model on a hub.
+
+    Raises:
+        ConfigurationError: for a file that is missing, unsafe or of another model, a pattern that
+            matches nothing, and an argument that the kind does not take.
+    """
+    require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
+    require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
+    if kind == "class":
+        model = _from_class(class_path, init_args or {}, path, trust_code, strict)
+        model = model.to(DTYPES[dtype])
+    elif kind == "hf":
+        model = _from_directory(path, DTYPES[dtype], trust_code, strict, allow_download)
+    else:
+        require(kind == "hf_config", f"kind must be class, hf or hf_config, got '{kind}'.")
+        model = _from_config(path, config, DTYPES[dtype])
+    freeze_matching(model, freeze)
+    if gradient_checkpointing:
+        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+    if lora is not None or adapter is not None:
+        model = _with_adapter(model, lora, adapter)
+    return model
+
+
+def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Keep the parameters whose names match a pattern from being trained.
+
+    Raises:
+        ConfigurationError: for a pattern that matches none.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        require(
+            bool(matching),
+            f"freeze pattern '{pattern}' matches no parameter{closest(pattern, names)}. Names look "
+            f"like {', '.join(names[:3])}; use *, as in '*vision*'.",
+        )
+        for name in matching:
+            model.get_parameter(name).requires_grad_(False)
+
+
+def load_weights(path: str) -> dict[str, Tensor]:
+    """Read a file of weights, without running anything in it.
+
+    Raises:
+        ConfigurationError: where the file is not there, or holds more than tensors.
+    """
+    require(Path(path).is_file(), f"No weights at {path}: give a .safetensors or .pt file.")
+    try:
+        if path.endswith(".safetensors"):
+            return dict(_extra("safetensors.torch").load_file(path))
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a damaged or malicious file fails in many ways
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigurationError(
+            f"{path} is refused: it is damaged, or holds objects and not only tensors, and reading "
+            f"those can run any code ({reason}). Save the state_dict alone, best as .safetensors."
+        ) from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    require(
+        isinstance(state, dict) and all(isinstance(v, Tensor) for v in state.values()),
+        f"{path} holds no state_dict: save model.state_dict().",
+    )
+    return {str(key).removeprefix("module."): value for key, value in cast(Any, state).items()}
+
+
+def check_report(report: KeyReport, source: str, strict: bool) -> None:
+    """Refuse, or warn of, weights that do not fit.
+
+    Raises:
+        ConfigurationError: with `strict`, naming keys.
+    """
+    if not any(report):
+        return
+    text = f"The weights in {source} do not fit the model: {report}."
+    require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
+    warnings.warn(f"{text} What is missing keeps random values.", stacklevel=3)
+
+
+def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:
+    """Return mean and standard deviation of pixels that a directory says pictures are scaled by."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = Path(path or "") / name
+        if path is not None and file.is_file():
+            content = json.loads(file.read_text())
+            content = content.get("image_processor", content)
+            if "image_mean" in content and "image_std" in content:
+                return list(content["image_mean"]), list(content["image_std"])
+    return None
+
+
+def _from_class(
+    class_path: str | None,
+    init_args: Mapping[str, Any],
+    path: str | None,
+    trust_code: bool,
+    strict: bool,
+) -> nn.Module:
+    require(class_path is not None and "." in class_path, "kind: class needs class_path.")
+    assert class_path is not None
+    require(
+        trust_code or class_path.startswith(ALLOWED),
+        f"{class_path} is not imported: importing runs its code. Set trust_code: true if you trust "
+        f"it; without, classes come from {', '.join(ALLOWED)}.",
+    )
+    module, name = class_path.rsplit(".", 1)
+    try:
+        model = getattr(importlib.import_module(module), name)(**init_args)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"{class_path} cannot be imported: {error}") from error
+    require(isinstance(model, nn.Module), f"{class_path} is no torch.nn.Module.")
+    if path is not None:
+        weights, own = load_weights(path), model.state_dict()
+        wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
+        report = KeyReport(
+            [k for k in own if k not in weights], [k for k in weights if k not in own], wrong
+        )
+        check_report(report, path, strict)
+        model.load_state_dict(
+            {k: v for k, v in weights.items() if k in own and k not in wrong}, strict=False
+        )
+    return cast(nn.Module, model)
+
+
+def _from_directory(
+    path: str | None, dtype: torch.dtype, trust_code: bool, strict: bool, allow_download: bool
+) -> nn.Module:
+    require(path is not None, "kind: hf needs the path of a directory.")
+    assert path is not None
+    local = (Path(path) / "config.json").is_file()
+    require(
+        local or allow_download,
+        f"No model at {path}: there is no {Path(path) / 'config.json'}. Nothing is downloaded "
+        "unless allow_download: true; give a local directory that save_pretrained wrote.",
+    )
+    transformers = _extra("transformers")
+    try:
+        model, info = transformers.AutoModelForImageTextToText.from_pretrained(
+            path,
+            local_files_only=not allow_download,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_code,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"{path} cannot be loaded: {reason} Weights must be .safetensors: a pickle can run any "
+            "code; convert it with save_pretrained where you trust it."
+        ) from error
+    mismatched = [str(key[0] if isinstance(key, tuple) else key) for key in info["mismatched_keys"]]
+    report = KeyReport(sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), mismatched)
+    check_report(report, path, strict)
+    return cast(nn.Module, model)
+
+
+def _from_config(
+    path: str | None, config: Mapping[str, Any] | None, dtype: torch.dtype
+) -> nn.Module:
+    require((path is None) != (config is None), "kind: hf_config needs path or config, not both.")
+    if path is not None:
+        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+        require(file.is_file(), f"No configuration at {file}.")
+        config = json.loads(file.read_text())
+    settings = dict(cast(Mapping[str, Any], config))
+    require("model_type" in settings, "The configuration has no model_type, as in 'smolvlm'.")
+    transformers = _extra("transformers")
+    made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = transformers.AutoModelForImageTextToText.from_config(made)
+    return cast(nn.Module, model.to(dtype))
+
+
+def _with_adapter(
+    model: nn.Module, lora: Mapping[str, Any] | None, adapter: str | None
+) -> nn.Module:
+    peft = _extra("peft")
+    if adapter is not None:
+        require(
+            (Path(adapter) / "adapter_config.json").is_file(),
+            f"No adapter at {adapter}: there is no adapter_config.json. Give a directory that "
+            "save_pretrained of peft wrote, or lora for a fresh one.",
+        )
+        return cast(nn.Module, peft.PeftModel.from_pretrained(model, adapter, is_trainable=True))
+    settings = {"target_modules": "all-linear", "init_lora_weights": True, **(lora or {})}
+    return cast(nn.Module, peft.get_peft_model(model, peft.LoraConfig(**settings)))
+
+
+def _extra(name: str) -> Any:
+    """Import a module of the extra `vla`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{name.split('.')[0]} is needed for this and is not usable ({error}): "
+            "pip install 'lightning-rl[vla]'. If the error names torchvision, uninstall that: it "
+            "is not needed, and one built for another torch breaks the import."
+        ) from error

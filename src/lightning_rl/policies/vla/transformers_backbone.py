@@ -1,0 +1,205 @@
+"""See and read with a vision-language model of transformers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_rl.errors import check_range, require
+from lightning_rl.policies.vla.backbone import Backbone, Features
+from lightning_rl.policies.vla.loading import image_statistics, load_vla_model
+
+
+class TransformersBackbone(Backbone):
+    """A model of the kind "image and text to text", such as SmolVLM, PaliGemma or LLaVA.
+
+    It reads the pictures, the instruction, and one placeholder per number of the action chunk; the
+    last hidden states at the placeholders are the slots, all from one forward pass ("parallel
+    decoding"), and the first of them is the summary. `proprio` is added to them by a linear layer.
+    With `head: token` the bins are the last entries of the model's vocabulary.
+
+    Args:
+        kind: `hf` or `hf_config`; see `load_vla_model`, also for what follows.
+        path, config, dtype, strict, lora, adapter, freeze, gradient_checkpointing: see there.
+        trust_code, allow_download: see there.
+        placeholder: token that stands for a number of the action; the model's padding token, or 0,
+            where not given.
+        token_offset: added to the env's tokens, where the env counts from 0 and the model does not.
+        image_mean: of each colour, 0 to 1; with `image_std` what pixels are scaled by. Where not
+            given, what the directory's preprocessor_config.json says.
+        image_std: see `image_mean`.
+
+    Raises:
+        ConfigurationError: see `load_vla_model`; and for a directory that does not say how pixels
+            are scaled.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self,
+        kind: Literal["hf", "hf_config"] = "hf",
+        path: str | None = None,
+        config: dict[str, Any] | None = None,
+        dtype: str = "float32",
+        strict: bool = True,
+        lora: dict[str, Any] | None = None,
+        adapter: str | None = None,
+        freeze: Sequence[str] = (),
+        gradient_checkpointing: bool = False,
+        trust_code: bool = False,
+        allow_download: bool = False,
+        placeholder: int | None = None,
+        token_offset: int = 0,
+        image_mean: Sequence[float] | None = None,
+        image_std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        check_range("token_offset", token_offset, least=0)
+        self._set_statistics(kind, path, image_mean, image_std)
+        self.model = load_vla_model(
+            kind,
+            path,
+            config=config,
+            dtype=dtype,
+            strict=strict,
+            lora=lora,
+            adapter=adapter,
+            freeze=freeze,
+            gradient_checkpointing=gradient_checkpointing,
+            trust_code=trust_code,
+            allow_download=allow_download,
+        )
+        settings = cast(Any, self.model).config
+        self.image_size = int(_of(settings.vision_config, "image_size"))
+        old = not hasattr(settings, "image_token_id")
+        self.image_token = int(_of(settings, "image_token_index" if old else "image_token_id"))
+        pad = getattr(settings, "pad_token_id", None)
+        self.placeholder = placeholder if placeholder is not None else int(pad or 0)
+        self.token_offset = token_offset
+        self.slot_size = self.summary_size = int(_of(settings.text_config, "hidden_size"))
+        self.many_images = settings.model_type in ("smolvlm", "idefics3")
+        self.tokens_per_image = _tokens_per_image(settings)
+
+    def train(self, mode: bool = True) -> "TransformersBackbone":
+        """Set the mode; layers that recompute activations do so in eval mode too.
+
+        Theirs is the only flag that is set: dropout is in their children.
+        """
+        super().train(mode)
+        for module in self.model.modules():
+            if getattr(module, "gradient_checkpointing", False) and any(module.children()):
+                module.training = True
+        return self
+
+    def build(self, observation: TensorDict, num_slots: int) -> None:
+        """See `Backbone.build`."""
+        self.num_slots = num_slots
+        self.from_proprio = None
+        if "proprio" in observation.keys():
+            self.from_proprio = nn.Linear(observation["proprio"].shape[-1], self.slot_size)
+
+    def forward(self, observation: TensorDict) -> Features:
+        """See `Backbone.forward`."""
+        pixels = self._pixels(observation["rgb"])
+        batch, cameras = pixels.shape[:2]
+        ids = self._token_ids(observation, batch, cameras)
+        output = self.model(
+            input_ids=ids,
+            pixel_values=pixels if self.many_images else pixels.flatten(0, 1),
+            attention_mask=torch.ones_like(ids),
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        slots: Tensor = output.hidden_states[-1][:, -self.num_slots :].float()
+        if self.from_proprio is not None:
+            slots = slots + self.from_proprio(observation["proprio"].float())[:, None]
+        return Features(slots, slots[:, 0])
+
+    def token_head(self, num_bins: int) -> nn.Module:
+        """See `Backbone.token_head`: the last entries of the vocabulary."""
+        embeddings = cast(Any, self.model).get_output_embeddings()
+        size = embeddings.weight.shape[0]
+        require(
+            num_bins <= size, f"num_bins={num_bins} is more than the model's vocabulary, {size}."
+        )
+        return VocabularyTail(embeddings, num_bins)
+
+    def _token_ids(self, observation: TensorDict, batch: int, cameras: int) -> Tensor:
+        device = observation["rgb"].device
+        pictures = torch.full(
+            (batch, cameras * self.tokens_per_image), self.image_token, device=device
+        )
+        slots = torch.full((batch, self.num_slots), self.placeholder, device=device)
+        if "language" not in observation.keys():
+            return torch.cat((pictures, slots), 1)
+        return torch.cat((pictures, observation["language"] + self.token_offset, slots), 1)
+
+    def _pixels(self, rgb: Tensor) -> Tensor:
+        """Return pictures [B, cameras, 3, size, size], scaled as the model expects them."""
+        pictures = rgb if rgb.dim() == 5 else rgb[:, None]
+        planes = pictures.flatten(0, 1).permute(0, 3, 1, 2).to(torch.float32).div(255.0)
+        if planes.shape[-2:] != (self.image_size, self.image_size):
+            planes = F.interpolate(
+                planes, (self.image_size, self.image_size), mode="bilinear", antialias=True
+            )
+        planes = (planes - self.pixel_mean) / self.pixel_std
+        dtype = next(self.model.parameters()).dtype
+        cameras: Tensor = planes.to(dtype).unflatten(0, pictures.shape[:2])
+        return cameras
+
+    def _set_statistics(
+        self,
+        kind: str,
+        path: str | None,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+    ) -> None:
+        known = (mean, std) if mean is not None and std is not None else image_statistics(path)
+        require(
+            known is not None or kind == "hf_config",
+            f"{path} does not say how pixels are scaled: there is no preprocessor_config.json with "
+            "image_mean and image_std in it. Copy that of the model there, or set both (0.5 for "
+            "each colour, if the model takes -1 to 1).",
+        )
+        scaling = known or ([0.5] * 3, [0.5] * 3)
+        for name, values in zip(("pixel_mean", "pixel_std"), scaling, strict=True):
+            tensor = torch.tensor(list(values or ())).view(3, 1, 1)
+            self.register_buffer(name, tensor, persistent=False)
+
+
+class VocabularyTail(nn.Module):
+    """Logits of the last n entries of a vocabulary; the layer stays the language model's.
+
+    Args:
+        embeddings: the language model's last layer.
+        num_bins: n.
+    """
+
+    def __init__(self, embeddings: nn.Linear, num_bins: int) -> None:
+        super().__init__()
+        self._embeddings = (embeddings,)  # in a tuple, so that it is no child here too
+        self.num_bins = num_bins
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """Return logits [B, L, n], float32, of slots [B, L, D]."""
+        (embeddings,) = self._embeddings
+        weight = cast(Any, embeddings).weight[-self.num_bins :]
+        return F.linear(slots.float(), weight.float())
+
+
+def _tokens_per_image(config: Any) -> int:
+    """Return how many placeholders a picture takes in the text."""
+    vision = config.vision_config
+    patches = (int(_of(vision, "image_size")) // int(_of(vision, "patch_size"))) ** 2
+    factor = int(getattr(config, "scale_factor", 1) or 1)
+    return patches // factor**2
+
+
+def _of(config: Any, name: str) -> Any:
+    """Return a setting, of an object or a mapping."""
+    return config[name] if isinstance(config, Mapping) else getattr(config, name)

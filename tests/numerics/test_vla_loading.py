@@ -1,0 +1,309 @@
+"""Loading vision-language models of transformers: what comes in, what is refused, what trains.
+
+Models of random weights, 70,000 to 80,000 parameters, written to and read from a directory.
+"""
+
+import ast
+import json
+import pickle
+
+import pytest
+import torch
+import yaml
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import PPO, TransformersBackbone, load_vla_model
+from lightning_rl.cli import run as run_cli
+from lightning_rl.config_files import shipped_configs
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same_run, last, scalars
+from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy
+from tests.test_architecture import FILES
+
+TEXT = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+CONFIGS = {
+    "smolvlm": {
+        "model_type": "smolvlm",
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": VISION,
+        "image_token_id": 500,
+        "scale_factor": 2,
+        "pad_token_id": 0,
+    },
+    "paligemma": {
+        "model_type": "paligemma",
+        "text_config": TEXT | {"model_type": "gemma"},
+        "vision_config": VISION | {"model_type": "siglip_vision_model", "projection_dim": 32},
+        "image_token_index": 500,
+        "projection_dim": 32,
+    },
+    "llava": {
+        "model_type": "llava",
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": VISION | {"model_type": "clip_vision_model", "projection_dim": 32},
+        "image_token_index": 500,
+        "vision_feature_select_strategy": "default",
+    },
+}
+
+
+class Small(nn.Linear):
+    """A class of the user's own."""
+
+    def __init__(self, size=3):
+        super().__init__(size, 2)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    """Write one model of each family to a directory."""
+    pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("models")
+    for name, config in CONFIGS.items():
+        torch.manual_seed(0)
+        model = load_vla_model("hf_config", config=config)
+        model.save_pretrained(root / name)
+        statistics = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4]}
+        (root / name / "preprocessor_config.json").write_text(json.dumps(statistics))
+    return root
+
+
+def policy_of(directories, name, env=None, head="token", level="token", **kwargs):
+    torch.manual_seed(1)
+    backbone = TransformersBackbone("hf", str(directories / name), **kwargs)
+    return make_policy(env, backbone=backbone, head=head, log_prob_level=level)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("head", ["token", "gaussian"])
+def test_a_loaded_model_gives_the_same_log_prob_in_any_batch(name, head, directories):
+    env = make_env(12)
+    policy = policy_of(directories, name, env, head)
+    td = policy.get_action(TensorDict({"observation": env.reset(seed=0)[0]}, [12]))
+    with torch.no_grad():
+        for size in (1, 5, 12):
+            new = [policy.evaluate_actions(part)["sample_log_prob"] for part in td.split(size)]
+            torch.testing.assert_close(torch.cat(new), td["sample_log_prob"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_loaded_is_what_was_saved_and_it_sees_and_reads(name, directories):
+    env = make_env(4)
+    policy = policy_of(directories, name, env)
+    torch.manual_seed(0)
+    saved = load_vla_model("hf_config", config=CONFIGS[name])
+    for key, value in saved.state_dict().items():
+        assert torch.equal(policy.backbone.model.state_dict()[key], value), key
+    observation = env.reset(seed=0)[0]
+    with torch.no_grad():
+        slots = policy.features(TensorDict({"observation": observation}, [4])).slots
+        for key in ("rgb", "language", "proprio"):
+            other = observation.clone()
+            other[key] = other[key].roll(1, 0)
+            changed = policy.features(TensorDict({"observation": other}, [4])).slots
+            assert (changed - slots).abs().max() > 1e-4, key
+    assert policy.backbone.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+def test_every_family_takes_steps_from_a_first_ratio_of_one(name, algorithm, directories, tmp_path):
+    policy = policy_of(directories, name)
+    before = [p.clone() for p in policy.backbone.model.parameters()]
+    grouped = {"group_size": 4, "kl_coef": 0.1} if algorithm is WatchedGRPO else {}
+    module = algorithm(policy, n_epochs=2, batch_size=16, ent_coef=0.01, **grouped)
+    module.firsts = []
+    fit(tmp_path, module, data_module(iterations=1), enable_checkpointing=False)
+    assert max(first.abs().max() for first in module.firsts) < 1e-5
+    after = policy.backbone.model.parameters()
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_lora_trains_its_own_parameters_and_nothing_else_of_the_model(directories, tmp_path):
+    peft = pytest.importorskip("peft")
+    policy = policy_of(directories, "smolvlm", lora={"r": 4})
+    trained = [n for n, p in policy.backbone.model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    module = PPO(policy, n_epochs=2, batch_size=16, ent_coef=0.01)
+    fit(tmp_path / "run", module, data_module(iterations=1), enable_checkpointing=False)
+    moved = {n for n, p in policy.named_parameters() if not torch.equal(before[n], p)}
+    assert any("lora_" in name for name in moved)
+    assert not any(n.startswith("backbone.model.") and "lora_" not in n for n in moved)
+    policy.backbone.model.save_pretrained(tmp_path / "adapter")
+    again = policy_of(directories, "smolvlm", adapter=str(tmp_path / "adapter"))
+    loaded = dict(again.backbone.model.named_parameters())
+    for name in trained:
+        assert torch.equal(loaded[name], policy.backbone.model.get_parameter(name)), name
+    base = load_vla_model("hf", str(directories / "smolvlm"))
+    assert peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")) is not None
+
+
+def test_a_run_with_lora_resumes_exactly(directories, tmp_path):
+    pytest.importorskip("peft")
+
+    def run(name, **kwargs):
+        module = PPO(policy_of(directories, "smolvlm", lora={"r": 4}), n_epochs=1, batch_size=16)
+        fit(tmp_path / name, module, data_module(iterations=4, epochs=2), **kwargs)
+
+    run("whole")
+    run("cut", max_epochs=1)
+    run("cut", ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_the_command_line_takes_a_backbone_of_transformers(directories, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    backbone = {
+        "class_path": "TransformersBackbone",
+        "init_args": {"path": str(directories / "paligemma"), "freeze": ["*vision*"]},
+    }
+    config = yaml.safe_load(shipped_configs()["vla_bc.yaml"].read_text())
+    config["model"]["init_args"]["policy"]["init_args"]["backbone"] = backbone
+    config["data"]["collector"]["init_args"]["episodes"] = 8
+    config["data"] |= {"num_envs": 4, "num_eval_episodes": 1, "iterations_per_epoch": 8}
+    config["model"]["init_args"]["batch_size"] = 16
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    options = ["--trainer.max_steps", "8", "--trainer.enable_progress_bar", "false"]
+    run_cli(["fit", "--config", "mine.yaml", *options])
+    (run,) = (tmp_path / "outputs").iterdir()
+    losses = [value for _, value in scalars(run)["train/negative_log_prob"]]
+    assert losses[-1] < losses[0]
+    run_cli(["validate", "--ckpt_path", str(run)])
+    assert json.loads((run / "evaluation.json").read_text())["episodes"] == 1
+
+
+def test_frozen_parameters_stay_and_bf16_gives_float32_log_probs(directories):
+    env = make_env(3)
+    policy = policy_of(directories, "llava", env, freeze=["*vision*"], dtype="bfloat16")
+    frozen = [n for n, p in policy.named_parameters() if not p.requires_grad]
+    assert frozen
+    assert all("vision" in name for name in frozen)
+    td = policy.get_action(TensorDict({"observation": env.reset(seed=0)[0]}, [3]))
+    assert td["sample_log_prob"].dtype == torch.float32
+
+
+def test_gradient_checkpointing_computes_again_in_eval_mode_and_changes_no_gradient(directories):
+    env = make_env(3)
+    gradients, calls = [], []
+    for checkpointing in (False, True):
+        policy = policy_of(directories, "smolvlm", env, gradient_checkpointing=checkpointing)
+        policy.put_in_eval_mode()
+        layer = policy.backbone.model.model.text_model.layers[0].mlp
+        layer.register_forward_pre_hook(lambda *_: calls.append(checkpointing))  # noqa: B023
+        td = TensorDict({"observation": env.reset(seed=0)[0]}, [3])
+        policy.get_action(td, deterministic=True)
+        policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
+        gradients.append([p.grad for p in policy.parameters() if p.grad is not None])
+    assert (calls.count(False), calls.count(True)) == (2, 3)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_weights_that_do_not_fit_are_refused_with_their_names(directories, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    for file in (directories / "smolvlm").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = safetensors.load_file(tmp_path / "model.safetensors")
+    missing, misshapen = sorted(k for k in weights if k.endswith("q_proj.weight"))[:2]
+    del weights[missing]
+    weights[misshapen] = weights[misshapen][:3].clone()
+    weights["surplus"] = torch.zeros(2)
+    safetensors.save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigurationError) as caught:
+        load_vla_model("hf", str(tmp_path))
+    for word in (missing, misshapen, "surplus", "1 missing", "1 unexpected", "1 of another shape"):
+        assert word in str(caught.value)
+    with pytest.warns(UserWarning, match="do not fit the model"):
+        load_vla_model("hf", str(tmp_path), strict=False)
+
+
+def test_what_is_unsafe_or_missing_is_refused(directories, tmp_path):
+    smol = directories / "smolvlm"
+    with pytest.raises(ConfigurationError, match=r"Nothing is downloaded unless allow_download"):
+        load_vla_model("hf", "someone/some-model")
+    with pytest.raises(ConfigurationError, match=r"freeze pattern '\*visoin\*' matches no"):
+        load_vla_model("hf", str(smol), freeze=["*visoin*"])
+    with pytest.raises(ConfigurationError, match="No adapter at"):
+        load_vla_model("hf", str(smol), adapter=str(tmp_path))
+    (tmp_path / "bare").mkdir()
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / "bare" / file).write_bytes((smol / file).read_bytes())
+    with pytest.raises(ConfigurationError, match="does not say how pixels are scaled"):
+        TransformersBackbone("hf", str(tmp_path / "bare"))
+    given = TransformersBackbone(
+        "hf", str(tmp_path / "bare"), image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
+    assert given.pixel_std.flatten().tolist() == [0.5] * 3
+    (tmp_path / "bare" / "model.safetensors").unlink()
+    torch.save({}, tmp_path / "bare" / "pytorch_model.bin")
+    with pytest.raises(ConfigurationError, match=r"Weights must be \.safetensors"):
+        load_vla_model("hf", str(tmp_path / "bare"))
+
+
+class Harm:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_path):
+    path = "tests.numerics.test_vla_loading.Small"
+    with pytest.raises(ConfigurationError, match=r"is not imported.*Set trust_code: true"):
+        load_vla_model("class", class_path=path)
+    torch.save({"module." + k: v for k, v in Small().state_dict().items()}, tmp_path / "w.pt")
+    model = load_vla_model(
+        "class", str(tmp_path / "w.pt"), class_path=path, trust_code=True, freeze=["bias"]
+    )
+    assert torch.equal(model.weight, torch.load(tmp_path / "w.pt")["module.weight"])
+    assert [n for n, p in model.named_parameters() if p.requires_grad] == ["weight"]
+    with pytest.raises(ConfigurationError, match=r"1 of another shape: weight"):
+        load_vla_model(
+            "class",
+            str(tmp_path / "w.pt"),
+            class_path=path,
+            init_args={"size": 4},
+            trust_code=True,
+        )
+    with (tmp_path / "evil.pt").open("wb") as file:
+        pickle.dump({"state_dict": Harm(tmp_path / "harmed")}, file)
+    torch.save({"weight": Harm(tmp_path / "harmed")}, tmp_path / "evil2.pt")
+    for name in ("evil.pt", "evil2.pt"):
+        with pytest.raises(ConfigurationError, match="is refused: it is damaged, or holds objects"):
+            load_vla_model("class", str(tmp_path / name), class_path=path, trust_code=True)
+    assert not (tmp_path / "harmed").exists()
+    with pytest.raises(ConfigurationError, match=r"No weights at none\.pt"):
+        load_vla_model("class", "none.pt", class_path=path, trust_code=True)
+    with pytest.raises(ConfigurationError, match="kind must be class, hf or hf_config"):
+        load_vla_model("hub")
+
+
+def test_the_core_imports_nothing_of_the_extra():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                assert name.split(".")[0] not in ("transformers", "peft", "safetensors"), path
