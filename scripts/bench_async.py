@@ -5,8 +5,7 @@
     python scripts/bench_async.py --workloads cpu
 
 Both sides train CartPole-v1 by PPO for the same number of env steps, and so of rollouts and
-updates: `sync` with `SyncCollector`, `async` with `AsyncCollector` and max_staleness 1. The clock
-runs from the first iteration to the last.
+updates: `sync` with `SyncCollector`, `async` with `AsyncCollector` and max_staleness 1.
 
 `inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
 and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
@@ -14,9 +13,10 @@ to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; envs that compute for a give
 in processes of their own, beside a learner that does real updates. It needs two free cores, and
 the time of an env step is chosen on the spot for C:L of 1:1.
 
-C and L are measured in the sync run, where they add up. Overlap gives (C + L) / max(C, L) at best,
-plus what the first rollout and the awaited first update cost: `bound` is what is left of that in a
-run of so few iterations, (C + L) n / (C + L + (n - 1) max(C, L)); `limit` is that of a long run.
+C and L are measured in the sync run, where they add up; overlap gives (C + L) / max(C, L) at best.
+Two speed-ups are reported: that of the whole run, from the first rollout on, which nothing overlaps
+with, as nothing does with the first update; and the `steady` one, from the end of the third update
+on, which is what a long run has. The latter is held against the bound.
 """
 
 import argparse
@@ -48,6 +48,8 @@ DELAYS_MS = (100, 200, 500)
 RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
 """C:L, and L as a multiple of C."""
 NUM_ENVS = 2
+WARMUP = 3
+"""Iterations that the steady speed-up leaves out."""
 SHARE = 0.9
 """Of the bound, at 1:1 and 3:1, that `--check` asks for."""
 CPU_SPEED_UP = 1.25
@@ -98,7 +100,7 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
         iterations=iterations,
         settings={"n_epochs": 1, "batch_size": NUM_ENVS * steps},
     )
-    row = compare(run, iterations) | {
+    row = compare(run) | {
         "workload": f"simulated inference, {delay_ms} ms",
         "C:L": name,
     }
@@ -129,9 +131,9 @@ def cpu_bound(iterations: int) -> Row:
     learn = run("sync", 0.0, 10)["learn"]  # seconds per iteration
     # The envs' processes take turns on the one core that the learner leaves them.
     work_ms = 1000 * learn / (steps * NUM_ENVS)
-    row = compare(partial(run, work_ms=work_ms), iterations)
+    row = compare(partial(run, work_ms=work_ms))
     row |= {"workload": f"CPU-bound env, {work_ms:.2f} ms per step and env", "C:L": "about 1:1"}
-    row["passed"] = row["speed_up"] >= CPU_SPEED_UP
+    row["passed"] = row["steady"] >= CPU_SPEED_UP
     return row
 
 
@@ -169,6 +171,7 @@ class SlowUpdate(Callback):
         self.learned = 0.0
         self.collected = 0.0
         self.begun = 0.0
+        self.ends: list[float] = []
 
     def on_train_start(self, *args: Any) -> None:
         self.start = time.perf_counter()
@@ -180,7 +183,7 @@ class SlowUpdate(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.learned += time.perf_counter() - self.begun
-        self.wall = time.perf_counter() - self.start
+        self.ends.append(time.perf_counter() - self.start)
 
 
 def train(
@@ -218,28 +221,28 @@ def train(
             accelerator="cpu",
         ).fit(PPO(policy, **settings), data)
     return {
-        "wall": clocks.wall,
+        "wall": clocks.ends[-1],
+        "steady": clocks.ends[-1] - clocks.ends[WARMUP - 1],
         "collect": clocks.collected / iterations,
         "learn": clocks.learned / iterations,
     }
 
 
-def compare(run: Any, iterations: int) -> Row:
+def compare(run: Any) -> Row:
     """Train by both, and set the gain beside the most there is to gain."""
     sync, overlapped = run("sync"), run("async")
     c, m = sync["collect"], sync["learn"]
-    bound = (c + m) * iterations / (c + m + (iterations - 1) * max(c, m))
-    speed_up = sync["wall"] / overlapped["wall"]
+    bound = (c + m) / max(c, m)
+    steady = sync["steady"] / overlapped["steady"]
     row = {
         "C": c,
         "L": m,
-        "iterations": iterations,
         "sync": sync["wall"],
         "async": overlapped["wall"],
-        "speed_up": speed_up,
-        "limit": (c + m) / max(c, m),
+        "speed_up": sync["wall"] / overlapped["wall"],
+        "steady": steady,
         "bound": bound,
-        "share": speed_up / bound,
+        "share": steady / bound,
     }
     print(json.dumps(row), flush=True)
     return row
@@ -249,16 +252,17 @@ def write(rows: list[Row], path: Path) -> None:
     lines = [
         "Wall time to equal env steps and updates, `AsyncCollector` (max_staleness 1) against "
         "`SyncCollector` (`scripts/bench_async.py`). Delays of inference and of the update are "
-        f"simulated. Load of the machine before the run: {LOAD:.1f} on {os.cpu_count()} cores.",
+        "simulated. `steady` leaves out the first "
+        f"{WARMUP} iterations and is held against the bound (C + L) / max(C, L). Load of the "
+        f"machine before the run: {LOAD:.1f} on {os.cpu_count()} cores.",
         "",
-        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | bound | share of it | "
-        "limit of a long run |",
+        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
         f"| {r['workload']} | {r['C:L']} | {r['C']:.2f} | {r['L']:.2f} | {r['sync']:.1f} | "
-        f"{r['async']:.1f} | {r['speed_up']:.2f} | {r['bound']:.2f} | {r['share']:.0%} | "
-        f"{r['limit']:.2f} |"
+        f"{r['async']:.1f} | {r['speed_up']:.2f} | {r['steady']:.2f} | {r['bound']:.2f} | "
+        f"{r['share']:.0%} |"
         for r in rows
     ]
     path.write_text("\n".join(lines) + "\n")
