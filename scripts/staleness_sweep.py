@@ -198,7 +198,7 @@ def plot(runs: list[Run], path: Path) -> None:
         panel.set_title(correction)
         panel.set_xlabel("thousand env steps")
     panels[0].set_ylabel("return of the last 100 episodes")
-    panels[0].legend(loc="lower right")
+    panels[0].legend(loc="upper left")
     figure.suptitle("Pendulum-v1: mean over seeds, 95 % intervals", fontsize=10)
     figure.savefig(path, dpi=150)
     print(f"Written to {path}")

@@ -69,19 +69,20 @@ class Counting:
 
 
 class WeightPolicy(Policy):
-    """Its action is the first and the last of its many weights, all of which equal its version."""
+    """Its action is the first and the last of its weights, all of which equal its version."""
 
     has_critic = False
 
-    def __init__(self, delay=lambda: None, weights=4):
+    def __init__(self, delay=lambda: None):
         super().__init__(BOX, Counting.single_action_space)
-        self.weight = torch.nn.Parameter(torch.zeros(weights))
+        self.first = torch.nn.Parameter(torch.zeros(1))
+        self.last = torch.nn.Parameter(torch.zeros(1))
         self.delay = delay
 
     def forward(self, td, deterministic=False, generator=None):
-        first = self.weight[0].detach().clone()
+        first = self.first.detach().clone()
         self.delay()  # newer weights that came in here would tear the action
-        action = torch.stack([first, self.weight[-1].detach()]).view(1, 2)
+        action = torch.stack([first, self.last.detach()]).view(1, 2)
         td.set("action", action, inplace=True)
         td.set("sample_log_prob", -action[:, 0], inplace=True)
         return td
@@ -91,14 +92,15 @@ class WeightPolicy(Policy):
 
     def evaluate_actions(self, td):
         zeros = torch.zeros(td.batch_size)
-        fields = {"sample_log_prob": zeros - self.weight[0], "entropy": zeros, "value": zeros}
+        fields = {"sample_log_prob": zeros - self.first, "entropy": zeros, "value": zeros}
         return TensorDict(fields, td.batch_size)
 
     def learn(self):
         """Become the next version."""
         with torch.no_grad():
             self.version += 1
-            self.weight.fill_(float(self.version))
+            self.first.fill_(float(self.version))
+            self.last.fill_(float(self.version))
 
 
 def consume(collector, policy, rollouts, delay=lambda: None):
@@ -224,14 +226,22 @@ def test_overwriting_counts_exactly_what_it_drops(max_staleness):
     assert set(collector.statistics.returns) == {7.0}
 
 
-def test_a_torn_publication_would_show():
-    """Many weights, published as fast as it goes, while the thread takes them up."""
-    env, policy = Counting(), WeightPolicy(weights=500_000)
-    collector = AsyncCollector(env, policy, 50, 1, max_staleness=3, timeout_s=20)
+def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
+    """Published and taken up at the same time, one tensor after the other."""
+
+    def copy_slowly(targets, sources):
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+            time.sleep(0.0005)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy_slowly)
+    env, policy = Counting(), WeightPolicy()
+    collector = AsyncCollector(env, policy, 4, 1, max_staleness=3, timeout_s=20)
     try:
-        seen = consume(collector, policy, 20)
+        seen = consume(collector, policy, 60)
     finally:
         collector.close()
+    assert len(set(seen["versions"])) > 20
     assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
 
 

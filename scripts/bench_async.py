@@ -1,0 +1,276 @@
+"""Measure what collecting in the background gains over taking turns.
+
+    python scripts/bench_async.py
+    python scripts/bench_async.py --quick
+    python scripts/bench_async.py --workloads cpu
+
+Both sides train CartPole-v1 by PPO for the same number of env steps, and so of rollouts and
+updates: `sync` with `SyncCollector`, `async` with `AsyncCollector` and max_staleness 1.
+
+`inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
+and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
+to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; envs that compute for a given time of the CPU
+in processes of their own, beside a learner that does real updates. It needs two free cores, and
+the time of an env step is chosen on the spot for C:L of 1:1.
+
+C and L are measured in the sync run, where they add up; overlap gives (C + L) / max(C, L) at best.
+Two speed-ups are reported: that of the whole run, from the first rollout on, which nothing overlaps
+with, as nothing does with the first update; and the `steady` one, from the end of the third update
+on, which is what a long run has. The latter is held against the bound.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from lightning.pytorch import Callback, seed_everything
+
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    AsyncCollector,
+    GymnasiumEnv,
+    RLDataModule,
+    RLTrainer,
+    SlowPolicy,
+    SyncCollector,
+)
+
+DELAYS_MS = (100, 200, 500)
+RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
+"""C:L, and L as a multiple of C."""
+NUM_ENVS = 2
+WARMUP = 3
+"""Iterations that the steady speed-up leaves out."""
+SHARE = 0.9
+"""Of the bound, at 1:1 and 3:1, that `--check` asks for."""
+CPU_SPEED_UP = 1.25
+"""Of the CPU-bound workload, that `--check` asks for."""
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=("inference", "cpu"), default=["inference", "cpu"]
+    )
+    parser.add_argument("--steps", type=int, default=8, help="steps per env in a rollout")
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="4 steps, 12 iterations")
+    parser.add_argument("--output", type=Path, default=Path("scripts/results/async.md"))
+    parser.add_argument("--check", action="store_true", help="fail below what is promised")
+    args = parser.parse_args()
+    steps, iterations = (4, 12) if args.quick else (args.steps, args.iterations)
+    warnings.filterwarnings("ignore")
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    if "inference" in args.workloads:
+        for delay in DELAYS_MS:
+            for name, multiple in RATIOS.items():
+                rows.append(inference(delay, name, multiple, steps, iterations))
+                write(rows, args.output)
+    if "cpu" in args.workloads:
+        rows.append(cpu_bound(5 * iterations))
+        write(rows, args.output)
+    print(args.output.read_text())
+    return int(args.check and not all(row["passed"] for row in rows))
+
+
+def inference(delay_ms: float, name: str, multiple: float, steps: int, iterations: int) -> Row:
+    """Compare the two with simulated inference, at one C:L."""
+    update = multiple * steps * delay_ms / 1000
+    run = partial(
+        train,
+        env=partial(GymnasiumEnv, id="CartPole-v1"),
+        delay_ms=delay_ms,
+        update_seconds=update,
+        num_envs=NUM_ENVS,
+        steps=steps,
+        iterations=iterations,
+        settings={"n_epochs": 1, "batch_size": NUM_ENVS * steps},
+    )
+    row = compare(run) | {
+        "workload": f"simulated inference, {delay_ms} ms",
+        "C:L": name,
+    }
+    row["passed"] = name == "1:3" or row["share"] >= SHARE
+    return row
+
+
+def cpu_bound(iterations: int) -> Row:
+    """Compare the two with envs that compute, and a learner that does, at about C:L = 1:1."""
+    steps, settings = 64, {"n_epochs": 8, "batch_size": 32}
+
+    def run(collector: str, work_ms: float, iterations: int = iterations) -> Row:
+        env = partial(
+            GymnasiumEnv,
+            id="Computing-v0",
+            env_kwargs={"work_ms": work_ms},
+            vectorization="async",
+        )
+        return train(
+            collector,
+            env=env,
+            num_envs=NUM_ENVS,
+            steps=steps,
+            iterations=iterations,
+            settings=settings,
+        )
+
+    learn = run("sync", 0.0, 10)["learn"]  # seconds per iteration
+    # The envs' processes take turns on the one core that the learner leaves them.
+    work_ms = 1000 * learn / (steps * NUM_ENVS)
+    row = compare(partial(run, work_ms=work_ms))
+    row |= {"workload": f"CPU-bound env, {work_ms:.2f} ms per step and env", "C:L": "about 1:1"}
+    row["passed"] = row["steady"] >= CPU_SPEED_UP
+    return row
+
+
+class Computing(gymnasium.Env[Any, Any]):
+    """CartPole-v1 that computes for `work_ms` of CPU time before each step."""
+
+    def __init__(self, work_ms: float) -> None:
+        self.env = gymnasium.make("CartPole-v1")
+        self.observation_space, self.action_space = (
+            self.env.observation_space,
+            self.env.action_space,
+        )
+        self.work = work_ms / 1000
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.env.reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        end = time.process_time() + self.work
+        while time.process_time() < end:
+            pass
+        return self.env.step(action)
+
+
+gymnasium.register("Computing-v0", Computing)
+
+
+class SlowUpdate(Callback):
+    """A simulated delay of each update, and the clocks of both sides."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.start = 0.0
+        self.learned = 0.0
+        self.collected = 0.0
+        self.begun = 0.0
+        self.ends: list[float] = []
+
+    def on_train_start(self, *args: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+        self.begun = time.perf_counter()
+        self.collected += trainer.datamodule.dataset.collect_seconds
+        time.sleep(self.seconds)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.learned += time.perf_counter() - self.begun
+        self.ends.append(time.perf_counter() - self.start)
+
+
+def train(
+    collector: str,
+    *,
+    env: Any,
+    num_envs: int,
+    steps: int,
+    iterations: int,
+    settings: dict[str, Any],
+    delay_ms: float = 0.0,
+    update_seconds: float = 0.0,
+) -> Row:
+    """Train, and return the seconds in all, and per iteration those of each side."""
+    seed_everything(1, verbose=False)
+    kind = {"sync": SyncCollector, "async": partial(AsyncCollector, max_staleness=1)}[collector]
+    data = RLDataModule(
+        env,
+        num_envs=num_envs,
+        buffer_size=steps,
+        total_env_steps=num_envs * steps * iterations,
+        collector=kind,
+    )
+    spaces = (data.observation_space, data.action_space)
+    policy: Any = SlowPolicy(*spaces, ActorCritic, delay_ms) if delay_ms else ActorCritic(*spaces)
+    clocks = SlowUpdate(update_seconds)
+    with tempfile.TemporaryDirectory() as scratch:
+        RLTrainer(
+            run_dir=scratch,
+            callbacks=[clocks],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            limit_val_batches=0,
+            accelerator="cpu",
+        ).fit(PPO(policy, **settings), data)
+    return {
+        "wall": clocks.ends[-1],
+        "steady": clocks.ends[-1] - clocks.ends[WARMUP - 1],
+        "collect": clocks.collected / iterations,
+        "learn": clocks.learned / iterations,
+    }
+
+
+def compare(run: Any) -> Row:
+    """Train by both, and set the gain beside the most there is to gain."""
+    sync, overlapped = run("sync"), run("async")
+    c, m = sync["collect"], sync["learn"]
+    bound = (c + m) / max(c, m)
+    steady = sync["steady"] / overlapped["steady"]
+    row = {
+        "C": c,
+        "L": m,
+        "sync": sync["wall"],
+        "async": overlapped["wall"],
+        "speed_up": sync["wall"] / overlapped["wall"],
+        "steady": steady,
+        "bound": bound,
+        "share": steady / bound,
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def write(rows: list[Row], path: Path) -> None:
+    lines = [
+        "Wall time to equal env steps and updates, `AsyncCollector` (max_staleness 1) against "
+        "`SyncCollector` (`scripts/bench_async.py`). Delays of inference and of the update are "
+        "simulated. `steady` leaves out the first "
+        f"{WARMUP} iterations and is held against the bound (C + L) / max(C, L). Load of the "
+        f"machine before the run: {LOAD:.1f} on {os.cpu_count()} cores.",
+        "",
+        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {r['workload']} | {r['C:L']} | {r['C']:.2f} | {r['L']:.2f} | {r['sync']:.1f} | "
+        f"{r['async']:.1f} | {r['speed_up']:.2f} | {r['steady']:.2f} | {r['bound']:.2f} | "
+        f"{r['share']:.0%} |"
+        for r in rows
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": LOAD}
+    path.with_suffix(".json").write_text(json.dumps(about | {"rows": rows}, indent=1))
+
+
+LOAD = os.getloadavg()[0]
+
+if __name__ == "__main__":
+    raise SystemExit(main())

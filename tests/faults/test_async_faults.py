@@ -1,0 +1,269 @@
+"""Whatever goes wrong beside the learner ends or recovers as documented, says why, and leaves nothing behind."""
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from lightning.pytorch import Callback
+
+from lightning_rl import AsyncCollector, GymnasiumEnv
+from lightning_rl.buffers import WriterError
+from lightning_rl.config_files import shipped_configs
+from lightning_rl.envs.workers import WorkerDied, WorkerVectorEnv
+from tests.helpers import last, load, train
+
+LIMIT = 10.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind_within_ten_seconds(request):
+    before, start = set(threading.enumerate()), time.monotonic()
+    yield
+    if "command" not in request.node.name:  # most of that is its start
+        assert time.monotonic() - start < LIMIT
+    left = [t for t in threading.enumerate() if t not in before and t.name == "collector"]
+    assert not left, "a thread was left behind"
+    assert not multiprocessing.active_children(), "a process was left behind"
+
+
+class Faulty(gymnasium.Env):
+    """An env that does something wrong at its 20th step."""
+
+    observation_space = gymnasium.spaces.Box(-10, 10, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault, at=20):
+        self.fault, self.at, self.steps = fault, at, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        observation = np.zeros(1, np.float32)
+        if self.steps >= self.at:
+            if self.fault == "raise":
+                raise FloatingPointError("the motor is on fire")
+            if self.fault == "nan":
+                observation += np.nan
+            if self.fault == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "hang":
+                time.sleep(3 if multiprocessing.parent_process() is None else 100)
+            if self.fault == "slow":
+                time.sleep(0.03)
+        return observation, 1.0, False, self.steps % 5 == 0, {}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    gymnasium.register("Faulty-v0", Faulty)
+    yield
+    del gymnasium.registry["Faulty-v0"]
+
+
+def run(run_dir, fault, vectorization="sync", timeout_s=30.0, at=20, data=None, **kwargs):
+    """Train; the evaluation gets the env, too, but plays none of its episodes."""
+    env = partial(
+        GymnasiumEnv,
+        id="Faulty-v0",
+        env_kwargs={"fault": fault, "at": at},
+        vectorization=vectorization,
+    )
+    collector = partial(AsyncCollector, timeout_s=timeout_s)
+    settings = {"limit_val_batches": 0} | kwargs.pop("trainer", {})
+    data = {"num_envs": 2, "collector": collector, **(data or {})}
+    return train(run_dir, env=env, data=data, trainer=settings, **kwargs)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_env_that_raises_ends_the_run_with_its_own_traceback(vectorization, tmp_path):
+    with pytest.raises(WriterError, match="FloatingPointError: the motor is on fire") as caught:
+        run(tmp_path, "raise", vectorization)
+    cause = caught.value.__cause__
+    assert isinstance(cause, FloatingPointError)
+    if vectorization == "async":
+        (note,) = cause.__notes__
+        assert note.startswith("In the process of env 0:\nTraceback")
+        assert 'raise FloatingPointError("the motor is on fire")' in note
+    else:
+        frames = []
+        traceback = cause.__traceback__
+        while traceback is not None:
+            frames.append(traceback.tb_frame.f_code.co_qualname)
+            traceback = traceback.tb_next
+        assert frames[-1] == "Faulty.step"
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_env_that_hangs_is_reported_with_the_line_it_hangs_in(vectorization, tmp_path):
+    expected = r"No rollout came within 1 s: the collector has begun one.*Its thread is at:.*"
+    place = "in step\n" if vectorization == "sync" else "in recv\n"
+    with pytest.raises(TimeoutError, match=re.compile(expected + place, re.DOTALL)):
+        run(tmp_path, "hang", vectorization, timeout_s=1.0)
+
+
+def test_an_observation_that_is_no_number_ends_the_run_by_name(tmp_path):
+    with pytest.raises(FloatingPointError, match="observation"):
+        run(tmp_path, "nan", model={"max_nonfinite_steps": 3})
+
+
+@pytest.mark.parametrize("killer", ["itself", "another"])
+def test_the_death_of_an_env_process_is_reported(killer, tmp_path):
+    class Kill(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    callbacks = [Kill()] if killer == "another" else []
+    fault = "die" if killer == "itself" else "none"
+    expected = r"WorkerDied: The processes of \d of 2 envs have ended: env \d with exit code -9"
+    with pytest.raises(WriterError, match=expected) as caught:
+        run(tmp_path, fault, "async", trainer={"callbacks": callbacks})
+    assert isinstance(caught.value.__cause__, WorkerDied)
+
+
+def test_an_exception_whose_constructor_wants_more_is_reported_too():
+    env = WorkerVectorEnv([partial(Faulty, "none")] * 2)
+    env.error_queue.put((1, UnicodeDecodeError, "odd", "Traceback of it"))
+    with pytest.raises(RuntimeError, match="UnicodeDecodeError: odd") as caught:
+        env._raise_if_errors([True, False])
+    assert caught.value.__notes__ == ["In the process of env 1:\nTraceback of it"]
+    env.close()
+
+
+def test_an_error_of_the_learner_ends_the_thread(tmp_path):
+    class Fail(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            raise KeyError("of the learner")
+
+    with pytest.raises(KeyError, match="of the learner"):
+        run(tmp_path, "slow", "async", at=1, trainer={"callbacks": [Fail()]})
+
+
+def test_a_slow_producer_is_waited_for(tmp_path):
+    data = {"buffer_size": 4, "total_env_steps": 64}
+    _, _, trainer = run(tmp_path, "slow", at=1, data=data, model={"batch_size": 8})
+    assert trainer.global_step == 8
+
+
+def test_a_slow_consumer_loses_nothing(tmp_path):
+    dropped = []
+
+    class Slow(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            time.sleep(0.2)
+            dropped.append(trainer.datamodule.collector.metrics()["async/dropped_steps"])
+
+    _, _, trainer = run(tmp_path, "none", trainer={"callbacks": [Slow()]})
+    assert trainer.global_step == len(dropped) == 12
+    assert set(dropped) == {0.0}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
+    number, vectorization, tmp_path
+):
+    """An env step takes 0.03 s or 0.06 s, a rollout of 600 of them 20 s or more."""
+    data = {"buffer_size": 600, "total_env_steps": 100_000}
+    sent = []
+
+    def send():
+        time.sleep(0.5)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    class Send(Callback):
+        def on_train_start(self, *args):
+            threading.Thread(target=send).start()
+
+    _, _, trainer = run(
+        tmp_path, "slow", vectorization, at=1, data=data, trainer={"callbacks": [Send()]}
+    )
+    assert time.monotonic() - sent[0] < 4  # 0.1 s where the machine has nothing else to do
+    assert trainer.stop_signal == number
+    assert load(last(tmp_path))["global_step"] == 0
+
+
+def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
+    class Impatient(Callback):
+        def on_train_batch_start(self, *args):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(tmp_path, "slow", "async", trainer={"callbacks": [Impatient()]})
+
+
+# --- as a user sees it ---
+
+
+def configured(directory, **env):
+    """Write a config of the faulty env, and a module that registers it; return the command."""
+    (directory / "faulty.py").write_text(
+        "import gymnasium\nfrom tests.faults.test_async_faults import Faulty\n"
+        "gymnasium.register('FaultyToo-v0', Faulty)\n"
+    )
+    config = yaml.safe_load(shipped_configs()["ppo_async.yaml"].read_text())
+    config["data"]["env"]["init_args"] = {"id": "faulty:FaultyToo-v0", **env}
+    config["data"] |= {"num_envs": 2, "buffer_size": 128, "num_eval_episodes": 1}
+    config["model"]["init_args"]["policy"] = {
+        "class_path": "SlowPolicy",
+        "init_args": {"policy": config["model"]["init_args"]["policy"], "delay_ms": 1},
+    }
+    (directory / "faulty.yaml").write_text(yaml.safe_dump(config))
+    return [sys.executable, "-m", "lightning_rl", "fit", "--config", "faulty.yaml"]
+
+
+def start(command, directory):
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
+    return subprocess.Popen(
+        command,
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_the_command_shows_the_traceback_of_the_env(tmp_path):
+    process = start(configured(tmp_path, env_kwargs={"fault": "raise", "at": 50}), tmp_path)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    own, _, rest = error.partition("The above exception was the direct cause")
+    assert 'raise FloatingPointError("the motor is on fire")' in own
+    assert "in step" in own
+    assert "WriterError: The collector failed: FloatingPointError: the motor is on fire" in rest
+
+
+def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_path):
+    """As a terminal sends it: to the command and to the processes of its envs."""
+    options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
+    process = start(configured(tmp_path, **options), tmp_path)
+    assert process.stdout.readline().startswith("Run directory")
+    time.sleep(1.0)  # in the middle of the first rollout
+    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    children = task.read_text().split() if task.exists() else []
+    os.killpg(process.pid, signal.SIGINT)
+    sent = time.monotonic()
+    out, error = process.communicate(timeout=30)
+    assert time.monotonic() - sent < LIMIT
+    assert process.returncode == 128 + signal.SIGINT, error
+    assert "Resume: rl-cli fit --ckpt_path" in out
+    assert not [child for child in children if os.path.exists(f"/proc/{child}")]
+    assert list(tmp_path.glob("outputs/*/checkpoints/last.ckpt"))
