@@ -1,6 +1,7 @@
 """Complete the arguments of `rl-cli` before they are parsed: find configs and checkpoints."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def read_config(checkpoint: Path) -> str:
 def _spell_out_video(options: list[str]) -> list[str]:
     """Read `--video`, alone or with a value, as `--trainer.video`."""
     spelt: list[str] = []
-    for option, following in zip(options, [*options[1:], "--"], strict=True):
+    for option, following in pairwise([*options, "--"]):
         if option == "--video" or option.startswith(("--video=", "--video.")):
             alone = option == "--video" and following.startswith("-")
             option = f"--trainer.{option[2:]}{'=true' if alone else ''}"

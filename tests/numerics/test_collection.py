@@ -662,6 +662,7 @@ def episode(total, length, terminated=True, success=None, seed=0):
         "length": length,
         "terminated": terminated,
         "success": success,
+        "metrics": {"speed": total},
     }
 
 
@@ -676,12 +677,15 @@ def test_a_summary_says_what_was_played():
     assert 1.0 <= low < 3.0 < high <= 6.0
     assert summary.pop("std_reward") == pytest.approx(np.sqrt(14 / 3))
     assert summary.pop("success_rate") == pytest.approx(2 / 3)
+    low, high = summary.pop("success_ci95")
+    assert 0 < low < 2 / 3 < high < 1
     assert summary == {
         "episodes": 3,
         "avg_reward": 3.0,
         "avg_length": 30.0,
         "terminations": 1,
         "truncations": 2,
+        "metrics": {"speed": 3.0},
         "returns": [1.0, 2.0, 6.0],
         "lengths": [10, 20, 60],
         "seeds": [5, 6, 7],

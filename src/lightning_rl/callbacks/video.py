@@ -49,7 +49,7 @@ class VideoSettings:
     num_envs: int = 2
     fps: float = 30.0
     max_frames: int = 200
-    max_share: float | None = 0.06
+    max_share: float | None = 0.05
 
     def __post_init__(self) -> None:
         check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, least=1)
