@@ -17,6 +17,7 @@ from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.algorithms.staleness import StaleData
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import SyncCollector
+from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.acting import StepwiseActor
 from lightning_rl.policies.numpy_acting import NumpyActor
@@ -37,7 +38,7 @@ class Delay:
             time.sleep(self.random.random() * self.worst)
 
 
-class Counting:
+class Counting(VectorEnv):
     """Shows how many steps it has made, and pays 1; episodes of `length` steps."""
 
     device = torch.device("cpu")
@@ -46,9 +47,6 @@ class Counting:
     num_envs = 1
 
     def __init__(self, delay=lambda: None, length=10**9):
-        from lightning_rl.envs.stepping import StepwiseStepper
-
-        self.rollout_stepper = lambda rollout: StepwiseStepper(self, rollout)
         self.delay, self.length, self.steps = delay, length, 0
 
     def reset(self, seed=None, options=None):
