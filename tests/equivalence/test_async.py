@@ -31,7 +31,7 @@ def assert_same_training(one, other):
     a, b = load(last(one)), load(last(other))
     for key in ("state_dict", "optimizer_states", "lightning_rl", "global_step", "epoch"):
         assert_same(a[key], b[key], key)
-    a, b = a["RLDataModule"]["collector"], b["RLDataModule"]["collector"]
+    a, b = a["RLDataModule"]["collectors"][0], b["RLDataModule"]["collectors"][0]
     for key in ("statistics", "env_steps"):
         assert_same(a[key], b[key], key)
     curves, others = scalars(one, CLOCKED), scalars(other, CLOCKED)
@@ -113,7 +113,7 @@ def test_resume_without_lag_is_exact(name, lead, tmp_path):
     train(tmp_path / "whole", **run)
     callbacks = [SignalAt(3), *([Lead(1)] if lead else [])]
     train(tmp_path / "stopped", trainer={"callbacks": callbacks}, **run)
-    windows = load(last(tmp_path / "stopped"))["RLDataModule"]["collector"]["buffer"]["windows"]
+    windows = load(last(tmp_path / "stopped"))["RLDataModule"]["collectors"][0]["buffer"]["windows"]
     assert len(windows) == 1 if lead else len(windows) <= 1
     train(tmp_path / "stopped", ckpt_path=last(tmp_path / "stopped"), **run)
     assert_same_training(tmp_path / "whole", tmp_path / "stopped")
@@ -227,7 +227,7 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
     run = {"env": StepCounter, "data": data}
     stops = [trained, SignalAt(4), Lead(max_staleness)]
     train(tmp_path, trainer={"callbacks": stops}, **run)
-    saved = load(last(tmp_path))["RLDataModule"]["collector"]
+    saved = load(last(tmp_path))["RLDataModule"]["collectors"][0]
     windows = saved["buffer"]["windows"]
     assert len(windows) >= max_staleness
     versions = [window["fields"]["policy_version"][0, 0].item() for window in windows]
@@ -242,7 +242,7 @@ def test_a_run_with_lag_that_was_stopped_twice_trains_on_each_step_once(max_stal
     assert trainer.global_step == module.policy.version == 12
     assert module.env_steps == 4 * 16 * 12
     assert max(trained.lags) <= max_staleness
-    counters = load(last(tmp_path))["RLDataModule"]["collector"]
+    counters = load(last(tmp_path))["RLDataModule"]["collectors"][0]
     assert counters["buffer"]["read_steps"] == counters["env_steps"] == 4 * 16 * 12
     assert counters["buffer"]["dropped_steps"] == 0
 

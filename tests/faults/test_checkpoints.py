@@ -245,7 +245,7 @@ def test_everything_that_is_saved_is_plain_data(tmp_path):
     for path in (tmp_path / "checkpoints").iterdir():
         content = read_checkpoint(path)
         assert content["callbacks"]
-        assert content["RLDataModule"]["collector"]["env"]["episodes"]
+        assert content["RLDataModule"]["collectors"][0]["loop"]["env"]["episodes"]
 
 
 def test_another_env_is_refused(tmp_path, monkeypatch, capsys):
