@@ -30,24 +30,27 @@ def rl_cli(*arguments: str) -> None:
     )
 
 
-def train(config: str, seed: int, overrides: list[str], output_dir: Path) -> dict:
+def train(config: str, seed: int, overrides: list[str], output_dir: Path, episodes: int) -> dict:
     name = f"{Path(config).stem}_seed{seed}"
     where = ["--exp_name", name, "--output_dir", str(output_dir)]
     start = time.perf_counter()
     rl_cli("fit", "--config", config, "--seed_everything", str(seed), *where, *overrides)
     seconds = time.perf_counter() - start
     run_dir = max(output_dir.glob(f"{name}_2*"), key=lambda path: path.stat().st_mtime)
-    rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", "20")
+    rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
-    statistics = checkpoint["RLDataModule"]["collector"]["statistics"]
+    statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]
     return {
         "config": Path(config).name,
         "overrides": overrides,
         "seed": seed,
         "env_steps": evaluation["env_steps"],
         "train_return_last_100": float(np.mean(statistics["returns"])),
+        "train_length_last_100": float(np.mean(statistics["lengths"])),
         "eval_return": evaluation["avg_reward"],
+        "eval_length": evaluation["avg_length"],
+        "eval_success": evaluation["success_rate"],
         "seconds": round(seconds, 1),
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
@@ -56,9 +59,9 @@ def train(config: str, seed: int, overrides: list[str], output_dir: Path) -> dic
 
 def interval(values: list[float]) -> str:
     if len(values) not in STUDENT_T_975:
-        return f"{np.mean(values):.1f}"
+        return f"{np.mean(values):.3g}"
     half = STUDENT_T_975[len(values)] * np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.1f} ± {half:.1f}"
+    return f"{np.mean(values):.4g} ± {half:.2g}"
 
 
 def main() -> None:
@@ -67,17 +70,20 @@ def main() -> None:
     )
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
     parser.add_argument("--results", type=Path, default=Path("outputs/reproduce/results.jsonl"))
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in args.seeds:
-        rows.append(train(args.config, seed, overrides, args.output_dir))
+        rows.append(train(args.config, seed, overrides, args.output_dir, args.episodes))
         print(json.dumps(rows[-1]), flush=True)
         with args.results.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
-    for key in ("train_return_last_100", "eval_return"):
+    for key in ("train_return_last_100", "eval_return", "eval_length", "eval_success", "seconds"):
+        if rows[0][key] is None:
+            continue
         print(f"{args.config} {' '.join(overrides)} {key}: {interval([row[key] for row in rows])}")
 
 

@@ -2,7 +2,7 @@
 # Reproduce the learning results of README: about half an hour of one core for classic control, two hours for MuJoCo
 # with ours alone, five with the reference beside it (pip install 'lightning-rl[mujoco]' stable-baselines3).
 #
-#   scripts/reproduce.sh [classic|mujoco|reference|all]
+#   scripts/reproduce.sh [classic|tasks|mujoco|reference|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -10,6 +10,11 @@ what=${1:-all}
 if [[ $what == classic || $what == all ]]; then
   for config in ppo.yaml ppo_acrobot.yaml ppo_pendulum.yaml; do
     python scripts/reproduce.py --config "$config" --seeds 1 2 3 4 5
+  done
+fi
+if [[ $what == tasks || $what == all ]]; then
+  for config in ppo_cart_pole_task grpo_cart_pole_task ppo_push_cube grpo_push_cube ppo_point_mass grpo; do
+    python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 4 5 --episodes 100
   done
 fi
 for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do

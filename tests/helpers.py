@@ -77,6 +77,7 @@ def scalars(run_dir, ignore=("charts/SPS",)):
             rows += [
                 (event.step, value.tag, tensor_util.make_ndarray(value.tensor).item())
                 for value in event.summary.value
+                if value.metadata.plugin_data.plugin_name == "scalars"
             ]
     tags = sorted({tag for _, tag, _ in rows if not tag.startswith(ignore)})
     return {tag: [(step, value) for step, name, value in rows if name == tag] for tag in tags}

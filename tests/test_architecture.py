@@ -10,9 +10,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
     "errors": 0,
+    "checkpoint_format": 0,
     "files": 0,
     "phases": 0,
+    "registration": 0,
     "arguments": 6,
+    "ranks": 0,
     "rollout": 0,
     "runs": 0,
     "config_files": 0,
@@ -26,6 +29,7 @@ LEVELS = {
     "algorithms": 4,
     "callbacks": 5,
     "trainer": 6,
+    "trust": 6,
     "messages": 6,
     "cli": 6,
     "__main__": 7,

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the tasks
+
 if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm
     from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector

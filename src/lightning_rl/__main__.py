@@ -15,6 +15,7 @@ USAGE = """usage: rl-cli {fit,validate,test} [options]
   --ckpt_path PATH    a checkpoint, a run directory, or `last` or `best` of the newest run
   --exp_name NAME     first part of the run directory's name
   --output_dir DIR    where run directories are made (default: outputs)
+  --trust_code true   run code of others that the configuration in a checkpoint names
   --print_config      print the whole configuration, and exit
 
   rl-cli SUBCOMMAND --help lists every option, rl-cli --version the version."""

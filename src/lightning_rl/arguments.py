@@ -2,30 +2,41 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import torch
 import yaml
 
+from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.errors import ConfigurationError, closest
 from lightning_rl.runs import find_checkpoint
-
-CONFIG_KEY = "rl_config"
-"""Where a checkpoint keeps the configuration of its run, as YAML."""
-
-SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
-"""The top-level keys of a configuration."""
+from lightning_rl.trust import checked_config
 
 
-def complete(arguments: list[str], scratch: Path) -> list[str]:
+class Completed(NamedTuple):
+    """Arguments that the parser can take.
+
+    Attributes:
+        arguments: with names resolved, and the configuration as text where a checkpoint gave it.
+        trusted: whether all of them came from the user, or the user trusts the checkpoint.
+        typed: what the user gave.
+    """
+
+    arguments: list[str]
+    trusted: bool
+    typed: list[str]
+
+
+def complete(arguments: list[str]) -> Completed:
     """Resolve bare config names.
 
-    Where there is a checkpoint and no config, take the one inside the checkpoint.
+    Where there is a checkpoint and no config, take the one inside the checkpoint: unless the user
+    trusts it, only after a look at what it names.
     """
     subcommand, options = arguments[0], arguments[1:]
     if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
-        return arguments
-    options, configs = _resolve_config_names(options)
+        return Completed(arguments, True, options)
+    options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
         raise ConfigurationError(
@@ -38,30 +49,33 @@ def complete(arguments: list[str], scratch: Path) -> list[str]:
         named = "--exp_name" in options or any(
             option.startswith("--exp_name=") for option in options
         )
-        return [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
+        completed = [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
+        return Completed(completed, True, options)
     if checkpoint is not None:
-        path = find_checkpoint(
-            checkpoint,
-            _value_of("--output_dir", options) or "outputs",
-            _value_of("--exp_name", options),
-        )
-        base = scratch / "config.yaml"
-        base.write_text(read_config(path))
-        # The run that was found is meant from here on, not the newest of its name.
-        return [
-            subcommand,
-            "--config",
-            str(base),
-            *_without("--ckpt_path", options),
-            "--ckpt_path",
-            str(path),
-        ]
+        return _with_config_of(checkpoint, subcommand, options)
     if _value_of("--model", options) is None:
         raise ConfigurationError(
             "fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
             f"{', '.join(shipped_configs())}."
         )
-    return arguments
+    return Completed(arguments, True, options)
+
+
+def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
+    """Take the configuration inside a checkpoint, and what the user gave on top of it."""
+    path = find_checkpoint(
+        checkpoint,
+        _value_of("--output_dir", options) or "outputs",
+        _value_of("--exp_name", options),
+    )
+    config = read_config(path)
+    trusted = (_value_of("--trust_code", options) or "false").lower() == "true"
+    if not trusted:
+        config = checked_config(config, path)
+    # The run that was found is meant from here on, not the newest of its name.
+    rest = _without("--ckpt_path", options)
+    arguments = [subcommand, "--config", config, *rest, "--ckpt_path", str(path)]
+    return Completed(arguments, trusted, rest)
 
 
 def _check_file(config: Path) -> None:
@@ -91,17 +105,24 @@ def read_config(checkpoint: Path) -> str:
     Raises:
         ConfigurationError: where the file is no checkpoint of this package, or cannot be read.
     """
-    try:
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"The checkpoint {checkpoint} cannot be read: {reason}") from error
-    if not isinstance(content, dict) or CONFIG_KEY not in content:
+    content = read_checkpoint(checkpoint, whole=False)
+    if CONFIG_KEY not in content:
         raise ConfigurationError(
             f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
             "trained with as --config."
         )
     return str(content[CONFIG_KEY])
+
+
+def _spell_out_video(options: list[str]) -> list[str]:
+    """Read `--video`, alone or with a value, as `--trainer.video`."""
+    spelt: list[str] = []
+    for option, following in zip(options, [*options[1:], "--"], strict=True):
+        if option == "--video" or option.startswith(("--video=", "--video.")):
+            alone = option == "--video" and following.startswith("-")
+            option = f"--trainer.{option[2:]}{'=true' if alone else ''}"
+        spelt.append(option)
+    return spelt
 
 
 def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:

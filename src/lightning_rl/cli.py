@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -11,17 +10,21 @@ import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.arguments import CONFIG_KEY, SECTIONS, complete
+from lightning_rl.arguments import complete
 from lightning_rl.buffers import WriterError
+from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import write_atomically
+from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
+from lightning_rl.ranks import LostRankError
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
+from lightning_rl.trust import only_allowed_imports
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -37,13 +40,18 @@ class RunConfig(SaveConfigCallback):
     """Write the configuration of a training run to `config.yaml` and into its checkpoints."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write it before anything else of the run; an evaluation leaves it alone."""
-        if stage == "fit" and trainer.is_global_zero:
+        """Write nothing yet: a checkpoint may be refused, and an evaluation writes no config."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write it before anything else of the run."""
+        if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
             content = self._dump().encode()
             write_atomically(
                 trainer.run_dir / self.config_filename, lambda file: file.write(content)
             )
+            for logger in trainer.loggers:
+                logger.log_hyperparams(yaml.safe_load(content))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -93,6 +101,12 @@ class RLCLI(LightningCLI):
         parser.add_argument(
             "--output_dir", type=str, default="outputs", help="Where run directories are made."
         )
+        parser.add_argument(
+            "--trust_code",
+            type=bool,
+            default=False,
+            help="Run whatever code the configuration inside a checkpoint names.",
+        )
         for key in ("exp_name", "output_dir"):
             parser.link_arguments(key, f"trainer.{key}")
         for key in ("observation_space", "action_space"):
@@ -132,12 +146,17 @@ class RLCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Say where the output goes."""
-        print(f"Run directory: {cast(RLTrainer, self.trainer).run_dir}", flush=True)
+        """Say where the output goes, if it can go there: the loggers would not say it readably."""
+        if self.trainer.is_global_zero:
+            run_dir = cast(RLTrainer, self.trainer).run_dir
+            check_writable(run_dir)
+            print(f"Run directory: {run_dir}", flush=True)
 
     def after_fit(self) -> None:
         """Say where everything is; if a signal ended the run, leave with its status."""
         trainer = cast(RLTrainer, self.trainer)
+        if not trainer.is_global_zero:
+            return  # a status other than 0 would have its launcher kill rank 0
         run_dir, signal = trainer.run_dir, trainer.stop_signal
         print(f"Run directory: {run_dir}")
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}"
@@ -147,29 +166,51 @@ class RLCLI(LightningCLI):
                 flush=True,
             )
             sys.exit(128 + signal)
-        best = run_dir / "checkpoints" / "best.ckpt"
-        print(
-            f"Evaluate:  rl-cli validate --ckpt_path {best}\nTrain on:  {resume} "
-            "--data.total_env_steps ..."
-        )
-        print(f"Curves:    tensorboard --logdir {run_dir / 'logs'}", flush=True)
+        print("\n".join(_summary(trainer, resume)), flush=True)
+
+
+def _summary(trainer: RLTrainer, resume: str) -> list[str]:
+    """Say what a finished run left, and what to do with it."""
+    run_dir = trainer.run_dir
+    best = run_dir / "checkpoints" / "best.ckpt"
+    lines = []
+    kept = trainer.checkpoint_callback
+    if isinstance(kept, ModelCheckpoint) and kept.best_model_score is not None:
+        lines.append(f"Best:      {kept.monitor} {float(kept.best_model_score):.2f}, in {best}")
+    if best.is_file():
+        lines.append(f"Evaluate:  rl-cli validate --ckpt_path {best}   (--video true films it)")
+    lines.append(f"Train on:  {resume} --data.total_env_steps ...")
+    logs = run_dir / "logs"
+    if logs.is_dir():
+        lines.append(f"Curves:    tensorboard --logdir {logs}   (and {logs / 'metrics.csv'})")
+    videos = run_dir / "videos"
+    if videos.is_dir():
+        lines.append(f"Videos:    {videos} ({len(list(videos.glob('*.mp4')))} files)")
+    return lines
 
 
 def run(arguments: Sequence[str]) -> None:
     """Run the command line; an error that a user can cure is one message and status 1."""
     quieten_framework()
-    sys.path.append(
-        os.getcwd()
-    )  # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
     try:
-        with tempfile.TemporaryDirectory(prefix="rl-cli-") as scratch:
-            RLCLI(complete(list(arguments), Path(scratch)))
+        completed = complete(list(arguments))
+        if completed.trusted:
+            # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
+            sys.path.append(os.getcwd())
+            RLCLI(completed.arguments)
+        else:
+            with only_allowed_imports(completed.typed):
+                RLCLI(completed.arguments)
     except Exception as error:
         cause = _curable(error)
         if cause is None:
             raise
         sys.stderr.write(f"rl-cli: error: {cause}\n")
         sys.exit(1)
+
+
+CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
+"""The errors whose message says all there is to know."""
 
 
 def _curable(error: BaseException) -> BaseException | None:
@@ -179,7 +220,7 @@ def _curable(error: BaseException) -> BaseException | None:
     """
     chain: BaseException | None = error
     while chain is not None:
-        if isinstance(chain, ConfigurationError | MisconfigurationException | FloatingPointError):
+        if isinstance(chain, CURABLE):
             return chain
         if isinstance(chain, WriterError) and not isinstance(chain.__cause__, ConfigurationError):
             return None  # it was raised in the env or the policy: where, its own traceback tells

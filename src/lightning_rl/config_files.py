@@ -14,7 +14,7 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = shipped_configs()
+    shipped = shipped_configs() | shipped_parts()
     if name in shipped:
         return shipped[name]
     raise ConfigurationError(
@@ -23,13 +23,19 @@ def find_config(name: str) -> Path:
     )
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs by name.
+def shipped_parts() -> dict[str, Path]:
+    """Return what is shipped to be added to a config, by name, such as `trainer/ddp.yaml`."""
+    folder = _folder()
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
 
-    They lie inside the installed package, or beside `src` in a checkout.
-    """
+
+def shipped_configs() -> dict[str, Path]:
+    """Return the shipped configs by name, each of which is a run."""
+    return {path.name: path for path in sorted(_folder().glob("*.yaml"))}
+
+
+def _folder() -> Path:
+    """Return where they lie: inside the installed package, or beside `src` in a checkout."""
     here = Path(__file__).resolve().parent
-    for folder in (here / "configs", here.parents[1] / "configs"):
-        if folder.is_dir():
-            return {path.name: path for path in sorted(folder.glob("*.yaml"))}
-    return {}
+    inside = here / "configs"
+    return inside if inside.is_dir() else here.parents[1] / "configs"

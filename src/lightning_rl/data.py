@@ -13,6 +13,7 @@ from lightning.pytorch import LightningDataModule
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
+from lightning_rl import ranks
 from lightning_rl.buffers import Buffer, ReadInterrupted, RolloutBuffer
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.envs import VectorEnv
@@ -71,11 +72,17 @@ class RolloutDataset(IterableDataset[TensorDict]):
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
-    """The seeds of the evaluation episodes, in batches of at most the evaluation envs."""
+    """The seeds of the evaluation episodes, in batches of at most the evaluation envs.
+
+    Every rank has its own, as many batches as the others, some of them perhaps empty: Lightning
+    runs no hook of an evaluation without batches.
+    """
 
     def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
-        seeds = list(range(first_seed, first_seed + num_episodes))
-        self.batches = [seeds[i : i + num_envs] for i in range(0, num_episodes, num_envs)]
+        share = -(-num_episodes // ranks.world_size())
+        first = ranks.rank() * share
+        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
+        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -89,16 +96,22 @@ class RLDataModule(LightningDataModule):
 
     Args:
         env: which env, as a factory of `num_envs`.
-        num_envs: N, envs stepped in parallel.
+        num_envs: N, envs stepped in parallel, by each process.
         buffer_size: T, steps per env in a rollout.
-        total_env_steps: the budget: training stops after the iteration that reaches it.
+        total_env_steps: the budget, of all processes: training stops after the iteration that
+            reaches it.
         collector: how rollouts are collected.
         iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
             and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
-        num_eval_episodes: episodes per evaluation, one per seed.
-        num_eval_envs: envs that play them side by side; at most one per episode.
+        num_eval_episodes: episodes per evaluation, one per seed, dealt to the processes.
+        num_eval_envs: envs that play them side by side in a process, one per episode where not
+            given. Where there are fewer, each plays its share of the seeds, and begins the next
+            when all are through: an episode depends on its seed alone.
         eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
             Where not given, the run's seed + 10,000.
+        eval_deterministic: evaluate by the mode of the policy's distribution; false draws actions,
+            from a generator of the evaluation's own.
+        eval_env: which env the evaluation uses; where not given, that of the training.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -116,6 +129,8 @@ class RLDataModule(LightningDataModule):
         num_eval_episodes: int = 10,
         num_eval_envs: int | None = None,
         eval_seed: int | None = None,
+        eval_deterministic: bool = True,
+        eval_env: EnvFactory | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -131,30 +146,37 @@ class RLDataModule(LightningDataModule):
         self.num_envs = num_envs
         self.buffer_size = buffer_size
         self.total_env_steps = total_env_steps
-        self.iterations_per_epoch = iterations_per_epoch or max(1, self.total_iterations // 20)
+        self._iterations_per_epoch = iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
         self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
+        self.eval_deterministic = eval_deterministic
         self.collector: Collector | None = None
         self.dataset: RolloutDataset | None = None
         self._make_env = env
+        self._make_eval_env = eval_env or env
         self._make_collector = collector
         self._eval_env: VectorEnv | None = None
-        self._restored: dict[str, Any] | None = None
+        self._restored: list[dict[str, Any]] | None = None
         self._env: VectorEnv | None = env(num_envs)
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """N * T."""
+        """N * T, of this process."""
         return self.num_envs * self.buffer_size
 
     @property
     def total_iterations(self) -> int:
-        """How many iterations the budget takes; the last one may overshoot it."""
-        return -(-self.total_env_steps // self.env_steps_per_iteration)
+        """How many iterations the budget takes all processes; the last one may overshoot it."""
+        return -(-self.total_env_steps // (self.env_steps_per_iteration * ranks.world_size()))
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        """As set, or a twentieth of the budget; known once all processes have begun."""
+        return self._iterations_per_epoch or max(1, self.total_iterations // 20)
 
     @property
     def max_staleness(self) -> int:
@@ -175,7 +197,16 @@ class RLDataModule(LightningDataModule):
     def eval_env(self) -> VectorEnv:
         """The env of the evaluation, apart from that of the training; made when first asked for."""
         if self._eval_env is None:
-            self._eval_env = self._make_env(self.num_eval_envs)
+            share = -(-self.num_eval_episodes // ranks.world_size())
+            self._eval_env = self._make_eval_env(min(self.num_eval_envs, share))
+            for kind in ("observation", "action"):
+                ours = getattr(self, f"{kind}_space")
+                theirs = getattr(self._eval_env, f"single_{kind}_space")
+                require(
+                    ours == theirs,
+                    f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
+                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                )
         return self._eval_env
 
     def train_dataloader(self) -> RolloutDataset:
@@ -191,7 +222,8 @@ class RLDataModule(LightningDataModule):
         self.collector.plan = module.plan
         self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
         if self._restored is not None:
-            self.collector.load_state_dict(self._restored)
+            if len(self._restored) == ranks.world_size():  # else `load_rank_state` says so
+                self.collector.load_state_dict(self._restored[ranks.rank()])
             self._restored = None
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # made now: not to fork beside a running thread
@@ -215,17 +247,21 @@ class RLDataModule(LightningDataModule):
         return batch
 
     def seed_for(self, purpose: str) -> int:
-        """Derive a seed from the run's, one per purpose, so that no two share a stream."""
+        """Derive a seed from the run's, one per purpose and rank: no two share a stream."""
         entropy = [self.seed, *purpose.encode()]
+        if ranks.rank() > 0:  # rank 0 has the streams of a run of one process
+            entropy += [256 + ranks.rank()]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector's state, with the envs' in it."""
-        return {"collector": self.collector.state_dict()} if self.collector is not None else {}
+        """Return the state of each rank's collector, with the envs' in it."""
+        if self.collector is None:
+            return {}
+        return {"collectors": ranks.gather_over_ranks(self.collector.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a saved state until there is a collector to take it up."""
-        self._restored = state_dict.get("collector")
+        self._restored = state_dict.get("collectors")
 
     def close(self) -> None:
         """Stop the collector, and close the envs. May be called more than once."""

@@ -14,6 +14,10 @@ class ConfigurationError(ValueError):
     """
 
 
+class WriteError(ConfigurationError, OSError):
+    """A file cannot be written: the disk is full, or the directory takes no files."""
+
+
 def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:
     """Return `"; close matches: a, b"` for a misspelt name, or an empty string."""
     matches = difflib.get_close_matches(name, list(allowed), n=most, cutoff=0.6)

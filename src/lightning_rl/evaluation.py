@@ -1,11 +1,13 @@
 """Run one episode per seed, and say how well a policy does, with its uncertainty."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Policy
@@ -16,23 +18,38 @@ MAX_EPISODE_STEPS = 100_000
 Episode = dict[str, Any]
 """`seed`, `return` (undiscounted, raw reward), `length` (env steps).
 
-`terminated` and `success` (bool or None).
+`terminated`, `success` (bool or None), and `metrics` {name: value at the last step}.
+"""
+
+Watcher = Callable[[int, Tensor, Tensor], None]
+"""Looks on while episodes are played, after the reset and after each step.
+
+Given the step, the returns so far [N] float64, and which episodes still run [N] bool; a row that no
+longer runs is in another episode by now. It must not change the env, nor write into what it gets.
 """
 
 
 @torch.no_grad()
-def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[Episode]:
-    """Play one deterministic episode per seed, all of them side by side.
+def run_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    seeds: Sequence[int],
+    *,
+    deterministic: bool = True,
+    watch: Watcher | None = None,
+) -> list[Episode]:
+    """Play one episode per seed, all of them side by side.
 
     Each env plays the one episode of its seed, however long it takes, and what it does afterwards
-    is ignored: counting
-    the first episodes to finish would favour the short ones. No random stream but the env's own is
-    touched.
+    is ignored: counting the first episodes to finish would favour the short ones. No random stream
+    but the env's own is touched.
 
     Args:
-        policy: acts by the mode of its distribution.
+        policy: acts by the mode of its distribution, or by samples of it.
         env: with at least as many envs as there are seeds.
         seeds: at most N.
+        deterministic: false draws actions, from a generator of its own with the first seed.
+        watch: looks on.
 
     Returns:
         one `Episode` per seed, in their order.
@@ -40,16 +57,20 @@ def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[E
     count, total = len(seeds), env.num_envs
     device = policy.version.device
     policy.eval()
+    generator = None
+    if not deterministic:
+        generator = torch.Generator(device).manual_seed(int(seeds[0]))
     observation, _ = env.reset(seed=[*seeds, *(seeds[0] for _ in range(total - count))])
     returns = torch.zeros(total, dtype=torch.float64)
     running = torch.arange(total) < count
     episodes: dict[int, Episode] = {}
+    if watch is not None:
+        watch(0, returns, running)
     for step in range(1, MAX_EPISODE_STEPS + 1):
         td = TensorDict({"observation": observation}, [total]).to(device)
-        observation, reward, terminated, truncated, info = env.step(
-            policy(td, deterministic=True)["action"]
-        )
-        terminated, success = terminated.cpu(), info.get("success")
+        td = policy(td, deterministic=deterministic, generator=generator)
+        observation, reward, terminated, truncated, info = env.step(td["action"])
+        terminated = terminated.cpu()
         returns += torch.where(running, reward.cpu(), 0.0)
         ended = running & (terminated | truncated.cpu() | torch.tensor(step == MAX_EPISODE_STEPS))
         for i in ended.nonzero().flatten().tolist():
@@ -58,18 +79,32 @@ def run_episodes(policy: Policy, env: VectorEnv, seeds: Sequence[int]) -> list[E
                 "return": float(returns[i]),
                 "length": step,
                 "terminated": bool(terminated[i]),
-                "success": None if success is None else bool(success[i]),
+                **_said_of(info, i),
             }
         running &= ~ended
+        if watch is not None:
+            watch(step, returns, running)
         if not running.any():
             break
     return [episodes[i] for i in range(count)]
 
 
+def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return what an env says of its episode at the last step, from before the reset."""
+    success = info.get("success")
+    metrics = {**info.get("metrics", {}), **info.get("final_metrics", {})}
+    numbers = {name: float(x[i]) for name, x in metrics.items() if x.dim() == 1}
+    return {
+        "success": None if success is None else bool(success[i]),
+        "metrics": {name: x for name, x in numbers.items() if not math.isnan(x)},
+    }
+
+
 def summarize(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the content of `evaluation.json`: averages, a 95 % interval, and every episode."""
+    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode."""
     returns = np.array([episode["return"] for episode in episodes])
     successes = [episode["success"] for episode in episodes if episode["success"] is not None]
+    names = sorted({name for episode in episodes for name in episode["metrics"]})
     return {
         "episodes": len(episodes),
         "avg_reward": float(returns.mean()),
@@ -77,12 +112,28 @@ def summarize(episodes: Sequence[Episode]) -> dict[str, Any]:
         "ci95": bootstrap_interval(returns),
         "avg_length": float(np.mean([episode["length"] for episode in episodes])),
         "success_rate": float(np.mean(successes)) if successes else None,
+        "success_ci95": wilson_interval(sum(successes), len(successes)) if successes else None,
         "terminations": sum(episode["terminated"] for episode in episodes),
         "truncations": sum(not episode["terminated"] for episode in episodes),
+        "metrics": {
+            name: float(np.mean([e["metrics"][name] for e in episodes if name in e["metrics"]]))
+            for name in names
+        },
         "returns": returns.tolist(),
         "lengths": [episode["length"] for episode in episodes],
         "seeds": [episode["seed"] for episode in episodes],
     }
+
+
+def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a summary that are logged, under their names `eval/...`."""
+    single = ("avg_reward", "std_reward", "avg_length", "success_rate")
+    values = {f"eval/{name}": evaluation[name] for name in (*single, "terminations", "truncations")}
+    for name in ("ci95", "success_ci95"):
+        low, high = evaluation[name] or (None, None)
+        values |= {f"eval/{name}_low": low, f"eval/{name}_high": high}
+    values |= {f"eval/metrics/{name}": value for name, value in evaluation["metrics"].items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
 def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
@@ -97,3 +148,15 @@ def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[f
     index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
     low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])
     return [float(low), float(high)]
+
+
+def wilson_interval(successes: int, trials: int) -> list[float]:
+    """Return [low, high], the 95 % score interval of a success rate (Wilson 1927).
+
+    Unlike the bootstrap's it has a width where all trials, or none, succeed.
+    """
+    z = 1.959964  # the 97.5 % point of the normal distribution
+    rate, share = successes / trials, z * z / trials
+    centre = (rate + share / 2) / (1 + share)
+    half = z * math.sqrt(rate * (1 - rate) / trials + share / (4 * trials)) / (1 + share)
+    return [max(0.0, centre - half), min(1.0, centre + half)]

@@ -1,26 +1,111 @@
 """Write files whole or not at all."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from lightning_rl.errors import WriteError
+
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files begin; the number of the process that writes one follows."""
+
+CURES = {
+    errno.ENOSPC: "Free some space, or set --output_dir to another disk",
+    errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
+    errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
+    errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.EACCES: "Set --output_dir to a directory that can be written",
+}
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let `write` fill a temporary file beside the target, flush it to the disk, and rename it.
 
     A kill at any moment leaves the file that was there before; an error leaves no temporary one.
+
+    Raises:
+        WriteError: where the disk is full, or the directory cannot be written.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".tmp-")
+    temporary: str | None = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(
+            dir=target.parent, prefix=f"{TEMPORARY}{os.getpid()}-"
+        )
         with os.fdopen(descriptor, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        _flush_directory(target.parent)
+    except BaseException as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        cause = _refusal(error)
+        if cause is None:
+            raise
+        raise _explained(target, cause) from error
+
+
+def check_writable(directory: Path) -> None:
+    """Make a directory, and see whether it takes files.
+
+    Raises:
+        WriteError: where it does not.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise _explained(directory, error) from error
+
+
+def remove_leftovers(directory: str | Path) -> None:
+    """Remove the unfinished files that a kill has left, unless who writes them is still alive."""
+    for path in Path(directory).glob(f"{TEMPORARY}*"):
+        number = path.name.removeprefix(TEMPORARY).partition("-")[0]
+        if path.is_file() and not (number.isdigit() and _writes(int(number))):
+            path.unlink(missing_ok=True)
+
+
+def _flush_directory(directory: Path) -> None:
+    """Make the rename last through a power cut; some file systems cannot, and say so."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _refusal(error: BaseException) -> OSError | None:
+    """Return what the system said; `torch.save` hides it behind an error of its own."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, OSError):
+        chain = chain.__cause__ or chain.__context__
+    return chain
+
+
+def _explained(target: Path, error: OSError) -> WriteError:
+    there = " What was there before is whole." if target.is_file() else ""
+    cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
+    return WriteError(f"Cannot write {target}: {error.strerror or error}. {cure}.{there}")
+
+
+def _writes(process: int) -> bool:
+    """Tell whether another process of this number is there; ours has left nothing unfinished."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and somebody else's
+        return True
+    return True

@@ -22,6 +22,7 @@ FAMILIES: dict[str, type] = {
     "model": Algorithm,
     "policy": Policy,
     "data.env": VectorEnv,
+    "data.eval_env": VectorEnv,
     "data.collector": Collector,
     "optimizer": Optimizer,
 }
@@ -38,6 +39,11 @@ def explain(message: str) -> str:
         r"accept option '([^']+)'", message
     ):
         return f"Unknown setting '{option}'{_owner(option)}{_matching_settings(option)}."
+    if name := _search(r"Importing '([^']+)' is not allowed", message):
+        return (
+            f"'{name}' for {key} is code of others, and the configuration comes from a checkpoint: "
+            "add --trust_code true if you know where it comes from."
+        )
     if name := _search(r"Expected a dot import path string: (\S+)", message):
         known = _class_names(key)
         allowed = f"known here: {', '.join(known)}; " if known else ""

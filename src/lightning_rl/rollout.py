@@ -194,24 +194,30 @@ def minibatches(
         mask: [N, T] bool, true where a transition counts; the others are left out.
     """
     flat = flat_transitions(rollout, keys)
-    counted = None if mask is None else mask.t().flatten().nonzero().flatten()
-    count = flat.batch_size[0] if counted is None else len(counted)
-    permutation = torch.randperm(count, generator=generator, device=flat.device)
-    if counted is not None:
-        permutation = counted[permutation]
+    permutation = shuffled(flat, generator, mask)
     # Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
     sample_bytes = flat.bytes() / flat.batch_size[0]
     together = max(1, int(GATHER_BYTES / (sample_bytes * batch_size))) * batch_size
     for index in permutation.split(together):
-        yield from _gather(flat, index).split(batch_size)
+        yield from gather(flat, index).split(batch_size)
 
 
-def _gather(data: TensorDict, index: Tensor) -> TensorDict:
+def shuffled(
+    flat: TensorDict, generator: torch.Generator | None, mask: Tensor | None = None
+) -> Tensor:
+    """Return, in random order, the indices of `flat_transitions` that count; see `minibatches`."""
+    counted = None if mask is None else mask.t().flatten().nonzero().flatten()
+    count = flat.batch_size[0] if counted is None else len(counted)
+    permutation = torch.randperm(count, generator=generator, device=flat.device)
+    return permutation if counted is None else counted[permutation]
+
+
+def gather(data: TensorDict, index: Tensor) -> TensorDict:
     """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
 
     def select(value: Any) -> Any:
         if isinstance(value, TensorDict):
-            return _gather(value, index)
+            return gather(value, index)
         return value.index_select(0, index)  # a third of the time of value[index]
 
     return TensorDict(

@@ -4,7 +4,7 @@ import re
 import time
 from pathlib import Path
 
-from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.errors import ConfigurationError, closest, require
 
 CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
@@ -12,7 +12,15 @@ ALIASES = ("last", "best")
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
-    """Return a path `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that does not exist yet."""
+    """Return a path `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that does not exist yet.
+
+    Raises:
+        ConfigurationError: for a name that would lead elsewhere.
+    """
+    require(
+        Path(exp_name).name == exp_name,
+        f"exp_name must be a plain name, got '{exp_name}'; set --output_dir to write elsewhere.",
+    )
     base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
     while path.exists():

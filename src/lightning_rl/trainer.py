@@ -3,25 +3,34 @@
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
+from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
+    BestCheckpoint,
     EnvStepBudget,
+    EnvStepCSV,
     EnvStepProgress,
     EnvStepTensorBoard,
     EvaluationReport,
     GracefulStop,
     LastCheckpoint,
     MetricsWriter,
-    best_checkpoint,
+    Peers,
+    PeriodicCheckpoint,
+    RunManifest,
+    VideoRecorder,
+    VideoSettings,
+    WarmStart,
 )
+from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
-from lightning_rl.runs import new_run_dir
+from lightning_rl.runs import find_checkpoint, new_run_dir
 
 NOISE = (
     "GPU available",
@@ -35,7 +44,10 @@ NOISE = (
     "Loaded model weights from the checkpoint",
     "`Trainer.fit` stopped",
     "Seed set to",
-    "`weights_only` was not set",
+    "distributed_backend=",
+    "All distributed processes registered",
+    "Initializing distributed",
+    "Your model can run with static graph optimizations",
 )
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
@@ -58,9 +70,19 @@ class RLTrainer(Trainer):
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
             `output_dir/exp_name_<timestamp>`. Nothing is written before training starts.
-        logger: where not given, TensorBoard in `run_dir/logs`; false for none.
+        video: film evaluations (see `VideoRecorder`), all of them where true; or which and how.
+        logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
+            is written beside it; false for none at all.
         callbacks: of the user, beside the package's own.
         enable_checkpointing: write `last.ckpt` and `best.ckpt`.
+        best_metric: of the evaluation, by which `best.ckpt` is chosen.
+        best_mode: whether the largest or the smallest is the best.
+        checkpoint_every_n_iterations: write `iteration_<number>.ckpt` too; null for none.
+        keep_checkpoints: how many of those files stay, the oldest are removed; null for all.
+        checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without what only a
+            resumed run needs; `last.ckpt` stays full.
+        init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
+            begins with; a resumed run goes on with its own.
         enable_progress_bar: show progress.
         kwargs: see Lightning's `Trainer`.
 
@@ -74,9 +96,16 @@ class RLTrainer(Trainer):
         exp_name: str = "run",
         output_dir: str = "outputs",
         run_dir: str | None = None,
-        logger: Logger | bool | None = None,
+        video: VideoSettings | bool = False,
+        logger: Logger | list[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         enable_checkpointing: bool = True,
+        best_metric: str = "eval/avg_reward",
+        best_mode: Literal["max", "min"] = "max",
+        checkpoint_every_n_iterations: int | None = None,
+        keep_checkpoints: int | None = 5,
+        checkpoint_weights_only: bool = False,
+        init_from: str | None = None,
         enable_progress_bar: bool = True,
         max_epochs: int = -1,
         num_sanity_val_steps: int = 0,
@@ -90,23 +119,20 @@ class RLTrainer(Trainer):
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        metrics = MetricsWriter()
-        package: list[Callback] = [EnvStepBudget(), metrics, EvaluationReport(self.run_dir)]
-        if enable_progress_bar:
-            package.append(EnvStepProgress(metrics))
+        package = self._callbacks(video, enable_progress_bar)
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
-            package += [
-                best_checkpoint(self.run_dir),
-                LastCheckpoint(self.run_dir),
-                GracefulStop(self.run_dir),
-            ]
+            small = checkpoint_weights_only
+            package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
+            if (every := checkpoint_every_n_iterations) is not None:
+                package.append(PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small))
+            package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+        if init_from is not None:
+            package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
         plugins = kwargs.pop("plugins", None) or []
         super().__init__(
-            logger=EnvStepTensorBoard(self.run_dir / "logs", name="", version="")
-            if logger is None
-            else logger,
-            callbacks=[*own, *package],
+            logger=_loggers(self.run_dir / "logs", logger),
+            callbacks=[*own, *package, RunManifest(self.run_dir)],
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -117,6 +143,30 @@ class RLTrainer(Trainer):
             plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
             **kwargs,
         )
+        check_strategy(self)
+
+    def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
+        """Return the package's callbacks but those of checkpoints."""
+        metrics = MetricsWriter()
+        callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        callbacks.append(EvaluationReport(self.run_dir))
+        if video:
+            settings = video if isinstance(video, VideoSettings) else VideoSettings()
+            callbacks.append(VideoRecorder(self.run_dir, settings))
+        if progress:
+            callbacks.append(EnvStepProgress(metrics))
+        return callbacks
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
+        options = WEIGHTS_ONLY if weights_only else storage_options
+        super().save_checkpoint(filepath, weights_only=False, storage_options=options)
 
     def validate(
         self,
@@ -146,6 +196,16 @@ class RLTrainer(Trainer):
         return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
 
+def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
+    """Return the loggers of a run: TensorBoard unless others are chosen, and always the table."""
+    if chosen is False:
+        return []
+    if chosen is None or chosen is True:
+        chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
+    own = chosen if isinstance(chosen, list) else [chosen]
+    return [*own, EnvStepCSV(directory / "metrics.csv")]
+
+
 def quieten_framework() -> None:
     """Silence the framework's device lines, tips and advertisements.
 
@@ -161,6 +221,7 @@ def quieten_framework() -> None:
         ".*your dataloader is not resumable.*",
         ".*Your `IterableDataset` has `__len__` defined.*",
         ".*The dirpath has changed from.*",
+        ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
         ".*isinstance.treespec, LeafSpec.*",
     ):
         warnings.filterwarnings("ignore", message)

@@ -15,7 +15,7 @@ import yaml
 
 from lightning_rl.cli import run
 from lightning_rl.config_files import shipped_configs
-from tests.helpers import assert_same_run, last, load, scalars
+from tests.helpers import assert_same_run, last, load, scalars, train
 
 SMALL = [
     *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
@@ -77,6 +77,7 @@ def test_validate_needs_nothing_but_the_checkpoint(capsys):
     expected = {
         *("episodes", "avg_reward", "std_reward", "ci95", "avg_length", "success_rate"),
         *("terminations", "truncations", "returns", "lengths", "seeds", "env_steps"),
+        *("success_ci95", "metrics", "deterministic"),
     }
     assert set(evaluation) == expected
     assert evaluation["episodes"] == len(evaluation["returns"]) == 2
@@ -96,6 +97,22 @@ def test_test_plays_other_seeds_than_validate():
     run_dir = fit(steps=64)
     run(["test", "--ckpt_path", "last"])
     assert json.loads((run_dir / "test.json").read_text())["seeds"] == [10_003, 10_004]
+
+
+def test_test_on_another_env_and_other_seeds_and_with_drawn_actions(capsys):
+    run_dir = fit(steps=64)
+    limited = ["--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", "CartPole-v1"]
+    limit = ["--data.eval_env.env_kwargs", "{max_episode_steps: 7}"]
+    run(["test", "--ckpt_path", "last", *limited, *limit, "--data.eval_seed", "40"])
+    found = json.loads((run_dir / "test.json").read_text())
+    assert (found["seeds"], found["lengths"], found["truncations"]) == ([42, 43], [7, 7], 2)
+    assert found["deterministic"]
+    run(["validate", "--ckpt_path", "last", "--data.eval_deterministic", "false"])
+    assert "stochastic" in capsys.readouterr().out
+    assert not json.loads((run_dir / "evaluation.json").read_text())["deterministic"]
+    other = [limited[0], limited[1], limited[2], "Acrobot-v1"]
+    error = error_of(capsys, "validate", "--ckpt_path", "last", *other, status=1)
+    assert "same spaces" in error
 
 
 def test_a_flag_beats_the_checkpoint(capsys):
@@ -285,7 +302,10 @@ def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
     Path("garbage.ckpt").write_bytes(b"not a checkpoint")
     assert "cannot be read" in error_of(capsys, "validate", "--ckpt_path", "garbage.ckpt", status=1)
     torch.save({"state_dict": {}}, "other.ckpt")
-    assert "no configuration" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
+    assert "not written by" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
+    train("plain")  # from Python there is no configuration
+    error = error_of(capsys, "validate", "--ckpt_path", str(last("plain")), status=1)
+    assert "holds no configuration of rl-cli" in error
 
 
 def test_the_checkpoint_of_another_policy_is_refused(capsys):
@@ -372,7 +392,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
     part = awr(
         "fit", "--config", "awr.yaml", *SMALL, "--data.total_env_steps", "192", "--exp_name", "part"
     )
-    awr("fit", "--ckpt_path", str(part), "--data.total_env_steps", "384")
+    awr("fit", "--ckpt_path", str(part), "--data.total_env_steps", "384", "--trust_code", "true")
     assert_same_run(whole, part)
     assert "train/actor" in scalars(part)
 
@@ -398,7 +418,7 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request():
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 7, outcome.stdout  # start, two evaluations, and four of summary
+    assert len(lines) == 8, outcome.stdout  # start, two evaluations, and five of summary
     printed = rl_cli("fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config")
     assert yaml.safe_load(printed.stdout)["model"]["init_args"]["clip_coef"] == 0.3
 

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
 
-from lightning_rl import PPO
+from lightning_rl import GRPO, PPO
 from lightning_rl.algorithms import gradients, graphs
 from lightning_rl.algorithms.gradients import Gradients
 from tests.helpers import make_data, make_ppo, train
@@ -129,6 +129,32 @@ def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer):
     torch.testing.assert_close(
         list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-4, atol=1e-5
     )
+
+
+def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update():
+    module, _, differ, minibatch = update_repeatedly(compile=True, steps=1)
+    differ.settle()
+    differ(minibatch[:40].clone(), torch.Tensor.backward)
+    assert not differ.stepped
+    eager = Gradients(module, module.max_grad_norm, compile=False)
+    grads = [parameter.grad.clone() for parameter in module.policy.parameters()]
+    eager(minibatch[:40].clone(), torch.Tensor.backward)
+    assert all(
+        torch.equal(g, p.grad) for g, p in zip(grads, module.policy.parameters(), strict=True)
+    )
+    differ(minibatch.clone(), torch.Tensor.backward)
+    assert differ.stepped
+
+
+def test_a_compiled_run_without_a_critic_follows_the_eager_one(tmp_path):
+    model = {"algorithm": GRPO, "group_size": 4, "n_epochs": 1, "kl_coef": 0.1}
+    data = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 2}
+    runs = [
+        train(tmp_path / str(c), data=data, model=model | {"compile": c})[0] for c in (False, True)
+    ]
+    assert runs[0].optimizer_steps == runs[1].optimizer_steps > 4
+    for eager, compiled in zip(*(run.policy.state_dict().values() for run in runs), strict=True):
+        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
 
 
 def test_a_tensor_that_the_loss_holds_is_read_at_each_call():

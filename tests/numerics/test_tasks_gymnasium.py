@@ -125,7 +125,7 @@ def test_without_a_seed_envs_begin_at_random():
 def test_a_process_that_imports_nothing_of_ours_finds_the_ids():
     code = (
         "import gymnasium\n"
-        "env = gymnasium.make_vec('lightning_rl.envs:lightning_rl/PushCube-v0', num_envs=3)\n"
+        "env = gymnasium.make_vec('lightning_rl:lightning_rl/PushCube-v0', num_envs=3)\n"
         "print(env.reset(seed=0)[0].shape)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

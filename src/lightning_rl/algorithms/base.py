@@ -9,43 +9,48 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import check_batch_size, check_trainer, check_weights
+from lightning_rl import ranks
+from lightning_rl.algorithms.checks import (
+    check_batch_size,
+    check_checkpoint,
+    check_rollout,
+    check_trainer,
+)
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
+from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
 from lightning_rl.algorithms.passes import write_values
+from lightning_rl.algorithms.reduction import parts_of_pass
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.staleness import Correction, StaleData
+from lightning_rl.algorithms.state import (
+    RankState,
+    load_counters,
+    load_rank_state,
+    training_state,
+)
 from lightning_rl.algorithms.update import (
     NonFiniteGuard,
     UpdateStatistics,
     count_iteration,
     named_sources,
-    no_closure,
 )
+from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.errors import check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import minibatches
+from lightning_rl.rollout import flat_transitions, gather, minibatches, shuffled
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
 
 In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
 """
-
-MINIBATCH_HOOKS = (
-    "backward",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
-"""What Lightning calls for each minibatch."""
 
 
 class Algorithm(EvaluatedModule):
@@ -64,8 +69,8 @@ class Algorithm(EvaluatedModule):
             it is below half of it.
         desired_kl: of the adaptive schedule.
         n_epochs: passes over a rollout.
-        batch_size: transitions per minibatch; the last one of a pass is smaller where it does not
-            divide N*T.
+        batch_size: transitions per minibatch, of each process; the last one of a pass is smaller
+            where it does not divide N*T.
         gamma: discount per env step.
         max_grad_norm: bound on the norm of the whole gradient; null for none.
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
@@ -135,11 +140,11 @@ class Algorithm(EvaluatedModule):
         self.guard = NonFiniteGuard(max_nonfinite_steps)
         self.metrics: dict[str, float] = {}
         self.generator = torch.Generator()
-        self._restored_rng: dict[str, Tensor] | None = None
-        self._hooks_in_use = True
+        self._restored: list[RankState] | None = None
         self.compile_loss = compile
         self.phase: PhaseTimer = no_phases
-        self._gradients: Gradients  # made by on_fit_start
+        self._hooks: MinibatchHooks  # made by on_fit_start, as is the next
+        self._gradients: Gradients
 
     # --- what training_step is made of ---
 
@@ -162,7 +167,17 @@ class Algorithm(EvaluatedModule):
         Where `mask` [N, T] is false, a transition is left out.
         """
         fields = [*keys, *self.policy.extra_fields]
-        yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
+        if ranks.world_size() == 1:
+            yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
+            return
+        flat = flat_transitions(rollout, fields)
+        order = shuffled(flat, self.generator, mask)
+        parts = (
+            order.split(self.batch_size) if mask is None else parts_of_pass(order, self.batch_size)
+        )
+        self.prepare_pass(flat, parts)
+        for index in parts:
+            yield gather(flat, index)
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -182,32 +197,25 @@ class Algorithm(EvaluatedModule):
         """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
         return minibatch
 
+    def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
+        """With several processes, do what needs the whole of each minibatch, for a pass at once.
+
+        Each rank has a part of a minibatch, of which `prepare` then sees no more.
+
+        Args:
+            flat: [T*N], the transitions of this rank; fields may be set anew.
+            parts: of each minibatch the indices into `flat`.
+        """
+
     def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
-        names, scalars = self._gradients(minibatch, self._backward)
+        names, scalars = self._gradients(minibatch, self._hooks.backward)
         if self.guard.passes(names, scalars):
             if not self._gradients.stepped:
                 with self.phase("optimizer"):
-                    self._step(self.trainer.optimizers[0])
+                    self._hooks.step(self.trainer.optimizers[0])
             self.optimizer_steps += 1
             self.statistics.add(names, scalars)
-
-    def _backward(self, loss: Tensor) -> None:
-        """Do what `manual_backward` does, which asks every callback twice, mostly in vain."""
-        if self._hooks_in_use:
-            self.manual_backward(loss)
-            return
-        strategy = self.trainer.strategy
-        strategy.pre_backward(loss)  # DDP prepares its reducer here; without it ranks diverge
-        loss.backward()
-        strategy.post_backward(loss)
-
-    def _step(self, optimizer: Optimizer) -> None:
-        """Step, but not a LightningOptimizer: it would count each minibatch as a global step."""
-        if self._hooks_in_use:
-            self.trainer.strategy.optimizer_step(optimizer, closure=no_closure)
-        else:
-            optimizer.step()
 
     def correct_staleness(self, rollout: TensorDict) -> None:
         """Write what `stale` needs to know of the policy that this update begins at."""
@@ -234,11 +242,12 @@ class Algorithm(EvaluatedModule):
         """
         if self.guard.exhausted:
             raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
+        self._gradients.settle()
         self.policy.update_normalization(rollout)
         self.policy.version += 1
         self.data.publish()
         steps = rollout.batch_size[0] * (rollout.batch_size[1] - 1)
-        self.env_steps += steps * self.trainer.world_size
+        self.env_steps += int(ranks.sum_over_ranks(torch.tensor(steps)))
         means = self.statistics.means()
         self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
         self.metrics |= {
@@ -274,35 +283,34 @@ class Algorithm(EvaluatedModule):
         self.phase = phases_of(cast(Any, self.trainer).profiler)
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        self.schedule.horizon = self.data.total_iterations * self.data.env_steps_per_iteration
-        self._hooks_in_use = any(
-            is_overridden(hook, listener)
-            for hook in MINIBATCH_HOOKS
-            for listener in (self, *cast(Any, self.trainer).callbacks)
+        self.schedule.horizon = (
+            self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
         )
-        if self.compile_loss and self._hooks_in_use:
+        self._hooks = MinibatchHooks(self)
+        if self.compile_loss and self._hooks.in_use:
             rank_zero_warn(
                 "compile: true has no effect: a callback or the module overrides one of "
                 f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call."
             )
-        compiled = self.compile_loss and not self._hooks_in_use
+        compiled = self.compile_loss and not self._hooks.in_use
         self._gradients = Gradients(
             self, self.max_grad_norm, compile=compiled, optimizer=self.trainer.optimizers[0]
         )
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""
-        if self._restored_rng is not None:
-            self.generator.set_state(self._restored_rng["shuffle"].cpu())
-            torch.set_rng_state(self._restored_rng["torch"].cpu())
-            self._restored_rng = None
+        if self._restored is not None:
+            load_rank_state(self, self._restored)
+            self._restored = None
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Refuse a rollout that is too old, set the learning rate, and put the policy in eval mode.
 
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
+            FloatingPointError: where the env returned what is not a number.
         """
+        check_rollout(batch)
         staleness = self.staleness(batch)
         allowed = self.data.max_staleness
         if staleness > allowed:
@@ -321,27 +329,17 @@ class Algorithm(EvaluatedModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add counters and random streams."""
-        checkpoint["lightning_rl"] = {
-            "env_steps": self.env_steps,
-            "optimizer_steps": self.optimizer_steps,
-            "guard": self.guard.state_dict(),
-            "rng": {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()},
-        }
+        checkpoint[STATE_KEY] = header() | training_state(self)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up counters; random streams wait until training starts.
 
         Raises:
-            ConfigurationError: where the checkpoint is not one of ours, or is one of another
-                policy.
+            ConfigurationError: where the checkpoint is not one of ours, is one of another policy,
+                or holds too little to train on from.
         """
-        if "lightning_rl" not in checkpoint:
-            raise ConfigurationError(
-                "The checkpoint was not written by lightning_rl: it has no key 'lightning_rl'."
-            )
-        check_weights(self.state_dict(), checkpoint["state_dict"])
-        saved = checkpoint["lightning_rl"]
+        saved = check_checkpoint(self, checkpoint)
         self.env_steps = saved["env_steps"]
-        self.optimizer_steps = saved["optimizer_steps"]
-        self.guard.load_state_dict(saved["guard"])
-        self._restored_rng = saved["rng"]
+        if saved["kind"] == WEIGHTS:
+            return
+        self._restored = load_counters(self, saved)

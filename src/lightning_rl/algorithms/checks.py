@@ -1,25 +1,44 @@
 """Refuse what an algorithm cannot do, before a run begins."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.evaluated import TrainingData
+from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
 from lightning_rl.errors import ConfigurationError, require
 
 
 def check_trainer(trainer: Trainer) -> None:
     """Refuse trainer settings under which the update would be wrong."""
-    if trainer.world_size > 1:
-        raise ConfigurationError(
-            f"Training on {trainer.world_size} processes is not supported: normaliser statistics "
-            "and early stops would not agree between them. Use --trainer.devices 1."
-        )
+    check_strategy(trainer)
     if trainer.precision != "32-true":
         raise ConfigurationError(
             f"trainer.precision {trainer.precision} is not supported: rollouts are collected in "
-            "float32, and the update's log-probs must match. Use 32-true."
+            "float32, and the update's log-probs must match; in less, that is untested. Use "
+            "32-true."
+        )
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that do not give each process a whole policy and envs of its own."""
+    strategy = trainer.strategy
+    started = getattr(strategy, "_start_method", "popen")
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
+        name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
+        raise ConfigurationError(
+            f"trainer.strategy {name} is not supported: "
+            + (
+                "every process needs the whole policy, to act with."
+                if started == "popen"
+                else "its processes would share the worker processes of an env, and what they "
+                "counted would not come back."
+            )
+            + " Use --trainer.strategy ddp, or one device."
         )
 
 
@@ -32,6 +51,54 @@ def check_batch_size(batch_size: int, data: TrainingData) -> None:
         f"data.buffer_size = {per_iteration} transitions. Lower batch_size, or raise num_envs or "
         "buffer_size.",
     )
+
+
+def check_rollout(rollout: TensorDict) -> None:
+    """Refuse what an env returned where it is not finite, before it spoils any statistics.
+
+    Costs one sum per field and rollout [N, T+1], nothing per step.
+
+    Raises:
+        FloatingPointError: naming the field, and the first env and step.
+    """
+    for name, field in _returned(rollout):
+        if not field.sum().isfinite() and not (finite := field.isfinite()).all():
+            row, step, *entry = (~finite).nonzero()[0].tolist()
+            value = field[(row, step, *entry)].item()
+            where = f", entry {entry}" if entry else ""
+            raise FloatingPointError(
+                f"The env returned a {name} that is not finite: {value} in env {row}, at step "
+                f"{step} of the rollout{where}. Training cannot go on from it; mend the env, or "
+                "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+            )
+
+
+def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the env wrote into a rollout, as far as it may be no number."""
+    fields = rollout.select("observation", "final_observation", "reward", strict=False)
+    for name, field in fields.flatten_keys(".").items():
+        if field.is_floating_point():
+            yield name, field
+
+
+def check_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what a module cannot take up; return what a checkpoint says beside the weights.
+
+    Raises:
+        ConfigurationError: where the checkpoint is not one of ours, is one of another policy, or is
+            to be trained on from and holds weights only.
+    """
+    check_schema(checkpoint)
+    saved: dict[str, Any] = checkpoint[STATE_KEY]
+    trainer = module._trainer
+    require(
+        saved["kind"] != WEIGHTS or trainer is None or trainer.state.fn != "fit",
+        "The checkpoint holds weights only: a run cannot go on from it exactly, for want of the "
+        "optimizer's, the env's and the random streams' states. Resume from last.ckpt, or begin a "
+        "new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
+    )
+    check_weights(module.state_dict(), checkpoint["state_dict"])
+    return saved
 
 
 def check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:

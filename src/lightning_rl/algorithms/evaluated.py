@@ -4,8 +4,9 @@ from typing import Any, Protocol, cast
 
 from lightning.pytorch import LightningModule
 
+from lightning_rl import ranks
 from lightning_rl.envs import VectorEnv
-from lightning_rl.evaluation import Episode, run_episodes, summarize
+from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.policies import Policy
 
 
@@ -30,6 +31,9 @@ class TrainingData(Protocol):
     @property
     def eval_env(self) -> VectorEnv: ...
 
+    @property
+    def eval_deterministic(self) -> bool: ...
+
     def seed_for(self, purpose: str) -> int: ...
 
     def publish(self) -> None: ...
@@ -41,7 +45,9 @@ class EvaluatedModule(LightningModule):
     Attributes:
         policy: what acts.
         env_steps: env steps trained on so far, over all ranks.
-        evaluation: the summary of the last evaluation (see `summarize`), with `env_steps`.
+        evaluation: the summary of the last evaluation (see `summarize`), with `env_steps` and
+            `deterministic`.
+        watch: looks on at the episodes; a callback's, for as long as it wants to.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -49,6 +55,7 @@ class EvaluatedModule(LightningModule):
         self.policy = policy
         self.env_steps = 0
         self.evaluation: dict[str, Any] = {}
+        self.watch: Watcher | None = None
         self._episodes: list[Episode] = []
 
     @property
@@ -56,21 +63,29 @@ class EvaluatedModule(LightningModule):
         """The data module of the trainer."""
         return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
 
+    def play(self, seeds: list[int], watch: Watcher | None = None) -> list[Episode]:
+        """Play one episode per seed in the evaluation's env; alike however often it is asked."""
+        data = self.data
+        return run_episodes(
+            self.policy, data.eval_env, seeds, deterministic=data.eval_deterministic, watch=watch
+        )
+
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
-        """Play the episodes of a batch of seeds."""
-        self._episodes += run_episodes(self.policy, self.data.eval_env, seeds)
+        """Play the episodes of a batch of seeds; a rank may have an empty one."""
+        if seeds:
+            self._episodes += self.play(seeds, self.watch)
 
     def on_validation_epoch_end(self) -> None:
-        """Summarise the episodes, for the monitors and the log."""
-        self.evaluation = summarize(self._episodes) | {"env_steps": self.env_steps}
-        self._episodes = []
-        results = {
-            "eval/avg_reward": self.evaluation["avg_reward"],
-            "eval/avg_length": self.evaluation["avg_length"],
-            "eval/success_rate": self.evaluation["success_rate"],
+        """Summarise the episodes of all ranks, for the monitors and the log."""
+        gathered = ranks.gather_over_ranks(self._episodes)
+        episodes = [episode for one in gathered for episode in one]  # by seed, as by rank
+        self.evaluation = summarize(episodes) | {
+            "deterministic": self.data.eval_deterministic,
+            "env_steps": self.env_steps,
         }
+        self._episodes = []
         # For monitors; the loggers get it from MetricsWriter, over env steps.
-        self.log_dict({k: v for k, v in results.items() if v is not None}, logger=False)
+        self.log_dict(logged_values(self.evaluation), logger=False)
 
     def test_step(self, seeds: list[int], batch_idx: int) -> None:
         """Play the episodes of a batch of seeds."""

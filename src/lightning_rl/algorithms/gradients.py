@@ -12,8 +12,10 @@ from torch.func import functional_call
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
+from lightning_rl import ranks
 from lightning_rl.algorithms.adam import TracedAdam
 from lightning_rl.algorithms.graphs import Graph, compile_graph
+from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.phases import PhaseTimer
 
 
@@ -47,7 +49,8 @@ The activations of a larger chunk leave the cache, and their memory is asked for
 class Gradients:
     """Differentiate a loss that is an average over samples, and clip the gradient.
 
-    A large minibatch on a CPU goes through in chunks whose gradients add up to the same.
+    A large minibatch on a CPU goes through in chunks whose gradients add up to the same. With
+    several processes a minibatch is that of all ranks together; each has a part.
 
     Args:
         objective: the loss, and the policy whose parameters get the gradient.
@@ -67,9 +70,11 @@ class Gradients:
         compile: bool,
         optimizer: Optimizer | None = None,
     ) -> None:
-        limit = math.inf if max_norm is None else max_norm
-        self._eager = EagerGradients(objective, limit)
-        self._compiled = CompiledGradients(objective, limit, optimizer) if compile else None
+        self._limit = math.inf if max_norm is None else max_norm
+        self._objective = objective
+        self._eager = EagerGradients(objective, self._limit)
+        self._compiled = CompiledGradients(objective, self._limit, optimizer) if compile else None
+        self._reduce = GradientReduction(self._eager.parameters)
         self.stepped = False
 
     def __call__(
@@ -83,23 +88,64 @@ class Gradients:
             minibatch: [B].
             backward: what stands for `Tensor.backward`.
         """
-        if self._compiled is not None:
-            try:
-                scalars = self._compiled(minibatch)
+        if ranks.world_size() > 1:
+            return self._over_ranks(minibatch, backward)
+        if self._compiled is not None and self._compiled.serves(minibatch):
+            scalars = self._tried(lambda compiled: compiled(minibatch))
+            if scalars is not None and self._compiled is not None:
                 self.stepped = self._compiled.stepped
                 return self._compiled.names, scalars
-            except Exception as error:
-                if self._compiled.succeeded:
-                    raise
-                rank_zero_warn(
-                    "compile: true has no effect, the update runs uncompiled: "
-                    f"{str(error).strip().splitlines()[0]} ({type(error).__name__}). On a CPU it "
-                    "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
-                    "in which no Python decision depends on the values of tensors.",
-                )
-                self._compiled, self.stepped = None, False
+        self.stepped = False
         scalars = self._eager(minibatch, backward)
         return self._eager.names, scalars
+
+    def _over_ranks(
+        self, minibatch: TensorDict, backward: Callable[[Tensor], None]
+    ) -> tuple[list[str], Tensor]:
+        """Reduce before clipping; what is compiled ends with the gradients of this rank."""
+        minibatch = self._objective.prepare(minibatch)
+
+        def local() -> tuple[list[str], Tensor]:
+            row = None
+            if self._compiled is not None and self._compiled.serves(minibatch):
+                row = self._tried(lambda compiled: compiled.add_up(minibatch))
+            if row is not None and self._compiled is not None:
+                return self._compiled.names[:-1], row
+            row = self._eager.add_up(minibatch, backward)
+            return self._eager.names[:-1], row
+
+        names, row = self._reduce(len(minibatch), local, self._objective.phase)
+        return [*names, "grad_norm"], _clipped(row, self._eager.parameters, self._limit)
+
+    def _tried(self, call: Callable[["CompiledGradients"], Tensor]) -> Tensor | None:
+        """Return what the compiled update gives, or None where it is not wanted, or not to be had.
+
+        Then a warning says why, and it is not tried again.
+        """
+        if self._compiled is None:
+            return None
+        try:
+            return call(self._compiled)
+        except Exception as error:
+            if self._compiled.succeeded:
+                raise
+            rank_zero_warn(
+                "compile: true has no effect, the update runs uncompiled: "
+                f"{str(error).strip().splitlines()[0]} ({type(error).__name__}). On a CPU it "
+                "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
+                "in which no Python decision depends on the values of tensors.",
+            )
+            self._compiled = None
+            return None
+
+    def settle(self) -> None:
+        """Compile for no other sizes of minibatches than have come so far.
+
+        Called after the first update: where samples are left out, the last minibatch of a pass has
+        another size each time, and each graph takes seconds.
+        """
+        if self._compiled is not None:
+            self._compiled.settled = True
 
 
 class EagerGradients:
@@ -120,10 +166,15 @@ class EagerGradients:
 
     def __call__(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
         """Set the gradients; return the scalars [len(names)]."""
+        row = self.add_up(self.objective.prepare(minibatch), backward)
+        return _clipped(row, self.parameters, self.max_norm)
+
+    def add_up(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
+        """Set the gradients of a prepared minibatch, not clipped; return the scalars but theirs."""
         for parameter in self.parameters:
             parameter.grad = None
         rows = []
-        for chunk, weight in chunks(self.objective.prepare(minibatch)):
+        for chunk, weight in chunks(minibatch):
             with self.objective.phase("loss"):
                 loss, scalars = self.objective.loss(chunk)
             with self.objective.phase("backward"):
@@ -131,8 +182,7 @@ class EagerGradients:
             self.names = ["loss", *scalars, "grad_norm"]
             row = torch.stack([loss, *scalars.values()]).detach()
             rows.append(row if weight == 1 else row * weight)
-        row = rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
-        return torch.cat([row, clip_grad_norm_(self.parameters, self.max_norm)[None]])
+        return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
 
 
 class CompiledGradients:
@@ -149,6 +199,7 @@ class CompiledGradients:
         names: see `EagerGradients`.
         stepped: whether the last call has stepped too, if all was finite.
         succeeded: whether a call has returned, so that a later failure is not one of compiling.
+        settled: see `Gradients.settle`.
 
     Raises:
         Exception: from the first call, of whatever kind, where tracing or compiling fails.
@@ -163,6 +214,8 @@ class CompiledGradients:
         self.parameters = _trained(objective.policy)
         self.stepped = False
         self.succeeded = False
+        self.settled = False
+        self._sizes: set[int] = set()
         self._module = _LossModule(objective)
         self._trained = [n for n, p in self._module.named_parameters() if p.requires_grad]
         self._compiled: dict[tuple[Any, ...], Graph] = {}
@@ -170,23 +223,31 @@ class CompiledGradients:
         if optimizer is not None and TracedAdam.fits(optimizer, self.parameters):
             self._adam = TracedAdam(optimizer, self.parameters)
 
+    def serves(self, minibatch: TensorDict) -> bool:
+        """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        if not self.settled:
+            self._sizes.add(len(minibatch))
+        return len(minibatch) in self._sizes
+
     @torch.no_grad()
     def __call__(self, minibatch: TensorDict) -> Tensor:
         """Set the gradients, or step; return the scalars [len(names)]."""
         with self.objective.phase("minibatch, compiled"):
             if _is_large(minibatch):
                 self.stepped = False
-                return self._in_chunks(minibatch)
+                row = self.add_up(self.objective.prepare(minibatch.copy()))
+                return _clipped(row, self.parameters, self.max_norm)
             self.stepped = self._adam is not None
             row, *gradients = self._run(minibatch, self._adam, whole=True)
             if not self.stepped:
                 self._set(gradients)
             return row
 
-    def _in_chunks(self, minibatch: TensorDict) -> Tensor:
+    @torch.no_grad()
+    def add_up(self, minibatch: TensorDict) -> Tensor:
+        """See `EagerGradients.add_up`."""
         parts = [
-            (self._run(chunk, None, whole=False), weight)
-            for chunk, weight in chunks(self.objective.prepare(minibatch.copy()))
+            (self._run(chunk, None, whole=False), weight) for chunk, weight in chunks(minibatch)
         ]
         row = torch.stack([row * weight for (row, *_), weight in parts]).sum(0)
         (_, *first), weight = parts[0]
@@ -194,7 +255,7 @@ class CompiledGradients:
         for (_, *gradients), weight in parts[1:]:
             torch._foreach_add_(total, gradients, alpha=weight)
         self._set(total)
-        return torch.cat([row, clip_grad_norm_(self.parameters, self.max_norm)[None]])
+        return row
 
     def _set(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -268,6 +329,11 @@ def chunks(minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
     if not _is_large(minibatch):
         return [(minibatch, 1.0)]
     return [(chunk, len(chunk) / len(minibatch)) for chunk in minibatch.split(CPU_CHUNK)]
+
+
+def _clipped(row: Tensor, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
+    """Clip the gradient, and put its norm behind the other scalars."""
+    return torch.cat([row, clip_grad_norm_(parameters, max_norm)[None]])
 
 
 def _is_large(minibatch: TensorDict) -> bool:

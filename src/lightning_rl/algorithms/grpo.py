@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl import ranks
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.collectors import EpisodePlan
@@ -131,7 +132,7 @@ class GRPO(Algorithm):
                 log_prob = log_prob_of(self.reference, rollout)
                 add_transition_field(rollout, "reference_log_prob", log_prob)
         self.correct_staleness(rollout)
-        for _ in range(self.n_epochs if mask.any() else 0):
+        for _ in range(self.n_epochs if ranks.agree(bool(mask.any())) else 0):
             first = len(self.statistics)
             for minibatch in self.minibatches(rollout, self.fields, mask):
                 self.optimizer_update(minibatch)
@@ -183,11 +184,12 @@ class GRPO(Algorithm):
         return undecided.repeat_interleave(self.group_size)
 
     def _weight(self, mask: Tensor) -> Tensor:
-        """Return the weights [N, T] of the steps that count, of mean 1 over them."""
+        """Return the weights [N, T] of the steps that count, of mean 1 over those of all ranks."""
         if self.aggregation == "token":
             return torch.ones_like(mask, dtype=torch.float32)
         length: Tensor = mask.sum(1, keepdim=True).clamp(min=1)
-        mean_length: Tensor = mask.sum() / mask.any(1).sum().clamp(min=1)
+        steps, rows = ranks.sum_over_ranks(torch.stack([mask.sum(), mask.any(1).sum()]))
+        mean_length: Tensor = steps / rows.clamp(min=1)
         weight: Tensor = mask * (mean_length / length)
         return weight
 

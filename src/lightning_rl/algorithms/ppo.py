@@ -1,12 +1,15 @@
 """Improve a policy by proximal policy optimization."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl import ranks
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.reduction import normalize_over_ranks
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
     clipped_value_loss,
@@ -105,13 +108,26 @@ class PPO(Algorithm):
         advantage, target = estimate(*data, gamma=self.gamma, gae_lambda=self.gae_lambda)
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
-            advantage = normalize_advantage(advantage)
+            if ranks.world_size() > 1:
+                (flat,) = normalize_over_ranks([advantage.flatten()])
+                advantage = flat.view_as(advantage)
+            else:
+                advantage = normalize_advantage(advantage)
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 
+    def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
+        """Normalise the advantages of the minibatches that all ranks have parts [B] of."""
+        if self.normalize_advantage == "minibatch":
+            advantage = flat["advantage"].clone()
+            normalized = normalize_over_ranks([advantage[index] for index in parts])
+            for index, values in zip(parts, normalized, strict=True):
+                advantage[index] = values
+            flat["advantage"] = advantage
+
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""
-        if self.normalize_advantage == "minibatch":
+        if self.normalize_advantage == "minibatch" and ranks.world_size() == 1:
             return minibatch.set("advantage", normalize_advantage(minibatch["advantage"]))
         return minibatch
 

@@ -8,9 +8,14 @@ from lightning.pytorch import LightningModule
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl import ranks
+
 
 class UpdateStatistics:
-    """Averages over the minibatches of an iteration, summed on the device and read once."""
+    """Averages over the minibatches of an iteration, summed on the device and read once.
+
+    What minibatches report is that of all ranks already; other scalars are averaged over ranks.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -39,8 +44,9 @@ class UpdateStatistics:
         if self._rows:
             result = dict(zip(self._names, torch.stack(self._rows).mean(0).tolist(), strict=True))
         if self._single:
-            values = torch.stack([value.float() for value in self._single.values()]).tolist()
-            result |= dict(zip(self._single, values, strict=True))
+            values = torch.stack([value.float() for value in self._single.values()])
+            values = ranks.sum_over_ranks(values) / ranks.world_size()
+            result |= dict(zip(self._single, values.tolist(), strict=True))
         self._rows, self._single = [], {}
         return result
 
@@ -82,7 +88,8 @@ class NonFiniteGuard:
 
     def message(self, sources: dict[str, Tensor]) -> str:
         """Say what was not finite, in the loss and in the named tensors that it was made of."""
-        blamed = _not_finite(sources)
+        everywhere = ranks.gather_over_ranks(_not_finite(sources))
+        blamed = dict.fromkeys(name for names in everywhere for name in names)
         origin = (
             f"Not finite among what they are made of: {', '.join(blamed)}."
             if blamed
@@ -124,10 +131,6 @@ def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
     return [name for name, value in tensors.items() if not value.isfinite().all()]
-
-
-def no_closure() -> None:
-    """Stand for the closure that Lightning wants: the gradients are there already."""
 
 
 def count_iteration(module: LightningModule) -> None:

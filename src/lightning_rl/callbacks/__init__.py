@@ -1,20 +1,37 @@
-"""Callbacks: budget, checkpoints, signals, metrics, progress and reports."""
+"""Callbacks: budget, checkpoints, signals, metrics, videos, progress and reports."""
 
 from lightning_rl.callbacks.budget import EnvStepBudget
-from lightning_rl.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lightning_rl.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    PeriodicCheckpoint,
+    WarmStart,
+)
 from lightning_rl.callbacks.graceful_stop import GracefulStop
-from lightning_rl.callbacks.metrics import EnvStepTensorBoard, MetricsWriter
+from lightning_rl.callbacks.loggers import EnvStepCSV, EnvStepTensorBoard
+from lightning_rl.callbacks.manifest import RunManifest
+from lightning_rl.callbacks.metrics import MetricsWriter
+from lightning_rl.callbacks.peers import Peers
 from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.callbacks.report import EvaluationReport
+from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
 
 __all__ = [
     "AtomicCheckpointIO",
+    "BestCheckpoint",
     "EnvStepBudget",
+    "EnvStepCSV",
     "EnvStepProgress",
     "EnvStepTensorBoard",
     "EvaluationReport",
     "GracefulStop",
     "LastCheckpoint",
     "MetricsWriter",
-    "best_checkpoint",
+    "Peers",
+    "PeriodicCheckpoint",
+    "RunManifest",
+    "VideoRecorder",
+    "VideoSettings",
+    "WarmStart",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_rl import ranks
 from lightning_rl.callbacks.parts import data_of
 from lightning_rl.collectors import Collector
 from lightning_rl.runs import CHECKPOINTS
@@ -18,8 +19,8 @@ class GracefulStop(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
 
     A rollout that a background collector has not finished is not waited for, unless there are
-    several processes, which have to stop at the same iteration. A second Ctrl-C ends it at once,
-    without saving. The signal is left in `trainer.stop_signal`.
+    several processes, which have to stop at the same iteration, whichever of them gets the signal.
+    A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
 
     Args:
         directory: of the run.
@@ -51,24 +52,35 @@ class GracefulStop(Callback):
 
         At its end, the evaluation and `LastCheckpoint` come first.
         """
-        if self._received is None or trainer.is_last_batch or trainer.should_stop:
+        if trainer.is_last_batch or trainer.should_stop or not self._agreed():
             return
         self._save_and_stop(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop between epochs. This callback comes after `LastCheckpoint`."""
-        if self._received is not None and not trainer.should_stop:
+        if not trainer.should_stop and self._agreed():
             self._stop(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back to Lightning, which then gives them back to whoever had them."""
-        self._restore()
+        """Give the signals back to Lightning, which then gives them back to whoever had them.
+
+        With several processes only in the end: a handler of Lightning's that got the signal of a
+        launcher would wait for processes that have ended.
+        """
+        if ranks.world_size() == 1:
+            self._restore()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Give the signals back."""
-        self._restore()
+        if ranks.world_size() == 1:
+            self._restore()
+
+    def _agreed(self) -> bool:
+        """Tell whether any rank has got a signal; then all have."""
+        self._received = ranks.max_over_ranks(self._received or 0) or None
+        return self._received is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:

@@ -5,41 +5,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
-from tensorboard.compat.proto.summary_pb2 import Summary
 
-from lightning_rl.algorithms import Algorithm
+from lightning_rl.callbacks.loggers import EnvStepLogger
 from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.evaluation import logged_values
 from lightning_rl.phases import phases_of
-
-
-class EnvStepTensorBoard(TensorBoardLogger):
-    """TensorBoard with env steps as the x-axis, also of callbacks that count iterations.
-
-    A resumed run drops what an interrupted one wrote after the checkpoint.
-    """
-
-    module: Algorithm | None = None
-
-    @rank_zero_only
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the env steps of the moment, as one event.
-
-        SummaryWriter makes an event of each scalar, and each wakes the thread that writes them.
-        """
-        step = step if self.module is None else self.module.env_steps
-        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
-        self.experiment.file_writer.add_summary(Summary(value=values), step)
-
-    def purge_after(self, env_steps: int) -> None:
-        """Have TensorBoard forget what was logged after a number of env steps.
-
-        Lightning has opened a writer before the checkpoint was read; another one takes its place.
-        """
-        self.finalize("success")
-        self._experiment = None
-        self._kwargs["purge_step"] = env_steps + 1
 
 
 class MetricsWriter(Callback):
@@ -61,7 +31,7 @@ class MetricsWriter(Callback):
         """Tell the loggers where env steps are counted."""
         algorithm = algorithm_of(pl_module)
         for logger in trainer.loggers:
-            if isinstance(logger, EnvStepTensorBoard):
+            if isinstance(logger, EnvStepLogger):
                 logger.module = algorithm
                 if algorithm.env_steps:
                     logger.purge_after(algorithm.env_steps)
@@ -99,10 +69,7 @@ class MetricsWriter(Callback):
         if trainer.state.fn != "fit":
             return
         algorithm = algorithm_of(pl_module)
-        names = ("avg_reward", "avg_length", "success_rate")
-        values = {f"eval/{name}": algorithm.evaluation[name] for name in names}
-        known = {name: value for name, value in values.items() if value is not None}
-        self._write(trainer, known, algorithm.env_steps)
+        self._write(trainer, logged_values(algorithm.evaluation), algorithm.env_steps)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
         with phases_of(cast(Any, trainer).profiler)("logging"):

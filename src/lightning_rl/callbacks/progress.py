@@ -1,5 +1,6 @@
 """Show how a run goes: env steps, time left, speed and returns, in one line."""
 
+import os
 import sys
 import time
 from typing import Any
@@ -14,7 +15,10 @@ from lightning_rl.callbacks.parts import algorithm_of, data_of
 
 
 class EnvStepProgress(ProgressBar):
-    """A bar over env steps on a terminal; elsewhere a line after each evaluation.
+    """A bar over env steps on a terminal, and a line after each evaluation that stays.
+
+    Only the lines where the output is no terminal, or the environment variable CI is set. Nothing
+    is coloured where NO_COLOR is set.
 
     Args:
         metrics: where the latest metrics are read.
@@ -44,7 +48,7 @@ class EnvStepProgress(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar."""
         self._began, self._first_step = time.perf_counter(), algorithm_of(pl_module).env_steps
-        if not self.enabled or not self.console.is_terminal:
+        if not self.enabled or not self.console.is_terminal or os.environ.get("CI"):
             return
         columns = (
             TextColumn("{task.description}"),

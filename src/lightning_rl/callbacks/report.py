@@ -24,32 +24,41 @@ class EvaluationReport(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report, unless this is an evaluation during training."""
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report."""
-        self._report(algorithm_of(pl_module).evaluation, "test.json")
+        if trainer.is_global_zero:
+            self._report(algorithm_of(pl_module).evaluation, "test.json")
 
     def _report(self, evaluation: dict[str, Any], name: str) -> None:
         path = self.directory / name
         content = json.dumps(evaluation, indent=2).encode()
         write_atomically(path, lambda file: file.write(content))
-        average, std = evaluation["avg_reward"], evaluation["std_reward"]
-        low, high = evaluation["ci95"]
-        success = evaluation["success_rate"]
-        by_task, by_time = evaluation["terminations"], evaluation["truncations"]
         table = Table(title="Evaluation", show_header=False)
-        for label, text in {
-            "episodes": f"{evaluation['episodes']} (deterministic, one per seed)",
-            "average return": f"{average:.2f} ± {std:.2f} (std)",
-            "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
-            "average length": f"{evaluation['avg_length']:.1f} env steps",
-            "success rate": "not reported by the env" if success is None else f"{success:.1%}",
-            "ended by the task / by time": f"{by_task} / {by_time}",
-            "trained for": f"{evaluation['env_steps']:,} env steps",
-        }.items():
+        for label, text in _rows(evaluation).items():
             table.add_row(label, text)
         console = Console(highlight=False)
         console.print(table)
         console.print(f"Written to {path}", soft_wrap=True)
+
+
+def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
+    """Return the lines of the table."""
+    low, high = evaluation["ci95"]
+    success, by_chance = evaluation["success_rate"], evaluation["success_ci95"]
+    by_task, by_time = evaluation["terminations"], evaluation["truncations"]
+    acting = "deterministic" if evaluation["deterministic"] else "stochastic"
+    return {
+        "episodes": f"{evaluation['episodes']} ({acting}, one per seed)",
+        "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
+        "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
+        "average length": f"{evaluation['avg_length']:.1f} env steps",
+        "success rate": "not reported by the env"
+        if success is None
+        else f"{success:.1%} (95 % interval [{by_chance[0]:.1%}, {by_chance[1]:.1%}])",
+        "ended by the task / by time": f"{by_task} / {by_time}",
+        **{f"metrics/{name}": f"{value:.4g}" for name, value in evaluation["metrics"].items()},
+        "trained for": f"{evaluation['env_steps']:,} env steps",
+    }

@@ -6,7 +6,8 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl import ranks
+from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
@@ -43,8 +44,9 @@ class Collector(ABC):
 
     Attributes:
         plan: how episodes begin and end; set by the data module, from the algorithm.
-        statistics: returns and lengths of finished episodes.
-        reports: what the env said of its rewards and metrics, averaged over the last rollout.
+        statistics: returns and lengths of finished episodes, of all processes.
+        reports: what the envs of all processes said of rewards and metrics, averaged over the last
+            rollout.
         reports_success: whether the env says of an episode that it succeeded or not.
         env_steps: steps of the rollouts handed out so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
@@ -88,6 +90,8 @@ class Collector(ABC):
     ) -> TensorDict:
         """Count a rollout [N, T+1] that is about to be trained on, and return it.
 
+        All processes do so at the same time.
+
         Args:
             rollout: in the order in which it was collected.
             begins_anew: whether its envs were reset, and the episodes under way were lost.
@@ -99,10 +103,22 @@ class Collector(ABC):
         if self.plan.first_episode_only:
             done = done & first_episode_mask(done)
         success = rollout["success"][:, :-1] if self.reports_success else None
-        self.statistics.update(rollout["reward"][:, :-1], done, success)
-        self.reports = reports
+        ended = self.statistics.follow(rollout["reward"][:, :-1], done, success)
+        for episodes in self._of_all_ranks(ended, reports):
+            self.statistics.add(episodes)
         self.env_steps += done.numel()
         return rollout
+
+    def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
+        """Set what envs say, on average over ranks; return the ranks' finished episodes."""
+        gathered = ranks.gather_over_ranks((ended, reports, self.reports_success))
+        self.reports_success = any(says for *_, says in gathered)
+        said: dict[str, list[float]] = {}
+        for _, averages, _ in gathered:
+            for name, value in averages.items():
+                said.setdefault(name, []).append(value)
+        self.reports = {name: sum(values) / len(values) for name, values in said.items()}
+        return [episodes for episodes, *_ in gathered]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to collect on, bit for bit."""

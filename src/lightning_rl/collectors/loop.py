@@ -13,6 +13,7 @@ from lightning_rl.buffers import Segment
 from lightning_rl.collectors.base import EpisodePlan
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.envs import RestoreError, VectorEnv
+from lightning_rl.envs.shapes import check_like
 from lightning_rl.envs.stepping import RolloutStepper
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import ConfigurationError
@@ -90,6 +91,9 @@ class RolloutLoop:
         """
         begins_anew = self._next is None or self.plan.reset_every_rollout
         observation = self._reset() if begins_anew else self._next
+        if begins_anew:
+            first = segment.steps[0].get("observation")
+            check_like(type(self.env).__name__, observation, first, "observation")
         copy_tree(segment.steps[0].get("observation"), observation)
         self.rollouts += 1
         self._finished.zero_()

@@ -1,13 +1,21 @@
 """Work out what became of the episodes, and what the env said, once per rollout."""
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 WINDOW = 100
 """How many of the last episodes the averages are taken over."""
+
+
+class Episodes(NamedTuple):
+    """Finished ones; see `EpisodeStatistics`."""
+
+    returns: list[float]
+    lengths: list[int]
+    successes: list[bool]
 
 
 class EpisodeStatistics:
@@ -30,7 +38,13 @@ class EpisodeStatistics:
         self.episodes = 0
 
     def update(self, reward: Tensor, done: Tensor, success: Tensor | None = None) -> None:
-        """Take in the next T steps of all envs, in order.
+        """Take in the next T steps of all envs, and the episodes that ended; see `follow`."""
+        self.add(self.follow(reward, done, success))
+
+    def follow(self, reward: Tensor, done: Tensor, success: Tensor | None = None) -> Episodes:
+        """Take in the next T steps of all envs, in order; return the episodes that ended.
+
+        They are not among the last 100 before `add` has them.
 
         Args:
             reward: [N, T].
@@ -39,8 +53,7 @@ class EpisodeStatistics:
         """
         rewards = reward.double().cpu()
         ends = done.t().nonzero().tolist()
-        if success is not None:
-            self.successes.extend(success.t()[done.t()].tolist())
+        ended = Episodes([], [], [] if success is None else success.t()[done.t()].tolist())
         begins = [0] * len(rewards)
         if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
@@ -48,15 +61,22 @@ class EpisodeStatistics:
             for t, n in ends:
                 begin = begins[n]
                 if not incomplete[n]:
-                    self.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
-                    self.lengths.append(int(lasted[n]) + t + 1 - begin)
-                self.episodes += 1
+                    ended.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
+                    ended.lengths.append(int(lasted[n]) + t + 1 - begin)
                 incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
         # Summed apart from what came before the last end, which may hold a number that is none.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         self._length += under_way.sum(1)
+        return ended
+
+    def add(self, ended: Episodes) -> None:
+        """Count episodes, in the order in which they ended."""
+        self.returns.extend(ended.returns)
+        self.lengths.extend(ended.lengths)
+        self.successes.extend(ended.successes)
+        self.episodes += len(ended.returns)
 
     def averages(self) -> dict[str, float]:
         """Return the averages under the names of their charts.

@@ -4,41 +4,26 @@ The one place that knows about autoreset and clipping.
 """
 
 import atexit
-import importlib
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.gymnasium_making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.inline import InlineVectorEnv
-from lightning_rl.envs.replay import ReplayableEpisode
 from lightning_rl.envs.stepping import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
-from lightning_rl.envs.workers import WorkerVectorEnv
-from lightning_rl.errors import ConfigurationError, closest, require
-
-EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
+from lightning_rl.errors import require
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
-
-EXTRAS = {
-    "mujoco": "pip install 'lightning-rl[mujoco]'",
-    "box2d": "pip install 'gymnasium[box2d]'",
-    "toy_text": "pip install 'gymnasium[toy-text]'",
-    "classic_control": "pip install 'gymnasium[classic-control]'",
-    "phys2d": "pip install 'gymnasium[jax]'",
-    "tabular": "pip install 'gymnasium[jax]'",
-    "ale_py": "pip install 'gymnasium[atari]'",
-}
-"""What to install for an env whose module name contains the key."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -78,7 +63,11 @@ class GymnasiumEnv(VectorEnv):
         self.id = id
         self.num_envs = num_envs
         self._replayable = vectorization != "vector_entry_point"
-        self._env = _make(id, num_envs, env_kwargs or {}, vectorization, list(wrappers or []))
+        self._make = partial(
+            make_gymnasium, id, num_envs, vectorization=vectorization, wrappers=list(wrappers or [])
+        )
+        self._env_kwargs = env_kwargs or {}
+        self._env = self._make(self._env_kwargs)
         atexit.register(_close, weakref.ref(self))
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
@@ -88,6 +77,7 @@ class GymnasiumEnv(VectorEnv):
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
         self._observation: Any = None
+        self.render_fps = float(self._env.metadata.get("render_fps", self.render_fps))
         self._forget_episodes()
 
     def reset(
@@ -171,6 +161,39 @@ class GymnasiumEnv(VectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
         return _to_tensors(self._observation)
 
+    def make_renderable(self) -> None:
+        """See `VectorEnv.make_renderable`: Gymnasium wants to know it when an env is made."""
+        if self._env_kwargs.get("render_mode") == "rgb_array":
+            return
+        modes = self._env.metadata.get("render_modes", [])
+        require(
+            "rgb_array" in modes,
+            f"Env '{self.id}' cannot be drawn: its render modes are {modes}, without rgb_array.",
+        )
+        if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+            # Else pygame and MuJoCo look for a screen, and the latter fails without one.
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+            os.environ.setdefault("MUJOCO_GL", "egl")
+        self._env_kwargs = {**self._env_kwargs, "render_mode": "rgb_array"}
+        without, self._env = self._env, self._make(self._env_kwargs)
+        without.close()
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        """See `VectorEnv.render`. With `async`, each worker draws its own env."""
+        try:
+            if self._replayable:
+                self._env.set_attr("picture_wanted", [i in rows for i in range(self.num_envs)])
+                pictures = self._env.call("picture")
+            else:
+                pictures = self._env.render()
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            raise missing_package(self.id, error) from error
+        require(
+            pictures is not None and all(pictures[i] is not None for i in rows),
+            f"Env '{self.id}' gives no pictures: call make_renderable() before it is reset.",
+        )
+        return np.stack([pictures[i] for i in rows])
+
     def close(self) -> None:
         """See `VectorEnv.close`."""
         self._env.close()
@@ -213,75 +236,13 @@ class GymnasiumEnv(VectorEnv):
             ]
             final = _stack(self.single_observation_space, rows)
         result: dict[str, Any] = {"final_obs": _to_tensors(final)}
+        said = info.get("final_info", {})
         for key in ("success", "is_success"):
-            if key in info.get("final_info", {}):
-                result["success"] = torch.as_tensor(np.asarray(info["final_info"][key], dtype=bool))
+            if key in said:
+                result["success"] = torch.as_tensor(np.asarray(said[key], dtype=bool))
+        if isinstance(said.get("metrics"), dict):
+            result["final_metrics"] = _numbers(said["metrics"])
         return result
-
-
-def _make(
-    id: str,
-    num_envs: int,
-    env_kwargs: dict[str, Any],
-    vectorization: str,
-    wrappers: list[EnvWrapper],
-) -> Any:
-    """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do."""
-    require(
-        vectorization != "vector_entry_point" or not wrappers,
-        "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
-        "env.",
-    )
-    make_one = partial(_make_one, id, env_kwargs, wrappers)
-    try:
-        if ":" in id:
-            importlib.import_module(id.split(":", maxsplit=1)[0])
-        env: Any
-        if vectorization == "sync":
-            env = InlineVectorEnv([make_one] * num_envs)
-        elif vectorization == "async":
-            # copy=False: the collector copies each observation before the next step overwrites it.
-            env = WorkerVectorEnv(
-                [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
-            )
-        else:
-            env = gymnasium.make_vec(
-                id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
-            )
-    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        raise ConfigurationError(
-            f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
-        ) from error
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        raise ConfigurationError(
-            f"Env '{id}' needs a package that is not installed: {_cure(id, error)}"
-        ) from error
-    except (gymnasium.error.Error, TypeError) as error:
-        raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
-    mode = env.metadata.get("autoreset_mode")
-    if mode != AutoresetMode.SAME_STEP:
-        env.close()
-        raise ConfigurationError(
-            f"Env '{id}' with vectorization={vectorization} has autoreset mode {mode}; finished "
-            "envs must reset in the "
-            "same step, or garbage transitions would be trained on. Use vectorization: sync or "
-            "async."
-        )
-    return env
-
-
-def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
-    env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return ReplayableEpisode(env)
-
-
-def _cure(id: str, error: Exception) -> str:
-    spec = gymnasium.registry.get(id)
-    module = f"{spec.entry_point if spec else ''} {error}"
-    cures = [cure for key, cure in EXTRAS.items() if key in module]
-    return f"{cures[0]} ({error})" if cures else str(error)
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
@@ -307,6 +268,15 @@ def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Tensor]:
+    """Return those that are one number per env, [N]; NaN where an env did not give it."""
+    return {
+        name: torch.from_numpy(np.where(values[f"_{name}"], array, np.nan))
+        for name, array in values.items()
+        if f"_{name}" in values and array.ndim == 1 and array.dtype.kind in "biuf"
+    }
 
 
 def _is_plain(rollout: TensorDict) -> bool:

@@ -11,6 +11,7 @@ from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.shapes import check_observation, check_step
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
@@ -45,7 +46,7 @@ class InlineVectorEnv(SyncVectorEnv):
         for env in self.envs:
             _quicken(env)
         shortcuts = [_shortcut(env) for env in self.envs]
-        self._steps = [step for step, _ in shortcuts]
+        self._steps = [self._looking(i, step) for i, (step, _) in enumerate(shortcuts)]
         self._limits = [limit for _, limit in shortcuts]
         self._clock = 0
         self.set_elapsed([0] * self.num_envs)
@@ -63,8 +64,23 @@ class InlineVectorEnv(SyncVectorEnv):
         ]
         self._first_end = min(self._ends)
 
+    def _looking(self, i: int, step: EnvStep) -> EnvStep:
+        """Look at the shapes of an env's first step; the others go without."""
+
+        def first(action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+            result = step(action)
+            check_step(self.envs[i], result)
+            self._steps[i] = step
+            return result
+
+        return first
+
     def step(self, actions: Any) -> Any:
-        """Step every env, and reset those that finish."""
+        """Step every env, and reset those that finish.
+
+        Raises:
+            ConfigurationError: where an env returns an observation of another shape than announced.
+        """
         infos: dict[str, Any] = {}
         self._clock = now = self._clock + 1
         someone_is_out_of_time = now >= self._first_end
@@ -80,7 +96,11 @@ class InlineVectorEnv(SyncVectorEnv):
                 observation, _ = self.envs[i].reset()
                 self._ends[i] = now + self._limits[i]
             if self._copy_rows:
-                observations[i] = observation
+                try:
+                    observations[i] = observation
+                except ValueError:
+                    check_observation(self.envs[i], observation)
+                    raise
             else:
                 self._env_obs[i] = observation
         if infos:

@@ -8,6 +8,8 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from lightning_rl.envs.shapes import check_observation, check_step
+
 
 class ReplayableEpisode(gymnasium.Wrapper):
     """Remember how the episode began, so that it can be begun again and its actions replayed.
@@ -22,6 +24,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
+        self.picture_wanted = False
+        self._looked = False
         if multiprocessing.parent_process() is not None:
             # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -35,14 +39,24 @@ class ReplayableEpisode(gymnasium.Wrapper):
             self.episode_start = {"seed": int(seed)}
         else:
             self.episode_start = _generator_state(self.unwrapped)
-        return self.env.reset(seed=seed, options=options)
+        observation, info = self.env.reset(seed=seed, options=options)
+        check_observation(self.env, observation)
+        return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; keep the final observation apart from an array that the env uses again."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        result = self.env.step(action)
+        if not self._looked:
+            check_step(self.env, result)
+            self._looked = True
+        observation, reward, terminated, truncated, info = result
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info
+
+    def picture(self) -> Any:
+        """Draw the env, if `picture_wanted`; asked of all envs at once."""
+        return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self) -> Any:
         """Replay `replay_request`; return the last observation, or None if the episode ended."""

@@ -1,15 +1,20 @@
 """Step an env through a rollout, and write what comes of each step into the rollout's storage."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from tensordict import TensorDict
 
+from lightning_rl.envs.shapes import check_like
 from lightning_rl.rollout import copy_tree, step_views, time_major
 
 if TYPE_CHECKING:
     from lightning_rl.envs.vector_env import VectorEnv
+
+
+RESULTS = ("reward", "terminated", "truncated")
 
 
 class RolloutStepper(ABC):
@@ -38,11 +43,13 @@ class StepwiseStepper(RolloutStepper):
             [step.get(key) for step in step_views(rollout)]
             for key in ("observation", "final_observation", "action")
         )
-        self._results = [storage[key].unbind(0) for key in ("reward", "terminated", "truncated")]
+        self._results = [storage[key].unbind(0) for key in RESULTS]
 
     def step(self, t: int) -> dict[str, Any]:
         """See `RolloutStepper.step`."""
         observation, *results, info = self._env.step(self._actions[t])
+        if t == 0:  # once per rollout; what does not fit might be broadcast
+            _check(self._env, observation, self._observations, results, self._results)
         copy_tree(self._observations[t + 1], observation)
         for views, result in zip(self._results, results, strict=True):
             views[t].copy_(result)
@@ -77,7 +84,11 @@ class ArrayStepper(RolloutStepper):
 
     def step(self, t: int) -> dict[str, Any]:
         """See `RolloutStepper.step`."""
-        observation, reward, terminated, truncated, info = self._env.step_arrays(self._actions[t])
+        observation, *results, info = self._env.step_arrays(self._actions[t])
+        if t == 0:
+            slots = (self._rewards, self._terminated, self._truncated)
+            _check(self._env, observation, self._observations, results, slots)
+        reward, terminated, truncated = results
         self._observations[t + 1][...] = observation
         self._rewards[t][...] = reward
         self._terminated[t][...] = terminated
@@ -85,3 +96,13 @@ class ArrayStepper(RolloutStepper):
         if "final_obs" in info:
             self._final_observations[t].copy_(info["final_obs"])
         return info
+
+
+def _check(
+    env: Any, observation: Any, observations: Sequence[Any], results: Any, slots: Sequence[Any]
+) -> None:
+    """Compare what an env returned to the slots [N, ...] that it goes into."""
+    name = type(env).__name__
+    check_like(name, observation, observations[0], "observation")
+    for field, result, slot in zip(RESULTS, results, slots, strict=True):
+        check_like(name, result, slot[0], field)

@@ -35,6 +35,8 @@ class VectorEnv(ABC):
     device: torch.device
     single_observation_space: gymnasium.Space[Any]
     single_action_space: gymnasium.Space[Any]
+    render_fps: float = 30.0
+    """Env steps per second of real time, where pictures of them are to move as fast."""
 
     @abstractmethod
     def reset(
@@ -63,7 +65,9 @@ class VectorEnv(ABC):
             terminated [N] bool, truncated [N] bool, and info. Where an env finished,
             `info["final_obs"]` [N, ...] holds its true final observation (other rows mean nothing;
             the key may be absent where no env finished). `info["success"]` [N] bool is read where
-            present: of the finished episode, from before the reset.
+            present: of the finished episode, from before the reset. So is `info["metrics"]`, a dict
+            of tensors [N] that describe the step taken; what is known of finished episodes alone
+            is in `info["final_metrics"]`.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
@@ -88,6 +92,13 @@ class VectorEnv(ABC):
             RestoreError: where that is not possible.
         """
         raise RestoreError(f"{type(self).__name__} does not save its state")
+
+    def make_renderable(self) -> None:  # noqa: B027  # most envs can always be drawn, or never
+        """Get ready for `render`. Called before a `reset` with seeds; may begin all envs anew.
+
+        Raises:
+            ConfigurationError: where this env cannot be drawn.
+        """
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         """Return a picture of each of M envs as it is now, uint8 [M, H, W, 3].

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_rl import ranks
 from lightning_rl.functional import discounted_return
 
 
@@ -33,12 +34,19 @@ class RunningMoments(nn.Module):
     def update(self, batch: Tensor) -> None:
         """Merge the samples of a batch [M, D].
 
-        One with a value that is not finite is left out as a whole.
+        With several processes, those of all ranks. One with a value that is not finite is left out
+        as a whole.
         """
         var, mean = torch.var_mean(batch, dim=0, correction=0)
+        number: int | Tensor = batch.shape[0]
+        if ranks.world_size() > 1:
+            count, mean, var = ranks.moments_over_ranks(
+                torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
+            )
+            number, mean, var = count[0].long(), mean.float(), (var / count).float()
         usable = (mean + var).isfinite().all()
-        total = self.count + batch.shape[0]
-        weight = (batch.shape[0] / total).to(mean.dtype)
+        total = self.count + number
+        weight = (number / total).to(mean.dtype)
         shift = mean - self.mean
         merged = self.var + (var - self.var) * weight + shift.square() * weight * (1 - weight)
         self.var.copy_(torch.where(usable, merged, self.var))
@@ -72,6 +80,10 @@ class RewardNormalizer(RunningMoments):
     not subtracted. Source: Engstrom et al. 2020, "Implementation Matters in Deep RL", section 3.2,
     and gymnasium's `NormalizeReward`. Differs from them: the statistics take in a whole rollout
     before they scale it, so no reward is scaled by the few that happened to come before it.
+
+    Attributes:
+        carry: [N], the running return of the episodes under way in this process; None before the
+            first rollout.
     """
 
     def __init__(self, gamma: float, *, limit: float = 10.0, eps: float = 1e-8) -> None:
@@ -79,7 +91,7 @@ class RewardNormalizer(RunningMoments):
         self.gamma = gamma
         self.limit = limit
         self.eps = eps
-        self._carry: Tensor | None = None
+        self.carry: Tensor | None = None
 
     @torch.no_grad()
     def forward(self, reward: Tensor, done: Tensor) -> Tensor:
@@ -89,18 +101,18 @@ class RewardNormalizer(RunningMoments):
             reward: [N, T].
             done: [N, T] bool.
         """
-        if self._carry is None or self._carry.shape[0] != reward.shape[0]:
-            self._carry = torch.zeros_like(reward[:, 0])
-        returns = discounted_return(reward, done, self._carry.to(reward.device), gamma=self.gamma)
+        if self.carry is None or self.carry.shape[0] != reward.shape[0]:
+            self.carry = torch.zeros_like(reward[:, 0])
+        returns = discounted_return(reward, done, self.carry.to(reward.device), gamma=self.gamma)
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
-        self._carry = torch.where(carry.isfinite(), carry, 0.0)
+        self.carry = torch.where(carry.isfinite(), carry, 0.0)
         self.update(returns.reshape(-1, 1))
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the running return [N] of the episodes under way, for the state dict."""
-        return {"carry": self._carry}
+        return {"carry": self.carry}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take up the running return; another number of envs starts from zero."""
-        self._carry = state["carry"]
+        self.carry = state["carry"]

@@ -33,11 +33,9 @@ class Task(TorchEnv):
         reward_weights: every reward term of the task, with its default weight.
         action_kinds: what its actions may aim at.
         render_size: height and width of a picture, in pixels.
-        render_fps: steps per second of real time.
     """
 
     render_size = (256, 256)
-    render_fps: ClassVar[int]
 
     reward_weights: ClassVar[Mapping[str, float]]
     action_kinds: ClassVar[tuple[Kind, ...]]

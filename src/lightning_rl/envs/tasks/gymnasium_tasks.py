@@ -1,8 +1,8 @@
 """Offer the tasks to Gymnasium: `lightning_rl/CartPole-v0`, `.../PushCube-v0`, `.../PointMass-v0`.
 
-Importing this registers them. `gymnasium.make_vec` gives the batched task itself, and
+`import lightning_rl` registers them. `gymnasium.make_vec` gives the batched task itself, and
 `gymnasium.make` a single env; both speak NumPy. Where nothing else imports the package, the id says
-what to import: `gymnasium.make("lightning_rl.envs:lightning_rl/PushCube-v0")`.
+what to import: `gymnasium.make("lightning_rl:lightning_rl/PushCube-v0")`.
 """
 
 from typing import Any, Literal
@@ -169,17 +169,3 @@ def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
 def _first_row(info: dict[str, Any]) -> dict[str, Any]:
     """Return the info of env 0, as plain numbers."""
     return {k: _first_row(v) if isinstance(v, dict) else v[0].item() for k, v in info.items()}
-
-
-def _register() -> None:
-    here = __name__
-    for name in TASKS:
-        gymnasium.register(
-            f"lightning_rl/{name}-v0",
-            entry_point=f"{here}:GymnasiumTask",
-            vector_entry_point=f"{here}:GymnasiumVectorTask",
-            kwargs={"task": name},
-        )
-
-
-_register()

@@ -1,0 +1,164 @@
+"""Write metrics to TensorBoard and to a CSV file, over env steps."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard.summary import hparams
+
+from lightning_rl.algorithms import Algorithm
+from lightning_rl.files import write_atomically
+
+OBJECTIVE = "eval/avg_reward"
+"""The metric that TensorBoard shows beside the hyperparameters."""
+
+
+class EnvStepLogger(Logger):
+    """A logger with env steps as the x-axis, also of callbacks that count iterations.
+
+    A resumed run drops what an interrupted one wrote after the checkpoint.
+    """
+
+    module: Algorithm | None = None
+
+    def env_steps(self, step: int | None) -> int:
+        """Return the env steps of the moment; before a run begins, what was passed as a step."""
+        return (step or 0) if self.module is None else self.module.env_steps
+
+    def purge_after(self, env_steps: int) -> None:
+        """Forget what was logged after a number of env steps."""
+        raise NotImplementedError
+
+
+class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
+    """TensorBoard's event files."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Write scalars at the env steps of the moment, as one event.
+
+        SummaryWriter makes an event of each scalar, and each wakes the thread that writes them.
+        """
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
+        self._write(Summary(value=values), step)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Write hyperparameters, a dict that may be nested, as a table and as a text."""
+        plain = dict(_flat(params))
+        for summary in hparams(plain, {OBJECTIVE: 0.0}):
+            self._write(summary)
+        text = "\n".join(f"    {name}: {value}" for name, value in plain.items())
+        self.experiment.add_text("config", text, self.env_steps(None))
+
+    @rank_zero_only
+    def log_animation(self, tag: str, gif: bytes, height: int, width: int, env_steps: int) -> None:
+        """Show an animated GIF among the images."""
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+        self.experiment.file_writer.add_summary(
+            Summary(value=[Summary.Value(tag=tag, image=image)]), env_steps
+        )
+
+    def purge_after(self, env_steps: int) -> None:
+        """Have TensorBoard forget what was logged after a number of env steps.
+
+        Lightning has opened a writer before the checkpoint was read; another one takes its place.
+        """
+        self.finalize("success")
+        self._experiment = None
+        self._kwargs["purge_step"] = env_steps + 1
+
+    def _write(self, summary: Summary, step: int | None = None) -> None:
+        self.experiment.file_writer.add_summary(summary, self.env_steps(step))
+
+
+class EnvStepCSV(EnvStepLogger):
+    """A table, one row for each time that metrics are written; cells are empty where one has none.
+
+    A row is appended and flushed. A metric that was not there before is a new column, for which the
+    file is written anew: a handful of times in a run. (Lightning's own does so with each row.)
+
+    Args:
+        path: of the file. What is in it is kept, up to the checkpoint that a run resumes from.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._file: TextIO | None = None
+        self._columns: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """See Lightning's `Logger`."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """See Lightning's `Logger`."""
+        return ""
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave them to `config.yaml`."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Append a row."""
+        row = {"env_steps": self.env_steps(step), **metrics}
+        new = [name for name in row if name not in self._columns]
+        if self._file is None or new:
+            self._open(new=new)
+        assert self._file is not None
+        csv.DictWriter(self._file, self._columns, restval="").writerow(row)
+        self._file.flush()
+
+    @rank_zero_only
+    def purge_after(self, env_steps: int) -> None:
+        """Drop the rows after a number of env steps."""
+        self._open(last=env_steps)
+
+    def finalize(self, status: str) -> None:
+        """Close the file. A later row opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
+        """Write the file anew, with more columns or fewer rows, and open it to append to it."""
+        self.finalize("")
+        there = [name for row in islice(_rows(self.path), 1) for name in row]
+        self._columns = list(dict.fromkeys([*there, *self._columns, *new]))
+
+        def copy(file: IO[bytes]) -> None:
+            text = io.TextIOWrapper(file, newline="", write_through=True)
+            table = csv.DictWriter(text, self._columns, restval="")
+            table.writeheader()
+            for row in _rows(self.path):
+                if last is None or int(row["env_steps"]) <= last:
+                    table.writerow(row)
+            text.detach()
+
+        write_atomically(self.path, copy)
+        self._file = self.path.open("a", newline="")
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """Read a table, less a last line that a kill has cut short."""
+    if path.exists():
+        with path.open(newline="") as file:
+            yield from csv.DictReader(line for line in file if line.endswith("\n"))
+
+
+def _flat(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, bool | int | float | str]]:
+    """Yield the leaves of nested dicts under dotted names."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value if isinstance(value, int | float | str) else str(value)

@@ -1,0 +1,107 @@
+"""Say what a checkpoint holds, and read one as data: nothing in it is ever run."""
+
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_rl.errors import ConfigurationError
+
+SCHEMA = 1
+"""Grows when what a checkpoint holds changes so that another version could not read it."""
+
+CONFIG_KEY = "rl_config"
+"""Where a checkpoint keeps the configuration of its run, as YAML."""
+
+SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
+"""The top-level keys of a configuration."""
+
+STATE_KEY = "lightning_rl"
+"""Where a checkpoint keeps schema, kind, counters and random streams."""
+
+FULL, WEIGHTS = "full", "weights"
+"""The kinds: what a run needs to go on bit for bit; what it takes to act."""
+
+KEPT_WITH_WEIGHTS = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", CONFIG_KEY)
+
+
+def header() -> dict[str, Any]:
+    """Return what every full checkpoint says of itself."""
+    return {"schema": SCHEMA, "kind": FULL, "version": version("lightning-rl")}
+
+
+def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights-only kind of a full checkpoint."""
+    kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
+    env_steps = checkpoint[STATE_KEY]["env_steps"]
+    return kept | {STATE_KEY: header() | {"kind": WEIGHTS, "env_steps": env_steps}}
+
+
+def read_checkpoint(
+    path: str | Path, map_location: Callable[..., Any] | str | None = "cpu", *, whole: bool = True
+) -> dict[str, Any]:
+    """Read a checkpoint: numbers, texts and tensors, and refuse a file that holds more.
+
+    Args:
+        path: of the file.
+        map_location: see `torch.load`.
+        whole: read all of it, and compare the sums that the file carries; where not, only what is
+            looked at is read.
+
+    Raises:
+        ConfigurationError: where the file cannot be read, or is not a checkpoint of this version.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip() if whole else None
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"{damaged} is damaged")
+        content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
+    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
+        raise ConfigurationError(_unreadable(Path(path), error)) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"The checkpoint {path} holds no checkpoint of rl-cli.")
+    check_schema(content, f"The checkpoint {path}")
+    return content
+
+
+def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> None:
+    """Refuse a checkpoint of another version.
+
+    Raises:
+        ConfigurationError: saying which version wrote it, and what to do.
+    """
+    state = checkpoint.get(STATE_KEY)
+    if not isinstance(state, dict):
+        raise ConfigurationError(
+            f"{name} was not written by lightning_rl: it has no key '{STATE_KEY}', so it says "
+            "nothing of how to go on. Give one that rl-cli or RLTrainer wrote."
+        )
+    schema, here = state.get("schema"), version("lightning-rl")
+    if schema == SCHEMA:
+        return
+    writer = f"lightning_rl {state['version']}" if "version" in state else "an early lightning_rl"
+    if isinstance(schema, int) and schema > SCHEMA:
+        cure = "Upgrade lightning_rl."
+    else:
+        cure = "Use the version that wrote it, or train anew."
+    raise ConfigurationError(
+        f"{name} has schema {schema}, written by {writer}; this is lightning_rl {here}, which "
+        f"reads schema {SCHEMA}. {cure}"
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "Weights only load failed" in reason:
+        reason = "it holds more than numbers, texts and tensors, and would run code if it were read"
+    elif isinstance(error, zipfile.BadZipFile):
+        empty = path.stat().st_size == 0
+        reason = "it is empty" if empty else "it is damaged, or not a checkpoint at all"
+    return (
+        f"The checkpoint {path} cannot be read: {reason}. Give another one, such as best.ckpt or "
+        "an iteration_*.ckpt of the same run."
+    )

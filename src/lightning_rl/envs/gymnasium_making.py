@@ -1,0 +1,92 @@
+"""Make Gymnasium's vector envs, and say what is wrong where that fails."""
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from lightning_rl.envs.inline import InlineVectorEnv
+from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.errors import ConfigurationError, closest, require
+
+EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
+
+EXTRAS = {
+    "mujoco": "pip install 'lightning-rl[mujoco]'",
+    "box2d": "pip install 'gymnasium[box2d]'",
+    "toy_text": "pip install 'gymnasium[toy-text]'",
+    "classic_control": "pip install 'gymnasium[classic-control]'",
+    "phys2d": "pip install 'gymnasium[jax]'",
+    "tabular": "pip install 'gymnasium[jax]'",
+    "ale_py": "pip install 'gymnasium[atari]'",
+}
+"""What to install for an env whose module name contains the key."""
+
+
+def make_gymnasium(
+    id: str,
+    num_envs: int,
+    env_kwargs: dict[str, Any],
+    vectorization: str,
+    wrappers: list[EnvWrapper],
+) -> Any:
+    """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do."""
+    require(
+        vectorization != "vector_entry_point" or not wrappers,
+        "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
+        "env.",
+    )
+    make_one = partial(_make_one, id, env_kwargs, wrappers)
+    try:
+        if ":" in id:
+            importlib.import_module(id.split(":", maxsplit=1)[0])
+        env: Any
+        if vectorization == "sync":
+            env = InlineVectorEnv([make_one] * num_envs)
+        elif vectorization == "async":
+            # copy=False: the collector copies each observation before the next step overwrites it.
+            env = WorkerVectorEnv(
+                [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+            )
+        else:
+            env = gymnasium.make_vec(
+                id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
+            )
+    except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        raise ConfigurationError(
+            f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
+        ) from error
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        raise missing_package(id, error) from error
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
+    mode = env.metadata.get("autoreset_mode")
+    if mode != AutoresetMode.SAME_STEP:
+        env.close()
+        raise ConfigurationError(
+            f"Env '{id}' with vectorization={vectorization} has autoreset mode {mode}; finished "
+            "envs must reset in the "
+            "same step, or garbage transitions would be trained on. Use vectorization: sync or "
+            "async."
+        )
+    return env
+
+
+def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
+    env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
+    for wrapper in wrappers:
+        env = wrapper(env)
+    return ReplayableEpisode(env)
+
+
+def missing_package(id: str, error: Exception) -> ConfigurationError:
+    """Return the error that says what to install for an env."""
+    spec = gymnasium.registry.get(id)
+    module = f"{spec.entry_point if spec else ''} {error}"
+    cures = [cure for key, cure in EXTRAS.items() if key in module]
+    cure = f"{cures[0]} ({error})" if cures else str(error)
+    return ConfigurationError(f"Env '{id}' needs a package that is not installed: {cure}")

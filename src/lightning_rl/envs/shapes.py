@@ -1,0 +1,79 @@
+"""Refuse what an env returns in another shape than it has announced, before it is broadcast."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.errors import ConfigurationError
+
+
+def check_like(name: str, value: Any, storage: Any, field: str) -> None:
+    """Compare a tensor or an array, or a tree of tensors, to the storage that it goes into.
+
+    Args:
+        name: of the env.
+        value: what the env returned, [N, ...].
+        storage: of the right shape.
+        field: what it is called.
+
+    Raises:
+        ConfigurationError: naming the field, both shapes, and the cure.
+    """
+    if not hasattr(storage, "shape") or hasattr(storage, "keys"):
+        for key in storage.keys():
+            if key not in value.keys():
+                raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
+            check_like(name, value[key], storage[key], f"{field}.{key}")
+        return
+    if tuple(np.shape(value)) != tuple(storage.shape):
+        raise ConfigurationError(_message(name, field, np.shape(value), storage.shape))
+
+
+def check_observation(env: gymnasium.Env, observation: Any) -> None:
+    """Compare what a single env returned to its observation space.
+
+    Raises:
+        ConfigurationError: see `check_like`.
+    """
+    _check_space(_name(env), env.observation_space, observation, "observation")
+
+
+def check_step(env: gymnasium.Env, result: tuple[Any, ...]) -> None:
+    """Compare what a step of a single env returned to what it should be.
+
+    Raises:
+        ConfigurationError: see `check_like`.
+    """
+    if len(result) != 5:
+        raise ConfigurationError(
+            f"{_name(env)} returned {len(result)} things from step, not observation, reward, "
+            "terminated, truncated and info: is it written for an old version of Gym?"
+        )
+    check_observation(env, result[0])
+    for field, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
+        if np.size(value) != 1:
+            raise ConfigurationError(_message(_name(env), field, np.shape(value), ()))
+
+
+def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str) -> None:
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, child in space.items():
+            if key not in value:
+                raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
+            _check_space(name, child, value[key], f"{field}.{key}")
+    elif space.shape is not None and tuple(np.shape(value)) != space.shape:
+        raise ConfigurationError(_message(name, field, np.shape(value), space.shape))
+
+
+def _name(env: gymnasium.Env) -> str:
+    spec = env.unwrapped.spec
+    return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
+
+
+def _message(name: str, field: str, got: Any, announced: Any) -> str:
+    return (
+        f"{name} returned {'an' if field[0] in 'aeiou' else 'a'} {field} of shape "
+        f"{list(got)} instead of {list(announced)}: mend its step and reset, or the space that it "
+        "announces."
+    )

@@ -1,0 +1,124 @@
+"""Add up, gather and agree over the processes of a run; with one process nothing is called.
+
+All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens.
+These are collectives: every rank calls the same ones in the same order, from the main thread.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class LostRankError(RuntimeError):
+    """Another process of the run has ended, or has not answered in time."""
+
+
+def world_size() -> int:
+    """Return how many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over ranks, the same bit for bit on all; any device."""
+    if world_size() == 1:
+        return tensor
+    total = tensor.to(_device(), copy=True)
+    with _peers_needed():
+        dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def max_over_ranks(number: int) -> int:
+    """Return the largest of the ranks' numbers."""
+    if world_size() == 1:
+        return number
+    largest = torch.tensor(number, device=_device())
+    with _peers_needed():
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest)
+
+
+def agree(flag: bool) -> bool:
+    """Tell whether a flag is up on any rank."""
+    return bool(max_over_ranks(int(flag)))
+
+
+def gather_over_ranks(value: T) -> list[T]:
+    """Return the ranks' values, in their order; anything that can be pickled."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    with _peers_needed():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def moments_over_ranks(
+    count: Tensor, mean: Tensor, square: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Merge the moments of samples that lie on several ranks; float64 where there are several.
+
+    Source: Chan, Golub and LeVeque 1983, "Algorithms for Computing the Sample Variance", equation
+    2.1.
+
+    Args:
+        count: [D] or [], how many samples.
+        mean: [D]; whatever it is where there are none.
+        square: [D], sum of squared deviations from the mean.
+    """
+    if world_size() == 1:
+        return count, mean, square
+    counts = count.expand_as(mean)
+    own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
+    table = own.new_zeros(world_size(), *own.shape)
+    table[rank()] = own
+    counts, means, squares = sum_over_ranks(table).unbind(1)
+    total = counts.sum(0)
+    merged = (counts * means).sum(0) / total
+    return total, merged, (squares + counts * (means - merged).square()).sum(0)
+
+
+def leave() -> None:
+    """Close the connections to the other ranks, as the last thing before the process ends.
+
+    Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.
+    """
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Tell whether an error only says that another rank has gone, whose own says why."""
+    return isinstance(error, LostRankError | dist.DistBackendError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error)
+    )
+
+
+def _device() -> torch.device:
+    """Return where the group's backend wants its tensors."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+@contextmanager
+def _peers_needed() -> Iterator[None]:
+    """Say what a failing collective means, which its own message does not."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostRankError(
+            f"Rank {rank()} has lost another process of the run, whose own message says why: it "
+            f"ended, or did not answer within the strategy's timeout ({str(error).splitlines()[0]})"
+        ) from error

@@ -1,0 +1,15 @@
+"""Tell Gymnasium of the tasks: `gymnasium.make_vec("lightning_rl/PushCube-v0", num_envs=64)`.
+
+Importing this registers them, and `import lightning_rl` does it. Their code is imported when one is
+made.
+"""
+
+import gymnasium
+
+for _name in ("CartPole", "PushCube", "PointMass"):
+    gymnasium.register(
+        f"lightning_rl/{_name}-v0",
+        entry_point="lightning_rl.envs.tasks.gymnasium_tasks:GymnasiumTask",
+        vector_entry_point="lightning_rl.envs.tasks.gymnasium_tasks:GymnasiumVectorTask",
+        kwargs={"task": _name},
+    )

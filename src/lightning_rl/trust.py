@@ -1,0 +1,220 @@
+"""Keep the configuration inside a checkpoint from naming code of others: a checkpoint is data."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import gymnasium
+import yaml
+from jsonargparse import set_parsing_settings
+from jsonargparse._common import parsing_settings
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms import Algorithm
+from lightning_rl.checkpoint_format import SECTIONS
+from lightning_rl.collectors import Collector
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.tasks import ActionTerm
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies import Policy
+
+OURS = "lightning_rl"
+
+
+class Family(NamedTuple):
+    """What may stand under a key: classes of one kind, from some packages."""
+
+    kind: type
+    packages: tuple[str, ...]
+
+
+FAMILIES = {
+    "model": Family(Algorithm, (OURS,)),
+    "policy": Family(Policy, (OURS,)),
+    "env": Family(VectorEnv, (OURS,)),
+    "eval_env": Family(VectorEnv, (OURS,)),
+    "action": Family(ActionTerm, (OURS,)),
+    "collector": Family(Collector, (OURS,)),
+    "optimizer": Family(Optimizer, (OURS, "torch.optim")),
+    "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
+    "logger": Family(Logger, (OURS, "lightning.pytorch.loggers")),
+    "callbacks": Family(Callback, (OURS, "lightning.pytorch.callbacks")),
+    "profiler": Family(Profiler, (OURS, "lightning.pytorch.profilers")),
+}
+"""The keys under which a checkpoint may name a class; under any other it may name none."""
+
+PATH_KEYS = ("exp_name", "output_dir", "dirpath", "filename", "init_from", "save_dir", "xml_file")
+"""Keys of plain texts, which may look like import paths, as `model.xml` does."""
+
+IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")
+"""`package.name`, or `module:name`."""
+
+
+def checked_config(text: str, checkpoint: Path) -> str:
+    """Return the configuration of a checkpoint, if it names no code but ours and the libraries'.
+
+    Nothing is imported that it names, but classes of the packages in `FAMILIES`.
+
+    Raises:
+        ConfigurationError: naming the key, what stands there, and the cure.
+    """
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"The configuration in {checkpoint} is not valid YAML; give one as --config."
+        ) from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"The configuration in {checkpoint} holds no settings.")
+    look = Look(checkpoint)
+    for section, value in config.items():
+        if section not in SECTIONS:
+            look.refuse(section, value, "is no section of a configuration")
+        if section in ("model", "data", "trainer") and not isinstance(value, dict):
+            look.refuse(section, value, "is no mapping of settings")
+        look.at(section, section, value)
+    # Where a run writes is for who resumes it to say.
+    (config.get("trainer") or {}).pop("run_dir", None)
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+class Look:
+    """A walk through the configuration in a checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+
+    def at(self, path: str, key: str, value: Any) -> None:
+        """Look at a value, at all that it holds, and at the texts that name code.
+
+        Args:
+            path: of all keys down to the value, for the message.
+            key: the last of them that is a name.
+            value: a tree of plain values.
+        """
+        if isinstance(value, dict):
+            if "class_path" in value:
+                self._class(f"{path}.class_path", key, value["class_path"])
+            for name, child in value.items():
+                if not isinstance(name, str) or "." in name:
+                    self.refuse(path, name, "is not the plain name of a setting")
+                if name == "id" and _in_env(path) and isinstance(child, str):
+                    self._env_id(f"{path}.{name}", child)
+                elif name != "class_path":
+                    self.at(f"{path}.{name}", _inherited(key, name), child)
+        elif isinstance(value, list | tuple):
+            for i, child in enumerate(value):
+                self.at(f"{path}.{i}", key, child)
+        elif isinstance(value, str):
+            self._text(path, key, value)
+
+    def refuse(self, path: str, value: Any, why: str) -> NoReturn:
+        """Say what was found, where, and what to do."""
+        raise ConfigurationError(
+            f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
+            "Nothing was imported. A checkpoint is data, and code that it names is not run: add "
+            "--trust_code true if you know where it comes from, or give your own --config."
+        )
+
+    def _class(self, path: str, key: str, name: Any) -> None:
+        family = FAMILIES.get(key)
+        if family is None:
+            self.refuse(path, name, "is no place for a class")
+        kind, packages = family
+        if not isinstance(name, str) or not _within(name, packages):
+            self.refuse(path, name, f"is not a {kind.__name__} of {' or '.join(packages)}")
+        found = _find(name)
+        if not (
+            isinstance(found, type)
+            and issubclass(found, kind)
+            and _within(f"{found.__module__}.", packages)
+        ):
+            self.refuse(path, name, f"is not a {kind.__name__} of {' or '.join(packages)}")
+
+    def _text(self, path: str, key: str, text: str) -> None:
+        if key in FAMILIES and text not in ("simple", "advanced"):
+            self._class(path, key, text)
+        elif "class_path" in text or (key not in PATH_KEYS and IMPORT_PATH.fullmatch(text)):
+            self.refuse(path, text, "looks like the path of a Python object")
+
+    def _env_id(self, path: str, name: str) -> None:
+        """Refuse an env that another package brings, and an id that imports one."""
+        if ":" in name:
+            self.refuse(path, name, f"would import {name.partition(':')[0]}")
+        for spec in gymnasium.registry.values():
+            # A name without a version means its latest.
+            if name in (spec.id, spec.id.rpartition("-v")[0]):
+                makers = [spec.entry_point, spec.vector_entry_point]
+                makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
+                for maker in makers:
+                    home = maker if isinstance(maker, str) else getattr(maker, "__module__", "")
+                    if maker is not None and not _within(f"{home}.", (OURS, "gymnasium")):
+                        self.refuse(path, name, f"is made by {home}")
+
+
+def _in_env(path: str) -> bool:
+    return path.startswith(("data.env", "data.eval_env"))
+
+
+def _inherited(key: str, name: str) -> str:
+    """Name a value for its look-up: settings of a class hide its key, and nothing else does."""
+    return "" if key in FAMILIES and name in ("init_args", "dict_kwargs") else name
+
+
+def _within(name: str, packages: tuple[str, ...]) -> bool:
+    return name.startswith(tuple(f"{package}." for package in packages))
+
+
+def _find(name: str) -> Any:
+    """Return the object of an import path, or None; its package is one of the allowed ones."""
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module), attribute, None)
+    except (ImportError, ValueError):
+        return None
+
+
+@contextmanager
+def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
+    """Let the parser import the packages in `FAMILIES`, and what the user has typed.
+
+    A second lock behind `checked_config`, at the door where the parser imports. The working
+    directory counts as a place of modules only if the user has typed the name of one.
+    """
+    packages = {package for family in FAMILIES.values() for package in family.packages}
+    libraries = {package.split(".")[0] for package in packages}
+    foreign = set()
+    for name in _import_paths(typed):
+        root = name.split(".")[0]
+        if root in libraries:
+            packages.add(name.rpartition(".")[0])
+        elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
+            foreign.add(root)
+    before = dict(parsing_settings)
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=sorted(packages | foreign),
+        instantiate_subclass_spec_in_any=False,
+    )
+    if foreign:
+        sys.path.append(str(Path.cwd()))
+    try:
+        yield
+    finally:
+        parsing_settings.update(before)
+
+
+def _import_paths(typed: Sequence[str]) -> Iterator[str]:
+    """Yield the import paths in what the user typed: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
+    for option in typed:
+        value = option.partition("=")[2] if option.startswith("--") else option
+        for word in re.split(r"[\s,\[\]{}'\"]+", value):
+            if IMPORT_PATH.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
+                yield word.split(":")[0]

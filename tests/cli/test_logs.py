@@ -1,0 +1,237 @@
+"""What a run writes down beside its checkpoints: curves, a table, hyperparameters, a manifest."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import Logger
+from rich.console import Console
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from lightning_rl import RLTrainer
+from lightning_rl.callbacks import EnvStepCSV, MetricsWriter
+from lightning_rl.callbacks.progress import EnvStepProgress
+from lightning_rl.cli import run
+from tests.equivalence.test_resume import SignalAt
+from tests.helpers import last, make_data, make_ppo, scalars, train
+
+
+def table(run_dir):
+    """Return the rows of `metrics.csv`, each without its empty cells."""
+    with open(Path(run_dir, "logs", "metrics.csv"), newline="") as file:
+        return [{k: float(v) for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+
+
+def curves_of(rows):
+    """Return what `scalars` returns, from a table."""
+    names = sorted({name for row in rows for name in row} - {"env_steps"})
+    found = {n: [(int(r["env_steps"]), r[n]) for r in rows if n in r] for n in names}
+    return {name: curve for name, curve in found.items() if not name.startswith("charts/SPS")}
+
+
+def assert_table_equals_curves(run_dir):
+    expected = scalars(run_dir)
+    found = curves_of(table(run_dir))
+    assert found.keys() == expected.keys()
+    for name, curve in expected.items():
+        assert found[name] == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]
+
+
+class Fail(Callback):
+    def __init__(self, iteration, error):
+        self.iteration, self.error = iteration, error
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.iteration:
+            raise self.error
+
+
+def test_the_table_holds_what_tensorboard_shows(tmp_path):
+    train(tmp_path)
+    rows = table(tmp_path)
+    assert len(rows) == 8  # six iterations and two evaluations
+    assert {"train/loss", "eval/avg_reward", "eval/ci95_low", "charts/SPS"} < {
+        name for row in rows for name in row
+    }
+    assert_table_equals_curves(tmp_path)
+
+
+def test_a_resumed_table_has_each_row_once(tmp_path):
+    train(tmp_path / "whole")
+    run_dir = tmp_path / "part"
+    # Two iterations after the checkpoint are written and then played again.
+    with pytest.raises(ZeroDivisionError):
+        train(run_dir, trainer={"callbacks": [Fail(5, ZeroDivisionError())]})
+    assert [row["env_steps"] for row in table(run_dir)][-1] == 256
+    with open(run_dir / "logs" / "metrics.csv", "a") as file:
+        file.write("320,0.1")  # a row that a kill has cut short
+    train(run_dir, ckpt_path=last(run_dir))
+    assert curves_of(table(run_dir)) == curves_of(table(tmp_path / "whole"))
+    assert_table_equals_curves(run_dir)
+
+
+def test_a_new_column_is_added_and_rows_cost_the_same_however_many_there_are(tmp_path):
+    path = tmp_path / "logs" / "metrics.csv"
+    logger, opened = EnvStepCSV(path), []
+    original = logger._open
+    logger._open = lambda *args, **kwargs: (opened.append(1), original(*args, **kwargs))
+    for step in range(500):
+        logger.log_metrics(
+            {"a": step, **({'late, "quoted"': 2.5} if step % 100 == 99 else {})}, step
+        )
+    logger.finalize("success")
+    assert len(opened) == 2, "one for each set of columns"
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["env_steps"] for row in rows] == [str(step) for step in range(500)]
+    assert rows[99] == {"env_steps": "99", "a": "99", 'late, "quoted"': "2.5"}
+    assert rows[98]['late, "quoted"'] == ""
+
+
+class Stub(Logger):
+    """What a logger such as Lightning's WandbLogger is handed."""
+
+    name, version = "stub", "0"
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.params = [], []
+
+    def log_metrics(self, metrics, step=None):
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params, *args, **kwargs):
+        self.params.append(params)
+
+
+def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
+    stub = Stub()
+    train(tmp_path / "stub", trainer={"logger": stub})
+    train(tmp_path / "default")
+    assert {k for _, row in stub.rows for k in row} == {
+        k for row in table(tmp_path / "default") for k in row
+    } - {"env_steps"}
+    assert [step for step, _ in stub.rows] == [64, 128, 192, 192, 256, 320, 384, 384]
+    assert len(table(tmp_path / "stub")) == 8, "the table is written whatever the logger"
+    assert not list((tmp_path / "stub" / "logs").glob("events*"))
+    assert "wandb" not in sys.modules
+
+
+def test_callbacks_that_count_iterations_are_over_env_steps_too(tmp_path):
+    train(tmp_path, trainer={"callbacks": [LearningRateMonitor("step")], "log_every_n_steps": 1})
+    name = next(name for name in curves_of(table(tmp_path)) if name.startswith("lr"))
+    assert {step for step, _ in curves_of(table(tmp_path))[name]} <= set(range(0, 385, 64))
+
+
+SMALL = [
+    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
+    *("--data.total_env_steps", "384"),
+]
+
+
+def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run(["fit", "--config", "ppo.yaml", *SMALL, "--output_dir", "o", "--video"])
+    (run_dir,) = Path("o").iterdir()
+    out = capsys.readouterr().out
+    for line in (
+        "Best:      eval/avg_reward ",
+        f"rl-cli validate --ckpt_path {run_dir}/checkpoints/best.ckpt",
+        f"rl-cli fit --ckpt_path {run_dir}/checkpoints/last.ckpt",
+        f"tensorboard --logdir {run_dir}/logs",
+        f"{run_dir}/logs/metrics.csv",
+        f"Videos:    {run_dir}/videos",
+    ):
+        assert line in out
+    values = [
+        value
+        for file in (run_dir / "logs").glob("events*")
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    ]
+    text = next(value for value in values if value.tag == "config/text_summary")
+    assert b"model.init_args.batch_size: 32" in text.tensor.string_val[0]
+    board = b"".join(v.metadata.plugin_data.content for v in values if "hparams" in v.tag)
+    assert b"model.init_args.learning_rate" in board
+    assert b"eval/avg_reward" in board
+    config = yaml.safe_load((run_dir / "config.yaml").read_text())
+    assert config["trainer"]["video"] is True
+
+
+def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
+    train(tmp_path, trainer={"callbacks": [SignalAt(3)]})
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["outcome"] == "stopped by SIGTERM"
+    assert 0 < manifest["env_steps"] < 384
+    error = ValueError("bad\nno such luck")
+    with pytest.raises(ValueError, match="no such luck"):
+        train(tmp_path, ckpt_path=last(tmp_path), trainer={"callbacks": [Fail(5, error)]})
+    assert json.loads((tmp_path / "run.json").read_text())["outcome"] == (
+        "failed: ValueError: no such luck"
+    )
+    train(tmp_path, ckpt_path=last(tmp_path))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    assert manifest["outcome"] == "finished"
+    assert [part["outcome"][:7] for part in manifest["earlier"]] == ["stopped", "failed:"]
+    assert manifest["env_steps"] == 384
+    assert manifest["seed"] == 3
+    assert manifest["command"] == sys.argv
+    assert manifest["device"].startswith("cpu")
+    assert 0 < manifest["seconds"]["evaluation"] < manifest["seconds"]["total"]
+    assert manifest["started"] <= manifest["ended"]
+    assert set(manifest["versions"]) > {"python", "torch", "lightning", "lightning-rl"}
+    assert all(manifest["versions"].values())
+
+
+def test_until_it_ends_a_run_says_that_it_is_running(tmp_path):
+    seen = []
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            seen.append(json.loads((tmp_path / "run.json").read_text()))
+
+    train(tmp_path, trainer={"callbacks": [Look()]})
+    assert {(part["outcome"], part["ended"]) for part in seen} == {("running", None)}
+
+
+@pytest.mark.parametrize(("variable", "bar"), [("CI", False), (None, True)])
+def test_no_bar_in_ci(variable, bar, tmp_path, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "true")
+    shown = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            shown.append(trainer.progress_bar_callback._bar is not None)
+
+    class Terminal(EnvStepProgress):
+        def __init__(self, metrics):
+            super().__init__(metrics)
+            self.console = Console(file=io.StringIO(), force_terminal=True)
+
+    monkeypatch.setattr("lightning_rl.trainer.EnvStepProgress", Terminal)
+    seed_everything(1)
+    data = make_data()
+    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", callbacks=[Watch()])
+    trainer.fit(make_ppo(data), data)
+    assert shown == [bar] * 6
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_no_color_is_respected(asked, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # so that the output counts as a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if asked:
+        monkeypatch.setenv("NO_COLOR", "1")
+    progress = EnvStepProgress(MetricsWriter())
+    progress.console.print("red", style="red")
+    assert ("\x1b[31m" in capsys.readouterr().out) is not asked

@@ -1,0 +1,277 @@
+"""Films of evaluations: they play, they show what happened, and they change nothing."""
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import av
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+from lightning_rl import GymnasiumEnv, RLTrainer
+from lightning_rl.callbacks import VideoSettings
+from lightning_rl.callbacks.film import CAPTION, GAP, Film
+from lightning_rl.callbacks.video import _TimeShare
+from lightning_rl.envs import PushCube, TorchEnv
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same, assert_same_run, make_data, make_ppo, train
+
+pytestmark = pytest.mark.filterwarnings("error:No videos from here on")
+
+EVERYTHING = VideoSettings(max_share=None)
+
+
+def decode(path):
+    """Return the frames [F, H, W, 3] and the frames per second of a film."""
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        assert stream.codec_context.name == "h264"
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
+        return np.stack(frames).astype(int), float(stream.average_rate)
+
+
+def films(run_dir, pattern="*"):
+    return sorted(path.name for path in Path(run_dir, "videos").glob(f"{pattern}.mp4"))
+
+
+def filmed(run_dir, video=EVERYTHING, **kwargs):
+    return train(run_dir, trainer={"video": video}, **kwargs)
+
+
+def tile(frames, i):
+    """Return the pictures [F, H, W, 3] of one of the episodes, without the caption."""
+    width = (frames.shape[2] - GAP) // 2
+    return frames[:, CAPTION:, i * (width + GAP) :][:, :, :width]
+
+
+def test_a_film_shows_every_step_of_the_first_episodes_and_training_stays_the_same(tmp_path):
+    data = {"num_eval_episodes": 3}
+    module, _, _ = filmed(tmp_path / "with", data=data)
+    quiet, _, _ = train(tmp_path / "without", data=data)
+    assert_same_run(tmp_path / "with", tmp_path / "without")
+    assert_same(module.evaluation, quiet.evaluation)
+    assert films(tmp_path / "with", "eval_*") == ["eval_192.mp4", "eval_384.mp4"]
+    frames, fps = decode(tmp_path / "with" / "videos" / "eval_384.mp4")
+    lengths = module.evaluation["lengths"][:2]
+    # CartPole moves at 50 steps a second, a film at 30 frames at most: every other step, and the end.
+    assert len(frames) == -(-max(lengths) // 2) + 1
+    assert fps == 25
+    assert frames.shape[1:] == (CAPTION + 200, 600 + GAP, 3)
+    for i, length in enumerate(lengths):
+        episode = tile(frames, i)
+        moves = np.abs(np.diff(episode, axis=0)).max((1, 2, 3)) > 60
+        still_runs = -(-length // 2) - 1
+        assert moves[:still_runs].all(), "the pole moves in every frame"
+        assert not moves[still_runs + 1 :].any(), "an episode that is over stands still"
+        assert episode[0].mean() > 200, "a white background"
+        assert (episode[0].min() < 60).all(), "with a black cart"
+        assert 110 < episode[-1].mean() < 170, "dimmed at the end"
+
+
+def test_the_film_of_the_best_is_kept_also_where_it_was_not_due(tmp_path):
+    rare = VideoSettings(every_n_evaluations=100, max_share=None)
+    module, _, trainer = filmed(tmp_path, rare, data={"iterations_per_epoch": 1}, seed=6)
+    best = torch.load(tmp_path / "checkpoints" / "best.ckpt", weights_only=True)
+    steps = best["lightning_rl"]["env_steps"]
+    assert steps > 64, "not the first evaluation, which is the one that was due"
+    assert films(tmp_path) == [f"best_{steps}.mp4", "eval_64.mp4"]
+    frames, _ = decode(tmp_path / "videos" / f"best_{steps}.mp4")
+    trainer.validate(module, make_data(), ckpt_path=str(tmp_path / "checkpoints" / "best.ckpt"))
+    lengths = module.evaluation["lengths"]
+    assert len(frames) == -(-max(lengths) // 2) + 1
+    again, _ = decode(tmp_path / "videos" / f"validate_{steps}.mp4")
+    assert np.array_equal(frames, again)
+
+
+def test_every_n_th_evaluation(tmp_path):
+    settings = VideoSettings(every_n_evaluations=2, at_best=False, max_share=None)
+    filmed(tmp_path, settings, data={"iterations_per_epoch": 1})
+    assert films(tmp_path) == ["eval_192.mp4", "eval_320.mp4", "eval_64.mp4"]
+
+
+def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):
+    env = partial(PushCube, max_episode_steps=12)
+    filmed(tmp_path, env=env, policy={"squash": True}, data={"num_eval_episodes": 5})
+    frames, fps = decode(tmp_path / "videos" / "eval_384.mp4")
+    assert fps == PushCube.render_fps
+    assert frames.shape == (13, CAPTION + 256, 512 + GAP, 3)
+    assert np.abs(frames[5] - frames[6]).max() > 30
+    images = [
+        value.tensor.string_val[2]
+        for file in Path(tmp_path, "logs").glob("events*")
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+        if value.tag == "eval/video"
+    ]
+    assert len(images) == 2
+    assert all(image.startswith(b"GIF89a") and len(image) < 300_000 for image in images)
+
+
+def test_the_caption_tells_when_an_episode_ended(tmp_path, monkeypatch):
+    said, show = [], Film.show
+    monkeypatch.setattr(Film, "show", lambda film, *a: (said.append(a[2]), show(film, *a)))
+    module, _, _ = filmed(tmp_path, data={"total_env_steps": 192})
+    found = module.evaluation
+    for length, total in zip(found["lengths"], found["returns"], strict=True):
+        assert f"return {total:.1f}   ended at step {length}" in said
+    assert said[0] == "return 0.0   step 0"
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
+    env = GymnasiumEnv(3, "CartPole-v1", vectorization=vectorization)
+    env.reset(seed=6)
+    with pytest.raises(ConfigurationError, match=r"call make_renderable\(\) before"):
+        env.render([0])
+    env.make_renderable()
+    env.reset(seed=[5, 6, 7])
+    for _ in range(3):
+        env.step(torch.tensor([1, 1, 1]))
+    pictures = env.render([2, 0])
+    assert pictures.shape == (2, 400, 600, 3)
+    assert pictures.dtype == np.uint8
+    for seed, picture in zip((7, 5), pictures, strict=True):
+        alone = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+        alone.reset(seed=seed)
+        for _ in range(3):
+            alone.step(1)
+        assert np.array_equal(alone.render(), picture)
+    env.close()
+
+
+class Invisible(TorchEnv):
+    """An env that nobody can draw."""
+
+    start_size = 1
+
+    def __init__(self, num_envs):
+        box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 5)
+
+    def initial_state(self, uniform):
+        from tensordict import TensorDict
+
+        return TensorDict({"x": uniform}, [len(uniform)])
+
+    def observe(self, state):
+        return state["x"]
+
+    def transition(self, state, action):
+        return state.clone(), state["x"][:, 0], torch.zeros(len(action), dtype=torch.bool), {}
+
+
+class BrokenRenderer(PushCube):
+    """An env whose renderer fails in the middle of a film."""
+
+    drawn = 0
+
+    def render(self, rows):
+        type(self).drawn += 1
+        if self.drawn > 4:
+            raise OSError("the graphics card is gone")
+        return super().render(rows)
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        (Invisible, "Invisible cannot be drawn: it has no render"),
+        (partial(GymnasiumEnv, id="Blind-v0"), "its render modes are .*, without rgb_array"),
+        (BrokenRenderer, "the graphics card is gone"),
+    ],
+)
+def test_an_env_that_cannot_be_drawn_says_so_once_and_training_goes_on(env, reason, tmp_path):
+    class Blind(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+        action_space = gymnasium.spaces.Discrete(2)
+        metadata = {"render_modes": []}  # noqa: RUF012
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(1, np.float32), 0.0, True, False, {}
+
+    gymnasium.registry.pop("Blind-v0", None)
+    gymnasium.register("Blind-v0", Blind)
+    squash = {"squash": True} if env is BrokenRenderer else None
+    with pytest.warns(UserWarning, match=f"No videos from here on: .*{reason}") as warned:
+        module, _, _ = filmed(tmp_path, env=env, policy=squash)
+    assert sum("No videos" in str(w.message) for w in warned) == 1
+    assert module.env_steps == 384
+    assert films(tmp_path) == []
+
+
+def test_a_disk_that_cannot_be_written_to_ends_the_films_and_not_the_run(tmp_path):
+    (tmp_path / "videos").write_text("a file where the directory would be")
+    with pytest.warns(UserWarning, match="No videos from here on"):
+        module, _, _ = filmed(tmp_path)
+    assert module.env_steps == 384
+
+
+def test_nothing_stays_behind(tmp_path):
+    filmed(tmp_path)
+    assert not [t for t in threading.enumerate() if t.name.startswith("video")]
+    assert not list(tmp_path.rglob(".tmp-*"))
+
+
+def test_a_missing_package_names_the_extra(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConfigurationError, match=r"'av'.*pip install 'lightning-rl\[video\]'"):
+        RLTrainer(run_dir=str(tmp_path), video=True)
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10, 11, 99, 100, 641])
+def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
+    film = Film(1, 1, 10)
+    for step in range(steps):
+        if film.wants(step):
+            picture = np.full((16, 16, 3), step % 256, np.uint8)
+            picture[0, 0] = step // 256
+            film.show(0, picture, "")
+            film.take()
+        assert len(film.frames) <= 10
+    shown = [int(f[CAPTION + 5, 5, 0]) + 256 * int(f[CAPTION, 0, 0]) for f in film.frames]
+    assert shown == list(range(0, steps, film.stride))
+    assert len(shown) >= min(steps, 5)
+
+
+def test_films_take_no_more_than_their_share_of_the_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lightning_rl.callbacks.video.time.perf_counter", lambda: now[0])
+    clock, made = _TimeShare(0.05), 0
+    for _ in range(200):  # an evaluation each second; a film of 8 frames takes 0.3 s
+        now[0] += 1.0
+        if clock.allows():
+            frames = clock.frames(200)
+            assert frames >= 8
+            clock.spent += 0.3 * frames / 8
+            clock.frames_made += frames
+            now[0] += 0.3 * frames / 8
+            made += 1
+    assert 0.03 * now[0] < clock.spent < 0.05 * now[0] + 0.6
+    assert made > 20
+    fast = _TimeShare(0.05)
+    now[0] += 1000.0
+    fast.spent, fast.frames_made = 0.001, 1
+    assert fast.frames(200) == 200
+
+
+def test_settings_out_of_range_are_refused():
+    for wrong in ({"num_envs": 0}, {"fps": 0}, {"max_share": 2}, {"every_n_evaluations": 0}):
+        with pytest.raises(ConfigurationError, match=r"trainer\.video\."):
+            VideoSettings(**wrong)
+
+
+def test_no_film_where_nobody_asked_for_one(tmp_path):
+    seed_everything(3)
+    data = make_data()
+    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
+    trainer.fit(make_ppo(data), data)
+    assert not (tmp_path / "videos").exists()

@@ -1,0 +1,265 @@
+"""Run on each of two ranks what test_ddp.py asks about, all in one launch, and leave the findings in files.
+
+python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equivalence.ddp_runs DIRECTORY
+"""
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+
+from lightning_rl import GRPO, ranks
+from lightning_rl.algorithms.reduction import GradientReduction
+from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
+from tests.helpers import last, make_data, make_ppo, train
+
+TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
+PENDULUM = {
+    "env": "Pendulum-v1",
+    "policy": {"normalize_observation": True},
+    "model": {"normalize_reward": True, "n_epochs": 2, "batch_size": 8},
+    "data": TEN,
+}
+SIX = {
+    "num_envs": 2,
+    "total_env_steps": 2 * 2 * 16 * 6,
+    "num_eval_episodes": 10,
+    "num_eval_envs": 3,
+}
+RESUMED = PENDULUM | {"data": SIX}
+N = 4
+"""Envs of each rank where two ranks are compared with one process, which has twice as many."""
+
+SAME_ROLLOUTS = {
+    "ppo": {
+        "policy": {"normalize_observation": True},
+        "model": {"normalize_reward": True, "batch_size": N * 16, "vf_coef": 0.5},
+    },
+    "ppo rollout": {"model": {"normalize_advantage": "rollout", "batch_size": N * 16}},
+    "grpo": {
+        "policy": {"normalize_observation": True},
+        "model": {"algorithm": GRPO, "group_size": 2, "batch_size": N * 16},
+    },
+    "grpo trajectory": {
+        "model": {
+            "algorithm": GRPO,
+            "group_size": 2,
+            "batch_size": N * 16,
+            "aggregation": "trajectory",
+        }
+    },
+    "grpo, one rank without samples": {
+        "model": {"algorithm": GRPO, "group_size": 2, "batch_size": N * 16, "filter_groups": True}
+    },
+}
+
+
+class Replayed(Collector):
+    """Hand out rollouts from a file: to each rank its rows."""
+
+    def __init__(self, path, env, policy, num_steps, seed):
+        super().__init__(env, policy, num_steps, seed)
+        rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
+        self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
+        self.reports_success = True
+
+    def collect(self):
+        return self.account_for(self.rollouts.pop(0).clone(), begins_anew=False, reports={})
+
+
+def record_rollouts(path, count=4):
+    """Collect rollouts of 2N envs with some policy, and invent what became of them."""
+    torch.manual_seed(1)
+    data = make_data("CartPole-v1", num_envs=2 * N)
+    policy = make_ppo(data).policy
+    collector = SyncCollector(data._env, policy, 16, seed=5)
+    rollouts = []
+    for _ in range(count):
+        rollout = collector.collect().clone()
+        done = torch.rand(rollout.shape) < 0.1
+        rollout["terminated"], rollout["truncated"] = done, torch.zeros_like(done)
+        rollout["done"] = done
+        rollout["reward"] = torch.rand_like(rollout["reward"])
+        rollout["policy_version"].fill_(len(rollouts))
+        # Of the groups of two, each on rank 0 has one success, and none of those on rank 1.
+        rollout["success"] = (
+            done & (torch.arange(2 * N) % 2 * (torch.arange(2 * N) < N))[:, None].bool()
+        )
+        rollouts.append(rollout)
+    data.close()
+    torch.save(rollouts, path)
+
+
+def same_rollouts(directory, name, processes):
+    """Train on the recorded rollouts: `batch_size` is that of each process."""
+    settings = SAME_ROLLOUTS[name]
+    model = settings["model"] | {"n_epochs": 3}
+    return train(
+        directory / f"{name} {processes}",
+        data={
+            "num_envs": 2 * N // processes,
+            "collector": partial(Replayed, directory / "rollouts.pt"),
+            "total_env_steps": 2 * N * 16 * 4,
+            "iterations_per_epoch": 4,
+        },
+        policy=settings.get("policy"),
+        model=model | {"batch_size": model["batch_size"] * 2 // processes},
+        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+    )[0]
+
+
+TWO = {"devices": 2, "strategy": "ddp"}
+
+
+class Notes(Callback):
+    """Keep what became of each iteration."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        own = batch.shape[0] * (batch.shape[1] - 1)
+        ended = int(batch["done"][:, :-1].sum())
+        statistics = trainer.datamodule.collector.statistics
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self.rows.append(
+            {
+                "own_steps": own,
+                "own_episodes": ended,
+                "env_steps": module.env_steps,
+                "episodes": statistics.episodes,
+                "returns": list(statistics.returns),
+                "optimizer_steps": module.optimizer_steps,
+                "skipped": module.guard.skipped,
+                "rate": rate,
+                "metrics": dict(module.metrics),
+            }
+        )
+
+
+class Send(Callback):
+    """Send this process a signal, on some ranks."""
+
+    def __init__(self, *to):
+        self.to = to
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == 3 and ranks.rank() in self.to:
+            self.to = ()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Spoiled(SyncCollector):
+    """Collect rewards that are no numbers, on rank 1, in the second rollout or from then on."""
+
+    def __init__(self, until, *args):
+        super().__init__(*args)
+        self.until, self.count = until, 0
+
+    def collect(self):
+        rollout = super().collect()
+        self.count += 1
+        if ranks.rank() == 1 and 1 < self.count <= self.until:
+            rollout["reward"][:, -2] = torch.nan  # of the last step, and so all returns
+        return rollout
+
+
+class Run:
+    """One training run on two ranks, and what this one found."""
+
+    def __init__(self, directory, findings):
+        self.directory, self.findings = directory, findings
+
+    def __call__(self, name, *callbacks, into=None, trainer=None, **kwargs):
+        notes = Notes()
+        setup = TWO | {"callbacks": [notes, *callbacks]} | (trainer or {})
+        try:
+            module, _, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
+        except FloatingPointError as caught:
+            self.findings[name] = {"rows": notes.rows, "error": str(caught)}
+            return
+        self.findings[name] = {
+            "rows": notes.rows,
+            "error": None,
+            "state": {k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)},
+            "evaluation": module.evaluation,
+            "stop_signal": runner.stop_signal,
+            "monitors": {k: float(v) for k, v in runner.callback_metrics.items()},
+            "run_dir": str(runner.run_dir),
+        }
+
+
+def spied(original, local_gradients, gradients):
+    """Return the reduction, recording what goes in and what comes out."""
+
+    def reduce(self, count, local, phase):
+        def recording():
+            result = local()
+            local_gradients.append([p.grad.clone() for p in self.parameters])
+            return result
+
+        result = original(self, count, recording, phase)
+        gradients.append([p.grad.clone() for p in self.parameters])
+        return result
+
+    return reduce
+
+
+def no_reduction(self, count, local, phase):
+    return local()
+
+
+def main(directory):
+    findings = {}
+    run = Run(directory, findings)
+    original = GradientReduction.__call__
+
+    for name, reduction in {"reduced": original, "not reduced": no_reduction}.items():
+        ins, outs = [], []
+        GradientReduction.__call__ = spied(reduction, ins, outs)
+        run(name, **PENDULUM)
+        findings[name] |= {"local_gradients": ins, "gradients": outs}
+    GradientReduction.__call__ = original
+
+    for name in SAME_ROLLOUTS:
+        module = same_rollouts(directory, name, 2)
+        findings[name] = {
+            k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
+        }
+
+    run("whole", **RESUMED)
+    for name, to in {"rank 0": (0,), "rank 1": (1,), "all": (0, 1)}.items():
+        run(f"to {name}", Send(*to), **RESUMED)
+        checkpoint = last(directory / f"to {name}")
+        run(f"resumed {name}", into=f"to {name}", ckpt_path=checkpoint, **RESUMED)
+
+    quick = {"target_kl": 2e-4, "lr_schedule": "adaptive", "desired_kl": 1e-4, "n_epochs": 8}
+    run("kl", **PENDULUM | {"model": {"batch_size": 8} | quick})
+    for name, until in {"one nan": 2, "only nans": 99}.items():
+        data = TEN | {"collector": partial(Spoiled, until)}
+        run(name, **PENDULUM | {"model": {"max_nonfinite_steps": 9, "batch_size": 8}, "data": data})
+    run(
+        "async 0",
+        **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=0)}},
+    )
+    run(
+        "async 1",
+        **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=1)}},
+    )
+    run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
+    run(
+        "uneven",
+        env="CartPole-v1",
+        data=TEN | {"num_envs": 4, "total_env_steps": 10_000, "buffer_size": 40},
+        model={"algorithm": GRPO, "group_size": 2, "batch_size": 8},
+        trainer={"max_steps": 4},
+    )
+    torch.save(findings, directory / f"rank{ranks.rank()}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

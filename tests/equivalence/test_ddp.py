@@ -1,0 +1,214 @@
+"""Two processes do what one would: gradients, statistics, decisions, checkpoints and evaluation.
+
+All runs on two ranks are made by one launch of `ddp_runs`, which leaves what each rank found.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.equivalence import ddp_runs
+from tests.equivalence.ddp_runs import PENDULUM, RESUMED, SAME_ROLLOUTS, same_rollouts
+from tests.helpers import assert_same, assert_same_run, last, load, train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ddp")
+    ddp_runs.record_rollouts(path / "rollouts.pt")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*command, "-m", "tests.equivalence.ddp_runs", str(path)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(directory):
+    return [torch.load(directory / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def both(ranks, name, key):
+    return [found[name][key] for found in ranks]
+
+
+def column(ranks, name, key):
+    return [[row[key] for row in rows] for rows in both(ranks, name, "rows")]
+
+
+def check_reduction(ranks, name):
+    """The issue's own test: equal parameters, and gradients that are the mean of the local ones."""
+    assert_same(*both(ranks, name, "state"))
+    local, reduced = both(ranks, name, "local_gradients"), both(ranks, name, "gradients")
+    assert len(local[0]) == 10 * 2 * 4  # iterations, epochs, minibatches
+    for step in range(len(local[0])):
+        assert_same(reduced[0][step], reduced[1][step])
+        for one, other, mean in zip(local[0][step], local[1][step], reduced[0][step], strict=True):
+            torch.testing.assert_close(mean, (one + other) / 2, rtol=1e-5, atol=1e-7)
+
+
+def test_parameters_stay_equal_and_gradients_are_the_mean_of_the_local_ones(ranks):
+    check_reduction(ranks, "reduced")
+    one, other = both(ranks, "reduced", "local_gradients")
+    assert not torch.equal(one[0][0], other[0][0]), "ranks have data of their own"
+
+
+def test_without_the_reduction_the_same_check_fails(ranks):
+    with pytest.raises(AssertionError):
+        check_reduction(ranks, "not reduced")
+    one, other = both(ranks, "not reduced", "state")
+    assert not torch.equal(one["policy.actor.0.weight"], other["policy.actor.0.weight"])
+
+
+@pytest.mark.parametrize("name", SAME_ROLLOUTS)
+def test_two_ranks_give_the_update_of_one_process_with_all_envs(name, directory, ranks):
+    alone = same_rollouts(directory, name, 1).state_dict()
+    assert_same(ranks[0][name], ranks[1][name])
+    for key, value in ranks[0][name].items():
+        torch.testing.assert_close(
+            value, alone[key], rtol=1e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+    start = same_start(name)
+    moved = max((start[k] - alone[k]).abs().max() for k in start if "actor" in k)
+    assert moved > 1e-4
+
+
+def same_start(name):
+    from lightning.pytorch import seed_everything
+
+    from tests.helpers import make_data, make_ppo
+
+    seed_everything(3)
+    settings = SAME_ROLLOUTS[name]
+    module = make_ppo(make_data(), settings.get("policy"), **settings["model"])
+    return {k: v for k, v in module.state_dict().items() if torch.is_tensor(v)}
+
+
+def test_every_env_step_and_every_episode_counts_once(ranks):
+    for name in ("reduced", "uneven", "async 1"):
+        steps = torch.tensor(column(ranks, name, "own_steps")).sum(0).cumsum(0).tolist()
+        assert column(ranks, name, "env_steps") == [steps, steps]
+        returns = column(ranks, name, "returns")
+        assert returns[0] == returns[1]
+    episodes = torch.tensor(column(ranks, "async 1", "own_episodes")).sum(0).cumsum(0).tolist()
+    assert column(ranks, "async 1", "episodes") == [episodes, episodes]
+    lengths = column(ranks, "uneven", "own_steps")
+    assert lengths[0] != lengths[1]
+
+
+def test_budget_and_learning_rate_count_the_steps_of_both(ranks):
+    assert len(both(ranks, "reduced", "rows")[0]) == 10
+    rates = column(ranks, "reduced", "rate")[0]
+    assert rates == pytest.approx([3e-4 * (1 - i / 10) for i in range(10)])
+
+
+def test_early_stops_and_adaptive_rates_agree(ranks):
+    steps = column(ranks, "kl", "optimizer_steps")
+    assert steps[0] == steps[1]
+    assert steps[0][-1] < 10 * 8 * 4
+    rates = column(ranks, "kl", "rate")
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) > 1
+    assert_same(*both(ranks, "kl", "state"))
+
+
+def test_a_nan_on_one_rank_skips_the_steps_of_both(ranks):
+    skipped = column(ranks, "one nan", "skipped")
+    assert skipped[0] == skipped[1]
+    assert skipped[0][-1] == 8
+    assert_same(*both(ranks, "one nan", "state"))
+    assert all(value.isfinite().all() for value in ranks[0]["one nan"]["state"].values())
+
+
+def test_nans_on_one_rank_end_both_and_both_say_why(ranks):
+    errors = both(ranks, "only nans", "error")
+    assert errors[0] == errors[1]
+    assert "9 optimizer steps in a row" in errors[0]
+    assert "Not finite among what they are made of: reward" in errors[0]
+
+
+@pytest.mark.parametrize("to", ["rank 0", "rank 1", "all"])
+def test_a_signal_to_any_rank_stops_all_and_resume_is_exact(to, directory, ranks):
+    assert both(ranks, f"to {to}", "stop_signal") == [15, 15]
+    assert [len(rows) for rows in both(ranks, f"to {to}", "rows")] == [4, 4]
+    assert_same(*both(ranks, f"resumed {to}", "state"))
+    assert_same_run(directory / "whole", directory / f"to {to}")
+
+
+def test_each_rank_has_random_streams_and_envs_of_its_own(directory):
+    checkpoint = load(last(directory / "whole"))
+    one, other = checkpoint["lightning_rl"]["ranks"]
+    assert not torch.equal(one["shuffle"], other["shuffle"])
+    assert not torch.equal(one["carry"], other["carry"])
+    one, other = (c["loop"]["generator"] for c in checkpoint["RLDataModule"]["collectors"])
+    assert not torch.equal(one, other)
+
+
+def test_another_number_of_processes_may_go_on(directory, tmp_path):
+    checkpoint = last(directory / "whole")
+    data = RESUMED["data"] | {"total_env_steps": 2 * 2 * 16 * 6 + 64, "num_eval_episodes": 1}
+    with pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"):
+        module, _, _ = train(tmp_path, ckpt_path=checkpoint, **RESUMED | {"data": data})
+    assert module.env_steps == data["total_env_steps"]
+    # Observations of all iterations of both ranks, and of two more of one.
+    assert module.policy.normalizer.count == data["total_env_steps"]
+
+
+def test_an_evaluation_is_that_of_one_process(directory, ranks):
+    one, other = both(ranks, "whole", "evaluation")
+    assert one == other
+    assert one["seeds"] == list(range(one["seeds"][0], one["seeds"][0] + 10))
+    assert both(ranks, "whole", "monitors")[0] == both(ranks, "whole", "monitors")[1]
+    # A budget that is used up: nothing is trained, and the evaluation follows.
+    from tests.helpers import RLTrainer, make_data, make_ppo
+
+    data = make_data("Pendulum-v1", **RESUMED["data"])
+    data.eval_seed = one["seeds"][0]
+    module = make_ppo(data, RESUMED["policy"], **RESUMED["model"])
+    trainer = RLTrainer(run_dir=str(directory / "alone"), logger=False, enable_progress_bar=False)
+    trainer.validate(module, datamodule=data, ckpt_path=last(directory / "whole"))
+    assert module.evaluation["returns"] == pytest.approx(one["returns"], rel=1e-5)
+    assert module.evaluation["lengths"] == one["lengths"]
+
+
+def test_files_are_those_of_rank_0(directory, ranks):
+    assert both(ranks, "whole", "run_dir") == [str(directory / "whole")] * 2
+    assert len(list((directory / "whole" / "logs").glob("events*"))) == 1
+    assert sorted(p.name for p in (directory / "whole" / "checkpoints").iterdir()) == [
+        "best.ckpt",
+        "last.ckpt",
+    ]
+
+
+def test_asynchronous_collection_without_staleness_equals_synchronous(ranks):
+    assert_same(*both(ranks, "async 0", "state"))
+    assert_same(ranks[0]["async 0"]["state"], ranks[0]["reduced"]["state"])
+
+
+def test_asynchronous_collection_keeps_ranks_equal(ranks):
+    assert_same(*both(ranks, "async 1", "state"))
+    assert max(m["async/staleness_max"] for m in column(ranks, "async 1", "metrics")[0]) == 1
+
+
+def test_a_compiled_update_follows_the_eager_one(ranks):
+    assert_same(*both(ranks, "compiled", "state"))
+    for key, value in ranks[0]["compiled"]["state"].items():
+        torch.testing.assert_close(value, ranks[0]["reduced"]["state"][key], rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
+    for name in ("all_reduce", "all_gather_object"):
+        monkeypatch.setattr(torch.distributed, name, None)
+    train(tmp_path, **PENDULUM)

@@ -1,0 +1,309 @@
+"""Which checkpoints a run keeps, what each kind is good for, and what is refused."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_rl import GRPO, RLTrainer, files
+from lightning_rl.checkpoint_format import SCHEMA, read_checkpoint
+from lightning_rl.cli import run
+from lightning_rl.errors import ConfigurationError, WriteError
+from lightning_rl.files import write_atomically
+from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+
+SMALL = [
+    *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "2", "--data.num_eval_episodes", "2"),
+]
+
+
+def names(run_dir):
+    return sorted(path.name for path in (Path(run_dir) / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"), [("eval/avg_reward", "max"), ("eval/avg_length", "min")]
+)
+def test_the_best_is_that_of_the_metric_and_mode(metric, mode, tmp_path):
+    data = {"iterations_per_epoch": 1, "total_env_steps": 4 * 16 * 8}
+    model = {"learning_rate": 0.03}
+    train(tmp_path, data=data, model=model, trainer={"best_metric": metric, "best_mode": mode})
+    curve = dict(scalars(tmp_path)[metric])
+    assert len(set(curve.values())) > 1
+    steps = load(tmp_path / "checkpoints" / "best.ckpt")["lightning_rl"]["env_steps"]
+    assert curve[steps] == (max if mode == "max" else min)(curve.values())
+
+
+def test_a_metric_that_the_evaluation_lacks_is_one_readable_error(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"avg_rewards.*close matches: eval/avg_reward"):
+        train(tmp_path, trainer={"best_metric": "eval/avg_rewards"})
+    with pytest.raises(ConfigurationError, match="must be a metric of the evaluation"):
+        train(tmp_path, trainer={"best_metric": "train/loss"})
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_resumed_run_keeps_the_best_until_there_is_a_better_one(moved, tmp_path):
+    """Also where its directory has been renamed."""
+    run_dir = tmp_path / "run"
+    settings = {"trainer": {"best_metric": "eval/avg_length", "best_mode": "min"}}
+    data = {"iterations_per_epoch": 1}
+    train(run_dir, data=data | {"total_env_steps": 64}, **settings)
+    saved = load(last(run_dir))
+    (state,) = saved["callbacks"].values()
+    state["best_model_score"] = torch.tensor(-1.0)  # no evaluation is below it
+    key = "kth_value"
+    state[key] = torch.tensor(-1.0)
+    state["best_k_models"] = dict.fromkeys(state["best_k_models"], torch.tensor(-1.0))
+    torch.save(saved, last(run_dir))
+    before = (run_dir / "checkpoints" / "best.ckpt").read_bytes()
+    if moved:
+        run_dir = run_dir.rename(tmp_path / "elsewhere")
+    train(run_dir, data=data, ckpt_path=last(run_dir), **settings)
+    assert (run_dir / "checkpoints" / "best.ckpt").read_bytes() == before
+
+
+def test_periodic_checkpoints_rotate(tmp_path):
+    trainer = {"checkpoint_every_n_iterations": 2, "keep_checkpoints": 2}
+    train(tmp_path, trainer=trainer)
+    assert names(tmp_path) == [
+        *("best.ckpt", "iteration_000004.ckpt", "iteration_000006.ckpt", "last.ckpt")
+    ]
+    # A run that goes back removes the oldest files, not its own new ones of smaller numbers.
+    early = tmp_path / "checkpoints" / "iteration_000004.ckpt"
+    train(tmp_path, trainer=trainer | {"checkpoint_every_n_iterations": 5}, ckpt_path=early)
+    assert names(tmp_path) == [
+        *("best.ckpt", "iteration_000005.ckpt", "iteration_000006.ckpt", "last.ckpt")
+    ]
+
+
+@pytest.mark.parametrize("iteration", [2, 3, 4])
+def test_resume_is_exact_from_a_periodic_checkpoint(iteration, tmp_path):
+    """In the middle of an epoch, and at its end, where the evaluation comes first."""
+    trainer = {"checkpoint_every_n_iterations": 1, "keep_checkpoints": None}
+    train(tmp_path / "whole", trainer=trainer)
+    checkpoint = tmp_path / "whole" / "checkpoints" / f"iteration_{iteration:06d}.ckpt"
+    assert load(checkpoint)["global_step"] == iteration
+    train(tmp_path / "resumed", trainer=trainer, ckpt_path=checkpoint)
+    a, b = load(last(tmp_path / "whole")), load(last(tmp_path / "resumed"))
+    for content in (a, b):  # the paths of best.ckpt, and its score, are of each run
+        del content["callbacks"]
+    assert_same(a, b)
+
+
+def cli_run(tmp_path, monkeypatch, *more, steps=256):
+    monkeypatch.chdir(tmp_path)
+    run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", str(steps), *more])
+    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def failure(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(list(arguments))
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 1
+    assert error.count("\n") == 0
+    return error
+
+
+def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monkeypatch, capsys):
+    run_dir = cli_run(tmp_path, monkeypatch, "--trainer.checkpoint_weights_only", "true")
+    best = run_dir / "checkpoints" / "best.ckpt"
+    content = load(best)
+    assert set(content) == {
+        *("epoch", "global_step", "pytorch-lightning_version", "state_dict"),
+        *("rl_config", "lightning_rl"),
+    }
+    assert set(content["lightning_rl"]) == {"schema", "kind", "version", "env_steps"}
+    assert best.stat().st_size < last(run_dir).stat().st_size / 2
+    run(["validate", "--ckpt_path", str(best)])
+    run(["test", "--ckpt_path", "best"])
+    config = (run_dir / "config.yaml").read_text()
+    error = failure(capsys, "fit", "--ckpt_path", str(best), "--data.num_eval_episodes", "3")
+    assert "holds weights only" in error
+    assert "--trainer.init_from" in error
+    assert (run_dir / "config.yaml").read_text() == config  # a refusal changes nothing
+    warm = cli_run(
+        tmp_path,
+        monkeypatch,
+        *("--exp_name", "warm", "--model.learning_rate", "1e-9"),
+        *("--trainer.init_from", str(best)),
+        steps=64,
+    )
+    ended = load(last(warm))
+    assert ended["lightning_rl"]["env_steps"] == 64
+    assert ended["state_dict"]["policy.version"] == 1
+    for key, value in content["state_dict"].items():
+        if key.startswith("policy.actor"):
+            assert torch.allclose(value, ended["state_dict"][key], atol=1e-6)
+    # resumed, a warm-started run goes on with its own weights, even where the other file is gone
+    best.unlink()
+    run(["fit", "--ckpt_path", str(warm), "--data.total_env_steps", "128"])
+    assert load(last(warm))["state_dict"]["policy.version"] == 2
+
+
+def test_grpo_is_warm_started_with_its_reference(tmp_path):
+    model = {"algorithm": GRPO, "group_size": 2, "kl_coef": 0.1, "learning_rate": 1e-9}
+    settings = {"model": model | {"lr_schedule": "constant"}, "data": {"total_env_steps": 64}}
+    train(tmp_path / "a", seed=5, **settings)
+    module, _, _ = train(
+        tmp_path / "b", seed=6, trainer={"init_from": str(last(tmp_path / "a"))}, **settings
+    )
+    weights = load(last(tmp_path / "a"))["state_dict"]["policy.actor.0.weight"]
+    assert torch.allclose(module.policy.actor[0].weight, weights, atol=1e-6)
+    assert torch.equal(module.reference.actor[0].weight, weights)
+
+
+def test_warm_starting_with_another_policy_is_refused(tmp_path):
+    train(tmp_path / "a", data={"total_env_steps": 64})
+    with pytest.raises(ConfigurationError, match="belongs to another policy"):
+        train(tmp_path / "b", env="Acrobot-v1", trainer={"init_from": str(tmp_path / "a")})
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, 0, None, "new"])
+def test_a_checkpoint_of_another_schema_is_refused(schema, tmp_path, monkeypatch, capsys):
+    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+    content = load(last(run_dir))
+    content["lightning_rl"] |= {"schema": schema, "version": "9.8.7"}
+    torch.save(content, last(run_dir))
+    for command in ("validate", "fit"):
+        error = failure(capsys, command, "--ckpt_path", str(last(run_dir)))
+        assert f"has schema {schema}, written by lightning_rl 9.8.7" in error
+        assert f"reads schema {SCHEMA}" in error
+        assert ("Upgrade lightning_rl." in error) == (schema == SCHEMA + 1)
+    with pytest.raises(ConfigurationError, match="has schema"):  # and without a command line
+        train(tmp_path / "python", ckpt_path=last(run_dir))
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, (f"touch {Path.cwd() / 'pwned'}",)
+
+
+def damage(path, how):
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "garbage":
+        path.write_bytes(os.urandom(1000))
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "one byte":
+        weights = load(path)["state_dict"]["policy.actor.2.weight"].numpy().tobytes()
+        at = content.index(weights) + 10
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    elif how == "pickle":
+        torch.save(load(path) | {"callbacks": Malicious()}, path)
+    else:
+        torch.save(load(path) | {"x": Malicious()}, path, _use_new_zipfile_serialization=False)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "damaged, or not a checkpoint at all"),
+        ("garbage", "damaged, or not a checkpoint at all"),
+        ("empty", "it is empty"),
+        ("one byte", "is damaged"),
+        ("pickle", "would run code if it were read"),
+        ("old pickle", "damaged, or not a checkpoint at all"),
+    ],
+)
+def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, tmp_path, monkeypatch, capsys):
+    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+    damage(last(run_dir), how)
+    commands = [
+        ["validate", "--ckpt_path", str(run_dir)],
+        ["fit", "--ckpt_path", "last", "--data.total_env_steps", "128"],
+        ["fit", "--config", "ppo.yaml", *SMALL, "--ckpt_path", str(last(run_dir))],
+    ]
+    for arguments in commands:
+        error = failure(capsys, *arguments)
+        assert message in error
+        assert "cannot be read" in error
+    assert not Path("pwned").exists()
+    data = make_data()
+    trainer = RLTrainer(run_dir="python", logger=False, accelerator="cpu")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        trainer.fit(make_ppo(data), data, ckpt_path=str(last(run_dir)), weights_only=False)
+    assert not Path("pwned").exists()
+    run(["validate", "--ckpt_path", "best"])  # what else was saved is whole
+
+
+def test_everything_that_is_saved_is_plain_data(tmp_path):
+    """Optimizer, normalisers, callbacks, envs: all of it loads without unpickling."""
+    train(
+        tmp_path,
+        env="Pendulum-v1",
+        policy={"normalize_observation": True},
+        model={"normalize_reward": True},
+        trainer={"checkpoint_every_n_iterations": 1},
+    )
+    for path in (tmp_path / "checkpoints").iterdir():
+        content = read_checkpoint(path)
+        assert content["callbacks"]
+        assert content["RLDataModule"]["collector"]["env"]["episodes"]
+
+
+def test_another_env_is_refused(tmp_path, monkeypatch, capsys):
+    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+    other = ["--ckpt_path", str(last(run_dir)), "--data.env.id", "Acrobot-v1"]
+    for command in ("validate", "fit"):
+        assert "belongs to another policy" in failure(capsys, command, *other)
+
+
+# --- files ---
+
+
+def test_unfinished_files_of_a_killed_run_go_at_the_next_start(tmp_path):
+    train(tmp_path, data={"total_env_steps": 64})
+    dead = [tmp_path / ".tmp-4194304-x", tmp_path / "checkpoints" / f".tmp-{os.getpid()}-y"]
+    alive = tmp_path / "checkpoints" / f".tmp-{os.getppid()}-z"
+    for path in (*dead, alive):
+        path.touch()
+    train(tmp_path, ckpt_path=last(tmp_path))
+    assert not [path for path in dead if path.exists()]
+    assert alive.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_torch_save_on_a_full_disk_leaves_the_old_file_and_says_so(number, tmp_path):
+    path = tmp_path / "last.ckpt"
+    write_atomically(path, lambda file: torch.save({"a": 1}, file))
+
+    class Full:
+        def __init__(self, file):
+            self.file, self.left = file, 2000
+
+        def write(self, content):
+            self.left -= len(content)
+            if self.left < 0:
+                raise OSError(number, os.strerror(number))
+            return self.file.write(content)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    with pytest.raises(WriteError, match=rf"Cannot write {path}: {os.strerror(number)}.*is whole"):
+        write_atomically(path, lambda file: torch.save({"a": torch.zeros(9999)}, Full(file)))
+    assert load(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_rename_reaches_the_disk_too(tmp_path, monkeypatch):
+    calls = []
+    real = os.fsync
+    monkeypatch.setattr(
+        files.os, "fsync", lambda fd: calls.append(os.path.isdir(f"/proc/self/fd/{fd}")) or real(fd)
+    )
+    write_atomically(tmp_path / "file", lambda file: file.write(b"x"))
+    assert calls == [False, True]
+
+
+def test_a_run_is_not_named_out_of_its_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    error = failure(capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x")
+    assert "exp_name must be a plain name, got '../../x'" in error

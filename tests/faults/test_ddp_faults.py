@@ -1,0 +1,176 @@
+"""What happens to one process of a run happens to all of them, and none is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lightning_rl.config_files import find_config
+from tests.helpers import load
+
+MODULE = """
+import os, time
+from pathlib import Path
+from lightning_rl.envs import ActionProbe
+
+class Fragile(ActionProbe):
+    '''Fails on one rank, while the other is in the middle of a long rollout or waits for it.'''
+
+    def __init__(self, num_envs: int, fails_on: int = -1):
+        super().__init__(num_envs)
+        self.fails_on, self.steps = fails_on, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps >= 100:
+            rank = int(os.environ.get("LOCAL_RANK", 0))
+            if self.steps == 100:
+                Path(f"at_work_{rank}").write_text(str(os.getpid()))
+            if rank == self.fails_on and Path(f"at_work_{1 - rank}").exists():
+                raise ValueError("the sensor is gone")
+        time.sleep(0.001)
+        return super().step(action)
+"""
+
+CONFIG = """
+model:
+  class_path: PPO
+  init_args:
+    policy: {class_path: ActorCritic, init_args: {hidden_sizes: [8]}}
+    n_epochs: 1
+    batch_size: 32
+data:
+  env: {class_path: fragile.Fragile}
+  num_envs: 4
+  buffer_size: 16
+  total_env_steps: 10_000_000
+  iterations_per_epoch: 10_000
+trainer: {accelerator: cpu}
+"""
+
+LAUNCHERS = {
+    "lightning": [],
+    "torchrun": [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "--no-python",
+    ],
+}
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Start training on two processes; whatever is left of them is killed in the end."""
+    (tmp_path / "fragile.py").write_text(MODULE)
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    begun = []
+
+    def begin(*options, launcher="lightning"):
+        log = (tmp_path / "log").open("w")
+        python = [sys.executable, *LAUNCHERS[launcher]]
+        python += [sys.executable] if launcher == "torchrun" else []
+        process = subprocess.Popen(
+            [
+                *(*python, "-m", "lightning_rl", "fit", "--config", "run.yaml"),
+                *("--config", "trainer/ddp.yaml", *options),
+            ],
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        begun.append(process)
+        return process
+
+    yield begin
+    for process in begun:
+        for pid in in_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def in_session(leader):
+    """Return the processes that a launch has left or still has: all are in its session."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (path / "stat").read_text().rpartition(") ")[2].split()[:4]
+        except (OSError, ValueError):
+            continue
+        if int(session) == leader and state != "Z":
+            found.append(int(path.name))
+    return found
+
+
+def at_work(directory, timeout=120):
+    """Wait until both ranks have trained for some iterations; return their process ids."""
+    files = [directory / f"at_work_{rank}" for rank in range(2)]
+    deadline = time.monotonic() + timeout
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline, (directory / "log").read_text()
+        time.sleep(0.05)
+    return [int(file.read_text()) for file in files]
+
+
+def end_of(process, directory, within=30.0):
+    """Wait for the end, and for that of every process; return the log."""
+    log, deadline = directory / "log", time.monotonic() + within
+    while process.poll() is None or in_session(process.pid):
+        assert time.monotonic() < deadline, f"{in_session(process.pid)} go on: {log.read_text()}"
+        time.sleep(0.05)
+    return log.read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+class TestTwoProcesses:
+    @pytest.mark.parametrize(
+        ("rank", "launcher"), [(0, "lightning"), (1, "lightning"), (1, "torchrun")]
+    )
+    def test_an_exception_on_one_rank_ends_both(self, rank, launcher, launch, tmp_path):
+        process = launch("--data.env.fails_on", str(rank), launcher=launcher)
+        at_work(tmp_path)
+        log = end_of(process, tmp_path)
+        assert process.returncode != 0
+        assert "ValueError: the sensor is gone" in log
+
+    @pytest.mark.parametrize(
+        ("to", "launcher"),
+        [
+            (0, "lightning"),
+            ("all", "torchrun"),
+            pytest.param(1, "lightning", marks=pytest.mark.slow),
+            pytest.param("all", "lightning", marks=pytest.mark.slow),
+        ],
+    )
+    def test_sigterm_ends_both_with_a_whole_checkpoint(self, to, launcher, launch, tmp_path):
+        process = launch(launcher=launcher)
+        ranks = at_work(tmp_path)
+        for pid in {"all": [process.pid, *ranks], 0: ranks[:1], 1: ranks[1:]}[to]:
+            os.kill(pid, signal.SIGTERM)
+        log = end_of(process, tmp_path)
+        if launcher == "lightning":
+            assert process.returncode == 128 + signal.SIGTERM, log
+        assert log.count("Stopped by a signal") == 1, log
+        (run_dir,) = (tmp_path / "outputs").iterdir()
+        checkpoint = load(run_dir / "checkpoints" / "last.ckpt")
+        assert len(checkpoint["RLDataModule"]["collectors"]) == 2
+        assert checkpoint["global_step"] >= 1
+        assert checkpoint["lightning_rl"]["env_steps"] == 2 * 4 * 16 * checkpoint["global_step"]
+
+
+def test_what_processes_cannot_share_is_refused(tmp_path):
+    from tests.helpers import train
+
+    with pytest.raises(ValueError, match=r"DDPStrategy by fork is not supported.*strategy ddp"):
+        train(tmp_path, trainer={"devices": 1, "strategy": "ddp_fork"})
+
+
+def test_the_shipped_trainer_part_is_found_by_its_name():
+    assert find_config("trainer/ddp.yaml").is_file()

@@ -1,0 +1,350 @@
+"""Each fault of a run does what the documentation says, and leaves nothing behind."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_rl.cli import run
+from lightning_rl.envs import GymnasiumEnv, ValueProbe
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same_run, last, load, train
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    *("--data.num_envs", "2", "--data.buffer_size", "16", "--model.batch_size", "32"),
+    *("--data.iterations_per_epoch", "2", "--data.num_eval_episodes", "1"),
+]
+
+
+def workers():
+    """Return the processes that have one of ours as their parent."""
+    task = Path("/proc/self/task")
+    return {child for t in task.iterdir() for child in (t / "children").read_text().split()}
+
+
+def unfinished(directory):
+    return list(Path(directory).rglob(".tmp-*"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path, monkeypatch):
+    """No process, no thread, no temporary file, here or where the system keeps them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = workers(), set(threading.enumerate())
+    yield
+    patience = time.monotonic() + 5
+    while (workers(), set(threading.enumerate())) != before and time.monotonic() < patience:
+        time.sleep(0.02)
+    assert workers() <= before[0]
+    assert set(threading.enumerate()) <= before[1]
+    assert not unfinished(tmp_path)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+# --- envs ---
+
+
+class Faulty(gymnasium.Env):
+    """Goes wrong in a given way, at the 20th step of each env or at the first."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, how):
+        self.how, self.steps = how, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2 if self.how == "reset shape" else 3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        late = self.steps > 20
+        observation, reward = np.zeros(3, np.float32), 0.0
+        if self.how == "raises" and late:
+            raise ZeroDivisionError("the motor is on fire")
+        if self.how == "nan observation" and late:
+            observation[1] = np.nan
+        if self.how == "nan reward" and late:
+            reward = float("nan")
+        if self.how == "inf reward" and late:
+            reward = float("-inf")
+        if self.how == "broadcastable shape":
+            observation = observation[:1]
+        if self.how == "reward shape":
+            reward = np.zeros(2)
+        if self.how == "late shape" and late:
+            observation = np.zeros(2, np.float32)
+        if self.how == "four results":
+            return observation, reward, False, {}
+        return observation, reward, False, False, {}
+
+
+gymnasium.register("Faulty-v0", Faulty, max_episode_steps=10)
+
+SHAPES = {
+    "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
+    "broadcastable shape": r"returned an observation of shape \[1\] instead of \[3\]",
+    "reward shape": r"returned a reward of shape \[2\] instead of \[\]",
+}
+NUMBERS = {
+    "nan observation": r"a observation that is not finite: nan in env 0, at step 5.*entry \[1\]",
+    "nan reward": r"a reward that is not finite: nan in env 0, at step 4",
+    "inf reward": r"a reward that is not finite: -inf in env 0, at step 4",
+}
+
+
+def faulty(how, vectorization="sync"):
+    make = partial(GymnasiumEnv, id="Faulty-v0", env_kwargs={"how": how})
+    return partial(make, vectorization=vectorization)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", SHAPES)
+def test_a_gymnasium_env_of_wrong_shapes_is_named(how, vectorization, tmp_path):
+    with pytest.raises(ConfigurationError, match=SHAPES[how]):
+        train(tmp_path / "run", env=faulty(how, vectorization))
+
+
+def test_an_env_of_an_old_gym_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match="returned 4 things from step"):
+        train(tmp_path / "run", env=faulty("four results"))
+
+
+def test_a_shape_that_goes_wrong_later_is_named_too(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"shape \[2\] instead of \[3\]"):
+        train(tmp_path / "run", env=faulty("late shape"))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", NUMBERS)
+def test_a_gymnasium_env_that_returns_no_number_is_named(how, vectorization, tmp_path):
+    """Whatever the number of minibatches, and before any statistics are spoilt."""
+    with pytest.raises(FloatingPointError, match=NUMBERS[how]):
+        train(
+            tmp_path / "run",
+            env=faulty(how, vectorization),
+            model={"n_epochs": 1, "batch_size": 64, "normalize_reward": True},
+            policy={"normalize_observation": True},
+            data={"iterations_per_epoch": 1},
+        )
+    content = load(last(tmp_path / "run"))  # of the iteration before
+    assert content["global_step"] == 1
+    assert all(
+        value.isfinite().all() for value in content["state_dict"].values() if torch.is_tensor(value)
+    )
+
+
+class FaultyTorchEnv(ValueProbe):
+    def __init__(self, num_envs, how):
+        super().__init__(num_envs, delay=3)
+        self.how, self.steps = how, 0
+
+    def observe(self, state):
+        observation = super().observe(state)
+        if self.how == "observation shape":
+            return observation[:, :1].expand(-1, 2)
+        if self.how == "nan observation" and self.steps > 20:
+            return observation * torch.nan
+        return observation
+
+    def transition(self, state, action):
+        moved, reward, terminated, info = super().transition(state, action)
+        self.steps += 1
+        if self.how == "reward shape":
+            reward = reward[:, None]
+        if self.how == "broadcastable reward":
+            reward = reward[:1]
+        if self.how == "nan reward" and self.steps > 20:
+            reward = reward * torch.nan
+        return moved, reward, terminated, info
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ("observation shape", ConfigurationError, r"FaultyTorchEnv returned an observation of"),
+        ("reward shape", ConfigurationError, r"returned a reward of shape \[4, 1\]"),
+        ("broadcastable reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
+        (
+            "nan observation",
+            FloatingPointError,
+            r"an? (final_)?observation that is not finite: nan",
+        ),
+        ("nan reward", FloatingPointError, "a reward that is not finite: nan in env 0, at step 4"),
+    ],
+)
+def test_a_torch_env_that_returns_what_it_should_not_is_named(how, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        train(tmp_path / "run", env=lambda n: FaultyTorchEnv(n, how))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
+    with pytest.raises(ZeroDivisionError, match="the motor is on fire"):
+        train(
+            tmp_path / "run", env=faulty("raises", vectorization), data={"iterations_per_epoch": 1}
+        )
+    assert load(last(tmp_path / "run"))["global_step"] == 1  # what was saved is not lost
+
+
+# --- disks ---
+
+
+def failure(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320", *arguments])
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 1
+    assert error.count("\n") == 0, error
+    return error
+
+
+def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, monkeypatch):
+    real, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if sum("checkpoints/.tmp" in call for call in calls) > 2:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr("lightning_rl.files.os.fsync", full)
+    error = failure(capsys)
+    assert "Cannot write outputs/ppo_" in error
+    assert "No space left on device. Free some space" in error
+    monkeypatch.setattr("lightning_rl.files.os.fsync", real)
+    run(["fit", "--ckpt_path", "last"])
+    (run_dir,) = Path("outputs").iterdir()
+    assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
+
+
+def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
+    command = [sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
+    outcome = subprocess.run(
+        [*command, "--data.total_env_steps", "320"],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert outcome.returncode == 1
+    assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
+    assert "File too large" in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+    (run_dir,) = Path("outputs").iterdir()
+    assert not list((run_dir / "checkpoints").iterdir())
+
+
+def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch):
+    Path("file").touch()
+    error = failure(capsys, "--output_dir", "file")
+    assert "Cannot write file/ppo_" in error
+    assert "Not a directory. Set --output_dir" in error
+
+    def read_only(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("lightning_rl.files.tempfile.mkstemp", read_only)
+    assert "Read-only file system. Set --output_dir" in failure(capsys)
+
+
+# --- signals ---
+
+
+class Interrupt(Callback):
+    """Send this process signals while it trains."""
+
+    def __init__(self, *numbers):
+        self.numbers = numbers
+
+    def on_train_batch_start(self, trainer, *args):
+        if trainer.global_step == 4:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_path):
+    env = partial(GymnasiumEnv, id="CartPole-v1", vectorization=vectorization)
+    twice = {"callbacks": [Interrupt(signal.SIGINT, signal.SIGINT)]}
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        train(tmp_path / "run", env=env, trainer=twice)
+    assert load(last(tmp_path / "run"))["global_step"] == 3  # the end of the epoch before
+    assert signal.getsignal(signal.SIGINT) == before
+    train(tmp_path / "whole", env=env)
+    train(tmp_path / "run", env=env, ckpt_path=last(tmp_path / "run"))
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
+    env = partial(GymnasiumEnv, id="CartPole-v1", vectorization="async")
+    _, _, trainer = train(tmp_path / "run", env=env, trainer={"callbacks": [Interrupt(number)]})
+    assert trainer.stop_signal == number
+    assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
+def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
+    command = [
+        *(sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL),
+        *("--data.total_env_steps", "1000000", "--data.env.vectorization", "async"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    assert len(children) >= 2
+    patience = time.monotonic() + 10
+    while any(map(running, children)) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not [child for child in children if running(child)]
+    (run_dir,) = Path("outputs").iterdir()
+    assert load(last(run_dir))["global_step"] >= 2
+    steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
+    run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])
+
+
+def running(process):
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+def test_kills_while_saving_lose_nothing():
+    script = ROOT / "scripts" / "kill_test.py"
+    outcome = subprocess.run(
+        [sys.executable, str(script), "--kills", "6", "--iterations", "15", "--check"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert "| killed | 6 |" in outcome.stdout
+    assert "| unreadable `last.ckpt` | 0 |" in outcome.stdout

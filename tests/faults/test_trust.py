@@ -1,0 +1,256 @@
+"""A checkpoint is data: what its configuration names is not imported, let alone run."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.cli import run
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.trust import checked_config
+from tests.helpers import last, load, train
+
+SETTINGS = """
+seed_everything: 3
+exp_name: run
+output_dir: outputs
+model:
+  class_path: lightning_rl.PPO
+  init_args:
+    policy: {class_path: lightning_rl.ActorCritic, init_args: {hidden_sizes: [16]}}
+    batch_size: 32
+data:
+  env: {class_path: lightning_rl.GymnasiumEnv, init_args: {id: CartPole-v1}}
+  num_envs: 4
+  buffer_size: 16
+  total_env_steps: 128
+  iterations_per_epoch: 3
+  num_eval_episodes: 1
+trainer: {accelerator: cpu, enable_progress_bar: false, logger: false}
+"""
+
+MODULE = """
+from pathlib import Path
+Path("{name}_was_imported").touch()
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from lightning_rl import PPO, GymnasiumEnv
+gymnasium.register("{name}-v0", CartPoleEnv, max_episode_steps=20)
+class MyPPO(PPO):
+    def __init__(self, policy: "Policy", **kwargs):
+        super().__init__(policy, **kwargs)
+class MyEnv(GymnasiumEnv): pass
+class MyWrapper(gymnasium.Wrapper): pass
+from lightning_rl import Policy
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    train(directory, data={"total_env_steps": 128})
+    return load(last(directory))
+
+
+@pytest.fixture
+def checkpoint(trained, tmp_path, monkeypatch):
+    """Return what writes a checkpoint with changed settings, beside a module of the user's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "system", forbidden)
+    name = f"mine_{tmp_path.name}".replace("-", "_")
+    Path(f"{name}.py").write_text(MODULE.format(name=name))
+
+    def write(change=lambda config: None):
+        config = yaml.safe_load(SETTINGS)
+        change(config)
+        torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+        return name
+
+    yield write
+    sys.modules.pop(name, None)
+
+
+def forbidden(command):
+    raise AssertionError(f"ran {command}")
+
+
+def set_at(path, value):
+    def change(config):
+        *parents, key = path.split(".")
+        for parent in parents:
+            config = config.setdefault(parent, {})
+        config[key] = value
+
+    return change
+
+
+def refused(capsys, command):
+    arguments = ["--ckpt_path", "policy.ckpt"]
+    if command == "fit":
+        arguments += ["--data.total_env_steps", "192"]
+    with pytest.raises(SystemExit) as stop:
+        run([command, *arguments])
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 1
+    assert error.count("\n") == 0
+    assert "--trust_code true" in error
+    return error
+
+
+GADGET = {"class_path": "os.system", "init_args": {"command": "touch pwned"}}
+POPEN = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", "pwned"]}}
+ENV = "data.env.init_args"
+
+NAMES = [
+    ("model", GADGET),
+    ("model", POPEN),
+    ("model.init_args.policy", POPEN),
+    ("model.init_args.optimizer", "os.system"),
+    ("model.init_args.optimizer", {"class_path": "torch.hub.load"}),
+    ("model.init_args.optimizer", {"class_path": "torch.optim.lr_scheduler.StepLR"}),
+    ("model.init_args.optimizer", {"class_path": "lightning_rl.cli.run"}),
+    ("data.env", GADGET),
+    ("data.env", "os.system"),
+    ("data.env", {"class_path": "lightning_rl.cli.RLCLI", "init_args": {"args": ["fit"]}}),
+    ("data.env", {"class_path": "lightning_rl.cli.os.system"}),
+    (f"{ENV}.env_kwargs", {"x": GADGET}),
+    (f"{ENV}.env_kwargs", {"x": "os.system"}),
+    (f"{ENV}.env_kwargs", {"x": "{class_path: os.system, init_args: {command: touch pwned}}"}),
+    (f"{ENV}.wrappers", [{"class_path": "subprocess.Popen"}]),
+    (f"{ENV}.wrappers", ["os.system"]),
+    (
+        f"{ENV}.wrappers",
+        [{"class_path": "gymnasium.wrappers.TransformReward", "init_args": {"func": "os.system"}}],
+    ),
+    ("trainer.logger", {"class_path": "lightning.pytorch.Trainer"}),
+    (
+        "trainer.callbacks",
+        [
+            {
+                "class_path": "lightning.pytorch.callbacks.LambdaCallback",
+                "init_args": {"setup": "os.system"},
+            }
+        ],
+    ),
+    ("trainer.plugins", [POPEN]),
+    ("trainer.strategy", GADGET),
+    ("data.env", {"class_path": "lightning_rl.GymnasiumEnv", "dict_kwargs": {"x": POPEN}}),
+    ("data.collector", {"class_path": "lightning_rl.SyncCollector", "init_args": GADGET}),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), NAMES)
+def test_what_names_other_code_is_refused(key, value):
+    config = yaml.safe_load(SETTINGS)
+    set_at(key, value)(config)
+    with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.*--trust_code true"):
+        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+
+
+@pytest.mark.parametrize(
+    ("section", "value"),
+    [
+        ("config", "other.yaml"),
+        ("trust_code", True),
+        ("model", "model.yaml"),
+        ("data", {"env.init_args.id": "mine:Env-v0"}),
+        ("trainer", [1]),
+    ],
+)
+def test_what_would_lead_elsewhere_is_refused(section, value):
+    config = yaml.safe_load(SETTINGS) | {section: value}
+    with pytest.raises(ConfigurationError, match="--trust_code true"):
+        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+
+
+def test_what_the_package_and_the_libraries_offer_is_allowed():
+    config = yaml.safe_load(SETTINGS)
+    set_at("model.init_args.optimizer", {"class_path": "torch.optim.AdamW"})(config)
+    wrappers = [{"class_path": "gymnasium.wrappers.ClipReward", "init_args": {"max_reward": 1}}]
+    set_at(f"{ENV}.wrappers", wrappers)(config)
+    set_at(f"{ENV}.env_kwargs", {"xml_file": "hopper.xml", "render_mode": "rgb_array"})(config)
+    set_at("trainer.logger", {"class_path": "lightning.pytorch.loggers.CSVLogger"})(config)
+    set_at("trainer.profiler", "simple")(config)
+    set_at("trainer.run_dir", "/somewhere/else")(config)
+    checked = yaml.safe_load(checked_config(yaml.safe_dump(config), Path("policy.ckpt")))
+    assert "run_dir" not in checked["trainer"]  # where a run writes is not for a file to say
+    del config["trainer"]["run_dir"]
+    assert checked == config
+
+
+@pytest.mark.parametrize("command", ["validate", "fit"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", GADGET),
+        ("model", POPEN),
+        ("model.class_path", "{name}.MyPPO"),
+        ("data.env.class_path", "{name}.MyEnv"),
+        ("data.env.init_args.id", "{name}:{name}-v0"),
+        ("data.env.init_args.wrappers", ["{name}.MyWrapper"]),
+    ],
+)
+def test_commands_refuse_it_before_anything_is_imported(key, value, command, checkpoint, capsys):
+    name = checkpoint()
+    filled = yaml.safe_load(yaml.safe_dump(value).replace("{name}", name))
+    checkpoint(set_at(key, filled))
+    error = refused(capsys, command)
+    assert key in error
+    assert name not in sys.modules
+    assert {path.name for path in Path().iterdir()} == {"policy.ckpt", f"{name}.py"}
+
+
+@pytest.mark.parametrize("command", ["validate", "fit"])
+@pytest.mark.parametrize("key", ["model.class_path", "data.env.init_args.id"])
+def test_whoever_trusts_it_gets_it(key, command, checkpoint):
+    name = checkpoint()
+    checkpoint(set_at(key, f"{name}.MyPPO" if key.startswith("model") else f"{name}:{name}-v0"))
+    more = ["--data.total_env_steps", "192"] if command == "fit" else []
+    run([command, "--ckpt_path", "policy.ckpt", "--trust_code", "true", *more])
+    assert name in sys.modules
+
+
+def test_what_the_user_types_is_trusted(checkpoint, capsys):
+    name = checkpoint()
+    run(["validate", "--ckpt_path", "policy.ckpt", "--data.env.id", f"{name}:{name}-v0"])
+    assert name in sys.modules
+    run(["validate", "--ckpt_path", "policy.ckpt", "--model", f"{name}.MyPPO"])
+    Path("mine.yaml").write_text(SETTINGS.replace("lightning_rl.PPO", f"{name}.MyPPO"))
+    run(["validate", "--ckpt_path", "policy.ckpt", "--config", "mine.yaml"])
+
+
+def test_an_env_that_another_package_registered_is_refused(checkpoint, capsys):
+    import gymnasium
+
+    gymnasium.register("Foreign-v3", "os:system")
+    try:
+        for spelling in ("Foreign-v3", "Foreign"):
+            checkpoint(set_at("data.env.init_args.id", spelling))
+            assert f"names '{spelling}'" in refused(capsys, "validate")
+    finally:
+        del gymnasium.registry["Foreign-v3"]
+
+
+def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
+    """What should slip past the first look meets a parser that imports nothing else."""
+    name = checkpoint()
+    checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
+    monkeypatch.setattr("lightning_rl.arguments.checked_config", lambda text, path: text)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt"])
+    assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
+    assert name not in sys.modules
+
+
+def test_a_file_in_the_working_directory_is_no_module_for_a_checkpoint(checkpoint):
+    """EnvPoolEnv is ours, and imports envpool: not one that came along with the checkpoint."""
+    checkpoint()
+    run(["validate", "--ckpt_path", "policy.ckpt"])
+    assert str(Path.cwd()) not in sys.path
+    assert os.getcwd() not in sys.path

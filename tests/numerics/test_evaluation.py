@@ -1,0 +1,200 @@
+"""An evaluation says the truth: no episode is favoured, and what is said of one is from its end."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from tensordict import TensorDict
+
+from lightning_rl import ActorCritic, GymnasiumEnv
+from lightning_rl.data import EpisodeSeeds
+from lightning_rl.envs import PointMass, PushCube, TorchEnv
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import (
+    bootstrap_interval,
+    logged_values,
+    run_episodes,
+    summarize,
+    wilson_interval,
+)
+from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
+
+
+class EarlySuccess(TorchEnv):
+    """Succeed at the first step, or fail at the tenth, by the toss of a coin: return 1 or 0."""
+
+    start_size = 1
+    P = 0.3
+
+    def __init__(self, num_envs):
+        box = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 100)
+
+    def initial_state(self, uniform):
+        lucky = (uniform[:, :1] < self.P).float()
+        return TensorDict({"lucky": lucky, "age": torch.zeros_like(lucky)}, [len(lucky)])
+
+    def observe(self, state):
+        return state["lucky"]
+
+    def transition(self, state, action):
+        moved = state.clone()
+        moved["age"] = state["age"] + 1
+        success, age = moved["lucky"][:, 0] > 0, moved["age"][:, 0]
+        info = {"success": success, "metrics": {"age": age, "vector": moved["age"].expand(-1, 3)}}
+        return moved, success.float(), success | (age >= 10), info
+
+
+def policy_for(env):
+    torch.manual_seed(0)
+    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+
+
+def first_finishers(env, count):
+    """Return the successes of the first episodes to finish: what a biased evaluator counts."""
+    env.reset(seed=0)
+    found = []
+    while len(found) < count:
+        *_, terminated, truncated, info = env.step(torch.zeros(env.num_envs, dtype=torch.int64))
+        found += info["success"][terminated | truncated].tolist()
+    return found[:count]
+
+
+def test_no_outcome_is_favoured_because_it_comes_early():
+    env, episodes = EarlySuccess(50), []
+    for seeds in EpisodeSeeds(0, 400, 50):
+        episodes += run_episodes(policy_for(env), env, seeds)
+    summary = summarize(episodes)
+    for low, high in (summary["ci95"], summary["success_ci95"]):
+        assert low <= EarlySuccess.P <= high
+        assert high - low < 0.1
+    biased = first_finishers(EarlySuccess(400), 200)
+    assert wilson_interval(sum(biased), len(biased))[0] > EarlySuccess.P + 0.05
+    assert bootstrap_interval(np.array(biased, dtype=float))[0] > EarlySuccess.P + 0.05
+    # What the env says is from the last step of the episode, before the reset.
+    lengths = {True: 1, False: 10}
+    assert all(e["length"] == e["metrics"]["age"] == lengths[e["success"]] for e in episodes)
+    assert summary["metrics"] == {"age": pytest.approx(summary["avg_length"])}
+    assert (summary["terminations"], summary["truncations"]) == (400, 0)
+
+
+@pytest.mark.parametrize("make", [EarlySuccess, PointMass, partial(GymnasiumEnv, id="Acrobot-v1")])
+def test_an_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(make):
+    def play(num_envs):
+        env, found = make(num_envs), []
+        for seeds in EpisodeSeeds(7, 5, num_envs):
+            found += run_episodes(policy_for(env), env, seeds)
+        env.close()
+        return found
+
+    together = play(5)
+    assert [episode["seed"] for episode in together] == [7, 8, 9, 10, 11]
+    assert play(5) == together
+    assert play(2) == together
+    assert play(1) == together
+
+
+def test_terminations_and_time_limits_are_counted_apart():
+    env = PushCube(4, max_episode_steps=3)
+    summary = summarize(run_episodes(policy_for(env), env, [0, 1, 2]))
+    assert (summary["terminations"], summary["truncations"]) == (0, 3)
+    assert summary["lengths"] == [3, 3, 3]
+
+
+def test_metrics_of_a_gymnasium_env_are_those_of_its_last_step():
+    settings = {"env_kwargs": {"max_episode_steps": 4}}
+    env = GymnasiumEnv(3, "lightning_rl.envs:lightning_rl/PushCube-v0", **settings)
+    plain = PushCube(3, max_episode_steps=4)
+    ours = run_episodes(policy_for(env), env, [5, 6, 7])
+    theirs = run_episodes(policy_for(env), plain, [5, 6, 7])
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["metrics"]["distance_to_goal"] > 0
+        assert one["metrics"] == {k: pytest.approx(v) for k, v in other["metrics"].items()}
+        assert one["success"] is other["success"] is False
+
+
+class Partly(gymnasium.Env):
+    """Say something of an episode at its end, and of another env's nothing."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.own = seed
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        info = {"metrics": {"speed": 2.0, "name": "x", "path": np.ones(2)} if self.own == 1 else {}}
+        return np.zeros(1, np.float32), 0.0, True, False, info
+
+
+def test_a_metric_that_only_some_episodes_have_is_averaged_over_those():
+    gymnasium.register("Partly-v0", Partly)
+    env = GymnasiumEnv(2, "Partly-v0")
+    summary = summarize(run_episodes(policy_for(env), env, [0, 1]))
+    assert summary["metrics"] == {"speed": 2.0}
+
+
+def test_a_stochastic_evaluation_repeats_itself_and_leaves_the_global_generator_alone():
+    env = GymnasiumEnv(3, "CartPole-v1")
+    policy, before = policy_for(env), torch.get_rng_state()
+    drawn = run_episodes(policy, env, [1, 2, 3], deterministic=False)
+    assert run_episodes(policy, env, [1, 2, 3], deterministic=False) == drawn
+    assert torch.equal(torch.get_rng_state(), before)
+    assert run_episodes(policy, env, [1, 2, 3]) != drawn
+
+
+def test_the_wilson_interval_is_that_of_its_formula():
+    # The ends are where a rate p lies 1.96 standard deviations sqrt(p (1 - p) / n) from k / n.
+    for k, n in ((3, 10), (0, 5), (5, 5), (70, 100)):
+        for p in wilson_interval(k, n):
+            if 0 < p < 1:
+                assert abs(k / n - p) == pytest.approx(1.959964 * np.sqrt(p * (1 - p) / n))
+    assert wilson_interval(0, 5) == [0.0, pytest.approx(0.4345, abs=1e-4)]
+    assert wilson_interval(5, 5)[1] == 1.0
+
+
+def test_everything_an_evaluation_finds_is_logged_and_can_be_monitored(tmp_path):
+    seen = {}
+
+    class Look(Callback):
+        def on_validation_end(self, trainer, module):
+            seen.update(trainer.callback_metrics)
+
+    module, _, _ = train(tmp_path, env=EarlySuccess, trainer={"callbacks": [Look()]})
+    expected = logged_values(module.evaluation)
+    assert {"eval/ci95_low", "eval/success_ci95_high", "eval/metrics/age"} < set(expected)
+    curves = scalars(tmp_path)
+    for name, value in expected.items():
+        assert curves[name][-1] == (384, pytest.approx(value))
+        assert seen[name].item() == pytest.approx(value)
+
+
+def test_training_is_not_disturbed_bit_for_bit(tmp_path):
+    """Not by evaluations of either kind: weights, optimizer, envs and random streams."""
+    quiet, *_ = train(tmp_path / "without", trainer={"limit_val_batches": 0})
+    stream = torch.get_rng_state()
+    for name, data in {"modes": {}, "draws": {"eval_deterministic": False}}.items():
+        module, *_ = train(tmp_path / name, data={"num_eval_envs": 1, **data})
+        assert module.evaluation["episodes"] == 2
+        assert torch.equal(torch.get_rng_state(), stream)
+        a, b = load(last(tmp_path / "without")), load(last(tmp_path / name))
+        for key in ("state_dict", "optimizer_states", "lightning_rl", "RLDataModule"):
+            assert_same(a[key], b[key], key)
+    assert not quiet.evaluation
+
+
+def test_the_evaluation_has_an_env_of_its_own_settings():
+    limited = partial(PushCube, max_episode_steps=2)
+    data = make_data(PushCube, eval_env=limited, num_eval_envs=3, num_eval_episodes=5)
+    assert data.eval_env.max_episode_steps == 2
+    assert data.eval_env.num_envs == 3
+    assert [len(batch) for batch in data.val_dataloader()] == [3, 2]
+    other = make_data("CartPole-v1", eval_env=partial(GymnasiumEnv, id="Acrobot-v1"))
+    make_ppo(other)
+    with pytest.raises(ConfigurationError, match="same spaces"):
+        _ = other.eval_env
