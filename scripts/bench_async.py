@@ -9,9 +9,10 @@ updates: `sync` with `SyncCollector`, `async` with `AsyncCollector` and max_stal
 
 `inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
 and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
-to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; envs that compute for a given time of the CPU
-in processes of their own, beside a learner that does real updates. It needs two free cores, and
-the time of an env step is chosen on the spot for C:L of 1:1.
+to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; an env that computes for a given time of the
+CPU, in a process of its own, beside a learner that does real updates. It needs two free cores, and
+the time of an env step is chosen on the spot for C:L of 1:1. (With as many env processes as cores,
+collecting in turns uses all cores already, and there is less to gain.)
 
 C and L are measured in the sync run, where they add up; overlap gives (C + L) / max(C, L) at best.
 Two speed-ups are reported: that of the whole run, from the first rollout on, which nothing overlaps
@@ -110,7 +111,7 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
 
 def cpu_bound(iterations: int) -> Row:
     """Compare the two with envs that compute, and a learner that does, at about C:L = 1:1."""
-    steps, settings = 64, {"n_epochs": 8, "batch_size": 32}
+    steps, settings = 128, {"n_epochs": 30, "batch_size": 32}
 
     def run(collector: str, work_ms: float, iterations: int = iterations) -> Row:
         env = partial(
@@ -122,15 +123,14 @@ def cpu_bound(iterations: int) -> Row:
         return train(
             collector,
             env=env,
-            num_envs=NUM_ENVS,
+            num_envs=1,
             steps=steps,
             iterations=iterations,
             settings=settings,
         )
 
-    learn = run("sync", 0.0, 10)["learn"]  # seconds per iteration
-    # The envs' processes take turns on the one core that the learner leaves them.
-    work_ms = 1000 * learn / (steps * NUM_ENVS)
+    first = run("sync", 0.0, 10)  # seconds per iteration
+    work_ms = 1000 * (first["learn"] - first["collect"]) / steps
     row = compare(partial(run, work_ms=work_ms))
     row |= {"workload": f"CPU-bound env, {work_ms:.2f} ms per step and env", "C:L": "about 1:1"}
     row["passed"] = row["steady"] >= CPU_SPEED_UP
