@@ -32,6 +32,9 @@ SMALL = [
 ]
 
 
+TINY = ["--data.num_envs", "8", "--data.buffer_size", "4", "--model.n_epochs", "1"]
+
+
 @pytest.fixture(autouse=True)
 def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -65,6 +68,10 @@ def test_every_rl_cli_command_runs(command, capsys):
         return
     if arguments[0] == "fit":
         arguments += [*SMALL, "--model.batch_size", "32"]
+        if "vla" in command:
+            arguments += TINY
+        if "--trainer.init_from" in arguments:
+            run(["fit", "--config", "vla_bc.yaml", *SMALL, "--model.batch_size", "32", *TINY])
         if "--ckpt_path" in arguments:
             arguments += ["--data.total_env_steps", "1024"]
     run(arguments)
