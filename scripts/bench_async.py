@@ -230,11 +230,13 @@ def train(
 
 def compare(run: Any) -> Row:
     """Train by both, and set the gain beside the most there is to gain."""
+    load = os.getloadavg()[0]
     sync, overlapped = run("sync"), run("async")
     c, m = sync["collect"], sync["learn"]
     bound = (c + m) / max(c, m)
     steady = sync["steady"] / overlapped["steady"]
     row = {
+        "load": load,
         "C": c,
         "L": m,
         "sync": sync["wall"],
@@ -252,25 +254,23 @@ def write(rows: list[Row], path: Path) -> None:
     lines = [
         "Wall time to equal env steps and updates, `AsyncCollector` (max_staleness 1) against "
         "`SyncCollector` (`scripts/bench_async.py`). Delays of inference and of the update are "
-        "simulated. `steady` leaves out the first "
-        f"{WARMUP} iterations and is held against the bound (C + L) / max(C, L). Load of the "
-        f"machine before the run: {LOAD:.1f} on {os.cpu_count()} cores.",
+        f"simulated. `steady` leaves out the first {WARMUP} iterations; the bound that it is held "
+        f"against is (C + L) / max(C, L). {os.cpu_count()} cores; `load` is that of the machine "
+        "before the run.",
         "",
-        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share | load |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
         f"| {r['workload']} | {r['C:L']} | {r['C']:.2f} | {r['L']:.2f} | {r['sync']:.1f} | "
         f"{r['async']:.1f} | {r['speed_up']:.2f} | {r['steady']:.2f} | {r['bound']:.2f} | "
-        f"{r['share']:.0%} |"
+        f"{r['share']:.0%} | {r['load']:.1f} |"
         for r in rows
     ]
     path.write_text("\n".join(lines) + "\n")
-    about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": LOAD}
+    about = {"torch": torch.__version__, "cores": os.cpu_count()}
     path.with_suffix(".json").write_text(json.dumps(about | {"rows": rows}, indent=1))
 
-
-LOAD = os.getloadavg()[0]
 
 if __name__ == "__main__":
     raise SystemExit(main())
