@@ -258,8 +258,8 @@ def write(rows: list[Row], path: Path) -> None:
         f"against is (C + L) / max(C, L). {os.cpu_count()} cores; `load` is that of the machine "
         "before the run.",
         "",
-        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share "
-        "| load |",
+        "| workload | C:L | C, s | L, s | sync, s | async, s | speed-up | steady | bound | share | "
+        "load |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
