@@ -154,17 +154,17 @@ class Send(Callback):
 
 
 class Spoiled(SyncCollector):
-    """Collect rewards that are no numbers, on rank 1, in the second rollout or from then on."""
+    """Collect what is no number, on rank 1, in the second rollout or from then on."""
 
-    def __init__(self, until, *args):
+    def __init__(self, field, until, *args):
         super().__init__(*args)
-        self.until, self.count = until, 0
+        self.field, self.until, self.count = field, until, 0
 
     def collect(self):
         rollout = super().collect()
         self.count += 1
         if ranks.rank() == 1 and 1 < self.count <= self.until:
-            rollout["reward"][:, -2] = torch.nan  # of the last step, and so all returns
+            rollout[self.field][:, :-1] = torch.nan
         return rollout
 
 
@@ -239,8 +239,10 @@ def main(directory):
 
     quick = {"target_kl": 2e-4, "lr_schedule": "adaptive", "desired_kl": 1e-4, "n_epochs": 8}
     run("kl", **PENDULUM | {"model": {"batch_size": 8} | quick})
-    for name, until in {"one nan": 2, "only nans": 99}.items():
-        data = TEN | {"collector": partial(Spoiled, until)}
+    nans = {"one nan": ("sample_log_prob", 2), "only nans": ("sample_log_prob", 99)}
+    nans["an env's nan"] = ("reward", 99)
+    for name, (field, until) in nans.items():
+        data = TEN | {"collector": partial(Spoiled, field, until)}
         run(name, **PENDULUM | {"model": {"max_nonfinite_steps": 9, "batch_size": 8}, "data": data})
     run(
         "async 0",

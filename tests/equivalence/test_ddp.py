@@ -136,7 +136,13 @@ def test_nans_on_one_rank_end_both_and_both_say_why(ranks):
     errors = both(ranks, "only nans", "error")
     assert errors[0] == errors[1]
     assert "9 optimizer steps in a row" in errors[0]
-    assert "Not finite among what they are made of: reward" in errors[0]
+    assert "Not finite among what they are made of: sample_log_prob" in errors[0]
+
+
+def test_what_is_no_number_in_an_env_of_one_rank_ends_both_by_name(ranks):
+    errors = both(ranks, "an env's nan", "error")
+    assert errors[0] == errors[1]
+    assert "The env returned a reward that is not finite: nan in env 0" in errors[0]
 
 
 @pytest.mark.parametrize("to", ["rank 0", "rank 1", "all"])

@@ -8,6 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl import ranks
 from lightning_rl.algorithms.evaluated import TrainingData
 from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
 from lightning_rl.errors import ConfigurationError, require
@@ -62,21 +63,30 @@ def check_batch_size(batch_size: int, data: TrainingData) -> None:
 def check_rollout(rollout: TensorDict) -> None:
     """Refuse what an env returned where it is not finite, before it spoils any statistics.
 
-    Costs one sum per field and rollout [N, T+1], nothing per step.
+    Costs one sum per field and rollout [N, T+1], nothing per step. All ranks do so together, and
+    all end where one has to.
 
     Raises:
         FloatingPointError: naming the field, and the first env and step.
     """
+    fault = _first_fault(rollout)
+    if ranks.agree(fault is not None):
+        raise FloatingPointError(next(filter(None, ranks.gather_over_ranks(fault))))
+
+
+def _first_fault(rollout: TensorDict) -> str | None:
+    """Say what is not finite, or return None."""
     for name, field in _returned(rollout):
         if not field.sum().isfinite() and not (finite := field.isfinite()).all():
             row, step, *entry = (~finite).nonzero()[0].tolist()
             value = field[(row, step, *entry)].item()
             where = f", entry {entry}" if entry else ""
-            raise FloatingPointError(
+            return (
                 f"The env returned a {name} that is not finite: {value} in env {row}, at step "
                 f"{step} of the rollout{where}. Training cannot go on from it; mend the env, or "
                 "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
             )
+    return None
 
 
 def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
