@@ -69,16 +69,16 @@ class Faulty(gymnasium.Env):
 
 @pytest.fixture(autouse=True)
 def registered():
-    gymnasium.register("Faulty-v0", Faulty)
+    gymnasium.register("FaultyInBackground-v0", Faulty)
     yield
-    del gymnasium.registry["Faulty-v0"]
+    del gymnasium.registry["FaultyInBackground-v0"]
 
 
 def run(run_dir, fault, vectorization="sync", timeout_s=30.0, at=20, data=None, **kwargs):
     """Train; the evaluation gets the env, too, but plays none of its episodes."""
     env = partial(
         GymnasiumEnv,
-        id="Faulty-v0",
+        id="FaultyInBackground-v0",
         env_kwargs={"fault": fault, "at": at},
         vectorization=vectorization,
     )
