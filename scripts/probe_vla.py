@@ -7,10 +7,9 @@ import argparse
 
 import torch
 import yaml
-from lightning_rl.algorithms.warm_start import load_policy_weights
 
 from lightning_rl import ActionChunk, PushBlocks, VLAPolicy
-from lightning_rl.arguments import CONFIG_KEY
+from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
 from lightning_rl.evaluation import run_episodes
 
 
@@ -24,10 +23,10 @@ class Shuffled:
     def eval(self):
         self.policy.eval()
 
-    def __call__(self, td, deterministic):
+    def __call__(self, td, **kwargs):
         td["observation"] = td["observation"].clone()
         td["observation"][self.key] = td["observation"][self.key][self.order]
-        return self.policy(td, deterministic=deterministic)
+        return self.policy(td, **kwargs)
 
 
 if __name__ == "__main__":
@@ -37,14 +36,15 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=900_000, help="of the first episode")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    content = torch.load(arguments.checkpoint, map_location="cpu", weights_only=True)
+    content = read_checkpoint(arguments.checkpoint)
     settings = yaml.safe_load(content[CONFIG_KEY])["model"]["init_args"]["policy"]["init_args"]
     settings = {k: v for k, v in settings.items() if k != "backbone"}  # TinyVLA
     env = ActionChunk(arguments.episodes, PushBlocks, 4)
     spaces = {"observation_space": env.single_observation_space}
     spaces["action_space"] = env.single_action_space
     policy = VLAPolicy(**settings | spaces)
-    load_policy_weights(policy, arguments.checkpoint)
+    saved = content["state_dict"]
+    policy.load_state_dict({key: saved[f"policy.{key}"] for key in policy.state_dict()})
     seeds = range(arguments.seed, arguments.seed + arguments.episodes)
     actors = {"as it is": policy}
     for key, name in {"language": "instruction shuffled", "rgb": "picture shuffled"}.items():

@@ -96,6 +96,14 @@ def test_every_script_exists_and_starts(command):
     assert outcome.returncode == 0, outcome.stderr
 
 
+def test_the_script_that_probes_a_vla_probes_one(capsys):
+    run(["fit", "--config", "vla_bc.yaml", *SMALL, "--model.batch_size", "32", *TINY])
+    (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
+    script = [sys.executable, str(ROOT / "scripts" / "probe_vla.py"), str(checkpoint)]
+    out = subprocess.run([*script, "--episodes", "4"], capture_output=True, text=True, check=True)
+    assert "instruction shuffled" in out.stdout
+
+
 def test_no_command_is_left_untested():
     tested = ("rl-cli", "python ", "scripts/", "pip install")
     assert not [command for command in COMMANDS if not any(part in command for part in tested)]

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,9 +32,9 @@ class EnvStepLogger(Logger):
         """Return the env steps of the moment; before a run begins, what was passed as a step."""
         return (step or 0) if self.module is None else self.module.env_steps
 
+    @abstractmethod
     def purge_after(self, env_steps: int) -> None:
         """Forget what was logged after a number of env steps."""
-        raise NotImplementedError
 
 
 class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
