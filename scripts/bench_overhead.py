@@ -132,7 +132,7 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
         ppo.evaluate_values(rollout)
         ppo.add_advantages(rollout)
         for _ in range(ppo.n_epochs):
-            for minibatch in ppo.minibatches(rollout, ppo.FIELDS):
+            for minibatch in ppo.minibatches(rollout, ppo.fields):
                 loss, scalars = ppo.loss(ppo.prepare(minibatch))
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()

@@ -49,8 +49,9 @@ class PushBlocks(Task):
         success: 1 where the named block has been moved by 0.25 m to the named side. Weight 1.
         progress: m that the named block was moved to that side. Off; usually 1.
 
-    Success is `terminated`. Metric `moved`: m that the named block is to the named side of where it
-    began.
+    Success is `terminated`, and so is a mistake: a block moved as far to a side that was not asked
+    for. Metrics: `moved`, m that the named block is to the named side of where it began; `mistake`,
+    1 where one ended the episode.
 
     Args:
         num_envs: N.
@@ -100,8 +101,7 @@ class PushBlocks(Task):
         blue = torch.stack((signed[:, 4] * BLOCK_X, heights[:, 1] * -red_above), 1)
         pusher = torch.stack((signed[:, 5] * PUSHER_X, signed[:, 6] * PUSHER_Y), 1)
         task = (uniform[:, 7] * len(INSTRUCTIONS)).to(torch.int64)
-        begin = torch.where((task < 2)[:, None], red, blue)[:, 0]
-        return _state(pusher, red, blue, task, begin)
+        return _state(pusher, red, blue, task, torch.stack((red[:, 0], blue[:, 0]), 1))
 
     def observe(self, state: TensorDict) -> TensorDict:
         """See `TorchEnv.observe`."""
@@ -123,12 +123,14 @@ class PushBlocks(Task):
         moved = _state(pusher, red, blue, state["task"], state["begin"])
         distance = moved_distance(moved)
         success = distance >= DISTANCE
+        mistake = (sideways(moved).abs() >= DISTANCE).any(1) & ~success
         values = {
             "success": success.float,
             "progress": lambda: distance - moved_distance(state),
         }
-        reward, info = self.outcome(success, values, {"moved": distance})
-        return moved, reward, success, info
+        metrics = {"moved": distance, "mistake": mistake.float()}
+        reward, info = self.outcome(success, values, metrics)
+        return moved, reward, success | mistake, info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         """See `Task.draw`: the two blocks and, in dark, the pusher."""
@@ -176,8 +178,15 @@ def push_blocks(pusher: Tensor, red: Tensor, blue: Tensor) -> tuple[Tensor, Tens
 
 def moved_distance(state: TensorDict) -> Tensor:
     """Return the m [M] that the named block is to the named side of where it began."""
-    moved: Tensor = (_named(state)[:, 0] - state["begin"]) * _side(state)
+    red, blue = sideways(state).unbind(1)
+    moved: Tensor = torch.where(state["task"] < 2, red, blue) * _side(state)
     return moved
+
+
+def sideways(state: TensorDict) -> Tensor:
+    """Return the m [M, 2] that the red and the blue block are to the right of where they began."""
+    now = torch.stack((state["red"][:, 0], state["blue"][:, 0]), 1)
+    return now - state["begin"]  # type: ignore[no-any-return]  # TensorDict
 
 
 def tokens(text: str) -> list[int]:
