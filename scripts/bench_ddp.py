@@ -112,7 +112,7 @@ def work(args: argparse.Namespace) -> None:
     from lightning.pytorch import Callback, seed_everything
     from lightning_rl_ppo import PendulumEnv
 
-    from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+    from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer, ranks
 
     workload = WORKLOADS[args.worker]
     iterations = args.iterations or workload.iterations * 2
@@ -134,8 +134,8 @@ def work(args: argparse.Namespace) -> None:
 
         return call
 
-    for name in ("all_reduce", "all_gather_object"):
-        setattr(torch.distributed, name, timed(getattr(torch.distributed, name)))
+    for name in ("sum_over_ranks", "max_over_ranks", "gather_over_ranks"):
+        setattr(ranks, name, timed(getattr(ranks, name)))
 
     class Clock(Callback):
         rows: list[dict[str, float]] = []  # noqa: RUF012  # one instance

@@ -7,6 +7,9 @@ deterministic evaluation of the last checkpoint; and over the seeds the mean wit
 (Student's t).
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5
+    python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
+
+With `--warm_start` each seed is trained by that config first, and goes on from there.
 """
 
 import argparse
@@ -30,7 +33,10 @@ def rl_cli(*arguments: str) -> None:
     )
 
 
-def train(config: str, seed: int, overrides: list[str], output_dir: Path, episodes: int) -> dict:
+def train(
+    config: str, seed: int, overrides: list[str], output_dir: Path, episodes: int
+) -> tuple[dict, Path]:
+    """Train and evaluate; return what came of it, and the run directory."""
     name = f"{Path(config).stem}_seed{seed}"
     where = ["--exp_name", name, "--output_dir", str(output_dir)]
     start = time.perf_counter()
@@ -41,7 +47,7 @@ def train(config: str, seed: int, overrides: list[str], output_dir: Path, episod
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]
-    return {
+    row = {
         "config": Path(config).name,
         "overrides": overrides,
         "seed": seed,
@@ -55,6 +61,7 @@ def train(config: str, seed: int, overrides: list[str], output_dir: Path, episod
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
     }
+    return row, run_dir
 
 
 def interval(values: list[float]) -> str:
@@ -73,14 +80,23 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
     parser.add_argument("--results", type=Path, default=Path("outputs/reproduce/results.jsonl"))
+    parser.add_argument("--warm_start", metavar="CONFIG", help="trained first, with its defaults")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
+
+    def run(config: str, seed: int, settings: list[str]) -> tuple[dict, Path]:
+        row, run_dir = train(config, seed, settings, args.output_dir, args.episodes)
+        print(json.dumps(row), flush=True)
+        with args.results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return row, run_dir
+
     rows = []
     for seed in args.seeds:
-        rows.append(train(args.config, seed, overrides, args.output_dir, args.episodes))
-        print(json.dumps(rows[-1]), flush=True)
-        with args.results.open("a") as file:
-            file.write(json.dumps(rows[-1]) + "\n")
+        start = []
+        if args.warm_start:
+            start = ["--trainer.init_from", str(run(args.warm_start, seed, [])[1])]
+        rows.append(run(args.config, seed, [*start, *overrides])[0])
     for key in ("train_return_last_100", "eval_return", "eval_length", "eval_success", "seconds"):
         if rows[0][key] is None:
             continue

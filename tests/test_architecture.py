@@ -16,6 +16,7 @@ LEVELS = {
     "registration": 0,
     "arguments": 6,
     "ranks": 0,
+    "shared_table": 0,
     "rollout": 0,
     "runs": 0,
     "config_files": 0,

@@ -21,8 +21,8 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
-from lightning_rl.ranks import LostRankError
 from lightning_rl.runs import find_checkpoint, run_dir_of
+from lightning_rl.shared_table import LostRankError
 from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import only_allowed_imports
 

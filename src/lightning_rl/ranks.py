@@ -1,9 +1,11 @@
 """Add up, gather and agree over the processes of a run; with one process nothing is called.
 
-All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens.
-These are collectives: every rank calls the same ones in the same order, from the main thread.
+All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens;
+on a CPU, where all processes are on one machine, through memory that they share. These are
+collectives: every rank calls the same ones in the same order, from the main thread.
 """
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -12,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_rl.shared_table import LostRankError, SharedTable, open_table
+
 T = TypeVar("T")
 
-
-class LostRankError(RuntimeError):
-    """Another process of the run has ended, or has not answered in time."""
+_opened: tuple[Any, SharedTable | None] = (None, None)
+"""The group, and its table."""
 
 
 def world_size() -> int:
@@ -33,10 +36,16 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor over ranks, the same bit for bit on all; any device."""
     if world_size() == 1:
         return tensor
-    total = tensor.to(_device(), copy=True)
     with _peers_needed():
-        dist.all_reduce(total)
-    return total.to(tensor.device)
+        parts = _exchanged(tensor)
+        if parts is None:
+            total = tensor.to(_device(), copy=True)
+            dist.all_reduce(total)
+        else:
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+    return total.view(tensor.shape).to(tensor.device)
 
 
 def max_over_ranks(number: int) -> int:
@@ -45,6 +54,9 @@ def max_over_ranks(number: int) -> int:
         return number
     largest = torch.tensor(number, device=_device())
     with _peers_needed():
+        parts = _exchanged(largest)
+        if parts is not None:
+            return max(int(part) for part in parts)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
@@ -58,10 +70,11 @@ def gather_over_ranks(value: T) -> list[T]:
     """Return the ranks' values, in their order; anything that can be pickled."""
     if world_size() == 1:
         return [value]
-    values: list[Any] = [None] * world_size()
     with _peers_needed():
-        dist.all_gather_object(values, value)
-    return values
+        parts = _exchanged(torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8))
+        if parts is None:
+            return _gathered(value)
+        return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
 
 def moments_over_ranks(
@@ -94,7 +107,11 @@ def leave() -> None:
 
     Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.
     """
+    global _opened
     if dist.is_initialized() and dist.get_backend() == "gloo":
+        if _opened[1] is not None:
+            _opened[1].leave()
+        _opened = (None, None)
         dist.destroy_process_group()
 
 
@@ -103,6 +120,40 @@ def is_lost_rank(error: BaseException) -> bool:
     return isinstance(error, LostRankError | dist.DistBackendError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )
+
+
+def _table() -> SharedTable | None:
+    """Return the memory that all ranks share, if they can; opened by the first collective."""
+    global _opened
+    group: Any = dist.group.WORLD
+    if _opened[0] is not group:
+        table = None
+        if dist.get_backend() == "gloo":
+            backend = group._get_backend(torch.device("cpu"))
+            timeout = backend.options._timeout.total_seconds()
+            table = open_table(rank(), _gathered, timeout)
+        _opened = (group, table)
+    return _opened[1]
+
+
+def _exchanged(tensor: Tensor) -> list[Tensor] | None:
+    """Return the ranks' tensors through the memory that they share; None where they share none.
+
+    Flat, and they hold until the next exchange.
+    """
+    table = _table()
+    if table is None:
+        return None
+    own = tensor.detach().cpu().contiguous()
+    parts = table.exchange(own.reshape(-1).view(torch.uint8))
+    return [part.view(own.dtype) for part in parts]
+
+
+def _gathered(value: T) -> list[T]:
+    """Gather through the group."""
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _device() -> torch.device:

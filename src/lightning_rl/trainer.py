@@ -20,6 +20,7 @@ from lightning_rl.callbacks import (
     EvaluationReport,
     GracefulStop,
     LastCheckpoint,
+    MemoryEstimate,
     MetricsWriter,
     Peers,
     PeriodicCheckpoint,
@@ -154,7 +155,7 @@ class RLTrainer(Trainer):
             settings = video if isinstance(video, VideoSettings) else VideoSettings()
             callbacks.append(VideoRecorder(self.run_dir, settings))
         if progress:
-            callbacks.append(EnvStepProgress(metrics))
+            callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
         return callbacks
 
     def save_checkpoint(

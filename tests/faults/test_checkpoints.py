@@ -154,7 +154,7 @@ def test_grpo_is_warm_started_with_its_reference(tmp_path):
     )
     weights = load(last(tmp_path / "a"))["state_dict"]["policy.actor.0.weight"]
     assert torch.allclose(module.policy.actor[0].weight, weights, atol=1e-6)
-    assert torch.equal(module.reference.actor[0].weight, weights)
+    assert torch.equal(module.reference.kept[0], weights)
 
 
 def test_warm_starting_with_another_policy_is_refused(tmp_path):

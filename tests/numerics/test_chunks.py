@@ -1,5 +1,7 @@
 """A chunked env must be the plain one in all that counts: returns, lengths, advantages."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,13 +12,25 @@ from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.parts import add_part_weights, joint, spread
 from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.envs.chunks import repeated
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.chunk_wrapper import repeated
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout import discount_of, env_steps
 
 K, GAMMA = 4, 0.9
+
+
+class Batched(VectorEnv):
+    """Neither of single envs, nor able to let rows wait."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+
+    reset = step = None
 
 
 class Walk(TorchEnv):
@@ -231,8 +245,12 @@ def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
 
 
 def test_what_cannot_be_chunked_is_refused():
-    with pytest.raises(ConfigurationError, match=r"GymnasiumEnv steps all of them.*advance"):
-        ActionChunk(2, lambda n: GymnasiumEnv(n, "CartPole-v1"))
+    with pytest.raises(ConfigurationError, match=r"Batched steps all of them.*advance"):
+        ActionChunk(2, Batched)
+    with pytest.raises(ConfigurationError, match="a vector entry point cannot be wrapped"):
+        ActionChunk(
+            2, lambda n: GymnasiumEnv(n, "lightning_rl/CartPole-v0", None, "vector_entry_point")
+        )
     with pytest.raises(ConfigurationError, match=r"execute must lie in \[1, chunk_size=4\], got 5"):
         ActionChunk(2, Walk, 4, execute=5)
     with pytest.raises(ConfigurationError, match="chunk_size must be at least 1, got 0"):
@@ -240,3 +258,67 @@ def test_what_cannot_be_chunked_is_refused():
     with pytest.raises(ConfigurationError, match="cannot be chunked"):
         repeated(gymnasium.spaces.Text(3), 2)
     assert repeated(gymnasium.spaces.Discrete(3), 2) == gymnasium.spaces.MultiDiscrete([3, 3])
+
+
+GYMNASIUM = [
+    ("CartPole-v1", {}, "sync"),
+    ("CartPole-v1", {"max_episode_steps": 10}, "sync"),
+    ("CartPole-v1", {}, "async"),
+    ("Pendulum-v1", {"max_episode_steps": 7}, "sync"),
+]
+
+
+@pytest.mark.parametrize(("id", "settings", "vectorization"), GYMNASIUM)
+def test_a_chunked_gymnasium_env_does_what_the_plain_one_does(id, settings, vectorization):
+    rows, decisions = 5, 25
+    make = partial(GymnasiumEnv, id=id, env_kwargs=settings, vectorization=vectorization)
+    env = ActionChunk(rows, make, K)
+    env.single_action_space.seed(0)
+    observation, _ = env.reset(seed=3)
+    taken, seen = [[] for _ in range(rows)], [[] for _ in range(rows)]
+    ends = set()
+    for _ in range(decisions):
+        action = torch.as_tensor(np.stack([env.single_action_space.sample() for _ in range(rows)]))
+        before = observation.clone()
+        observation, reward, terminated, truncated, info = env.step(action)
+        done = terminated | truncated
+        steps = info["executed"].sum(-1)
+        torch.testing.assert_close(reward.float(), info["step_reward"].sum(-1))
+        for n in range(rows):
+            after = info["final_obs"][n] if done[n] else observation[n]
+            seen[n].append((before[n], info["step_reward"][n], steps[n], done[n], after.clone()))
+            taken[n] += list(action[n, : steps[n]].numpy())
+        ends |= set(steps[done].tolist())
+    env.close()
+    assert ends == {1, 2, 3, 4} if not settings else len(ends) == 1
+    for n in range(rows):
+        plain = make(1)
+        following, _ = plain.reset(seed=[3 + n])
+        actions = iter(taken[n])
+        for before, step_reward, steps, done, after in seen[n]:
+            assert torch.equal(before, following[0])
+            for k in range(int(steps)):
+                step = torch.as_tensor(np.stack([next(actions)]))
+                following, reward, terminated, truncated, info = plain.step(step)
+                torch.testing.assert_close(reward[0].float(), step_reward[k])
+                assert bool(terminated | truncated) == (bool(done) and k == steps - 1)
+            assert torch.equal(info["final_obs"][0] if done else following[0], after)
+        plain.close()
+
+
+def test_a_chunked_gymnasium_env_resumes_and_is_evaluated_in_env_steps():
+    make = partial(GymnasiumEnv, id="Pendulum-v1", env_kwargs={"max_episode_steps": 7})
+    env = ActionChunk(3, make, K)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [7, 7, 7]
+    collector = SyncCollector(env, policy, 5, seed=1)
+    rollout = collector.collect()
+    assert env_steps(rollout).tolist() == [[4, 3, 4, 3, 4]] * 3
+    resumed = ActionChunk(3, make, K)
+    assert torch.equal(resumed.load_state_dict(env.state_dict()), rollout["observation"][:, -1])
+    action = torch.rand(3, K, 1)
+    assert torch.equal(resumed.step(action)[0], env.step(action)[0])
+    env.make_renderable()
+    env.reset(seed=1)
+    assert env.render([0, 2]).shape[0] == 2
+    assert env.render_fps == 30

@@ -1,5 +1,6 @@
 """What must hold in every update without a critic: groups that are groups, and steps that count."""
 
+import copy
 import math
 
 import gymnasium
@@ -9,6 +10,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
+from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import minibatches
@@ -224,11 +227,33 @@ def test_the_reference_is_the_policy_that_training_began_with(tmp_path):
     kl = [value for _, value in scalars(tmp_path)["train/reference_kl"]]
     free, _, _ = learn(tmp_path / "free", kl_coef=0.0, n_epochs=3)
     assert kl[-1] > 0
+    began = list(module.reference.kept)  # parameters, then buffers
     distance = [
-        sum((p - q).square().sum() for p, q in zip(m.policy.parameters(), w, strict=True))
-        for m, w in ((module, module.reference.parameters()), (free, module.reference.parameters()))
+        sum((p - q).square().sum() for p, q in zip(m.policy.parameters(), began, strict=False))
+        for m in (module, free)
     ]
     assert distance[0] < distance[1]
+
+
+def test_a_reference_is_a_copy_of_what_changes_and_shares_the_rest():
+    torch.manual_seed(4)
+    env = GymnasiumEnv(4, "CartPole-v1")
+    spaces = env.single_observation_space, env.single_action_space
+    policy = ActorOnly(*spaces, (8,), normalize_observation=True)
+    policy.actor[0].requires_grad_(False)
+    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    reference, copied = ReferencePolicy(policy), copy.deepcopy(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * parameter.requires_grad)
+    policy.update_normalization(rollout)
+    before = log_prob_of(copied, rollout)
+    assert torch.equal(reference.log_prob(rollout), before)
+    assert not torch.equal(log_prob_of(policy, rollout), before)
+    saved = [value for name, value in policy.state_dict().items() if "actor.0" not in name]
+    assert sum(k.numel() for k in reference.kept) == sum(value.numel() for value in saved)
+    reference.remember()
+    assert torch.equal(reference.log_prob(rollout), log_prob_of(policy, rollout))
 
 
 def test_resume_is_exact_with_groups_and_a_reference(tmp_path):

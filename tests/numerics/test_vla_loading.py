@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, TransformersBackbone, load_vla_model
+from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli import run as run_cli
 from lightning_rl.config_files import shipped_configs
 from lightning_rl.errors import ConfigurationError
@@ -155,6 +156,25 @@ def test_lora_trains_its_own_parameters_and_nothing_else_of_the_model(directorie
         assert torch.equal(loaded[name], policy.backbone.model.get_parameter(name)), name
     base = load_vla_model("hf", str(directories / "smolvlm"))
     assert peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")) is not None
+
+
+def test_the_reference_of_a_fresh_adapter_is_the_model_with_the_adapter_off(directories):
+    pytest.importorskip("peft")
+    policy = policy_of(directories, "smolvlm", lora={"r": 4})
+    env = make_env(6)
+    td = policy.get_action(TensorDict({"observation": env.reset(seed=0)[0]}, [6]))
+    reference = ReferencePolicy(policy)
+    adapter = {n: p for n, p in policy.named_parameters() if "lora_" in n}
+    with torch.no_grad():
+        for parameter in adapter.values():
+            parameter.add_(0.3)
+        moved = policy.evaluate_actions(td)["sample_log_prob"]
+        with policy.backbone.model.disable_adapter():
+            off = policy.evaluate_actions(td)["sample_log_prob"]
+    assert (moved - off).abs().max() > 1e-3
+    torch.testing.assert_close(reference.evaluate_actions(td)["sample_log_prob"], off)
+    kept, whole = (sum(p.numel() for p in m.parameters()) for m in (reference, policy))
+    assert kept < whole / 3
 
 
 def test_a_run_with_lora_resumes_exactly(directories, tmp_path):

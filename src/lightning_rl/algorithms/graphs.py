@@ -8,6 +8,8 @@ from torch._inductor import list_options, standalone_compile
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_rl.algorithms.products import onednn_is_faster, route_products
+
 Graph = Callable[..., Sequence[Tensor]]
 
 CPU_OPTIONS: dict[str, Any] = {"cpp_wrapper": True, "cpp.use_decompose_tanh": True}
@@ -35,6 +37,8 @@ def compile_graph(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor
     options = {}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options = {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
+        if onednn_is_faster():
+            route_products(traced)
     compiled = standalone_compile(
         traced,
         [*inputs, *held],

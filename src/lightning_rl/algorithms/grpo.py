@@ -1,6 +1,5 @@
 """Improve a policy by group-relative policy optimization, without a critic."""
 
-import copy
 from typing import Any, Literal
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from lightning_rl import ranks
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.parts import spread
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import group_relative_advantage, kl_penalty
@@ -109,9 +108,7 @@ class GRPO(Algorithm):
         self.kl_coef = kl_coef
         self.ent_coef = ent_coef
         self.plan = EpisodePlan(group_size, reset_every_rollout, truncate_at_first_done)
-        self.reference: Policy | None = None
-        if kl_coef > 0:
-            self.reference = copy.deepcopy(policy).requires_grad_(False).eval()
+        self.reference = ReferencePolicy(policy) if kl_coef > 0 else None
 
     def setup(self, stage: str) -> None:
         """Check the groups against the envs, as soon as both are known."""
@@ -130,7 +127,7 @@ class GRPO(Algorithm):
             mask = self.add_advantages(rollout)
         if self.reference is not None:
             with self.phase("reference"):
-                log_prob = log_prob_of(self.reference, rollout)
+                log_prob = self.reference.log_prob(rollout)
                 add_transition_field(rollout, "reference_log_prob", log_prob)
         self.correct_staleness(rollout)
         for _ in range(self.n_epochs if ranks.agree(bool(mask.any())) else 0):

@@ -1,12 +1,14 @@
 """Send a whole rollout through a policy: one batched pass, without gradients."""
 
+from typing import Protocol
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.pieces import chunks
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import flat_transitions
+from lightning_rl.rollout import FieldSpec, flat_transitions
 
 
 @torch.no_grad()
@@ -28,8 +30,23 @@ def _values(policy: Policy, observations: TensorDict) -> Tensor:
     return torch.cat([policy.get_value(part)["value"] for part, _ in parts])
 
 
+class EvaluatesActions(Protocol):
+    """What a log-prob is asked of: a `Policy`, or one as it was."""
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `Policy.extra_fields`."""
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """See `Policy`."""
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`."""
+
+
 @torch.no_grad()
-def log_prob_of(policy: Policy, rollout: TensorDict) -> Tensor:
+def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1].
 
     Or [N, T, L], where the policy gives it in parts.

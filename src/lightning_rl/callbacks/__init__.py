@@ -11,6 +11,7 @@ from lightning_rl.callbacks.checkpoints import (
 from lightning_rl.callbacks.graceful_stop import GracefulStop
 from lightning_rl.callbacks.loggers import EnvStepCSV, EnvStepTensorBoard
 from lightning_rl.callbacks.manifest import RunManifest
+from lightning_rl.callbacks.memory import MemoryEstimate
 from lightning_rl.callbacks.metrics import MetricsWriter
 from lightning_rl.callbacks.peers import Peers
 from lightning_rl.callbacks.progress import EnvStepProgress
@@ -27,6 +28,7 @@ __all__ = [
     "EvaluationReport",
     "GracefulStop",
     "LastCheckpoint",
+    "MemoryEstimate",
     "MetricsWriter",
     "Peers",
     "PeriodicCheckpoint",

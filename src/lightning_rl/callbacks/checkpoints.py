@@ -10,11 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_rl.algorithms.checks import check_weights
+from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.callbacks.parts import algorithm_of
 from lightning_rl.checkpoint_format import read_checkpoint, weights_of
 from lightning_rl.errors import ConfigurationError, check_range, closest
 from lightning_rl.files import remove_leftovers, write_atomically
-from lightning_rl.policies import Policy
 from lightning_rl.runs import CHECKPOINTS
 
 WEIGHTS_ONLY = {"weights_only": True}
@@ -194,8 +194,8 @@ class WarmStart(Callback):
         check_weights(own, weights)
         policy.load_state_dict(weights | {"version": own["version"]})
         reference = getattr(pl_module, "reference", None)
-        if isinstance(reference, Policy):  # what GRPO keeps of the policy that training began with
-            reference.load_state_dict(policy.state_dict())
+        if isinstance(reference, ReferencePolicy):
+            reference.remember()
 
 
 def _age(path: Path) -> tuple[int, str]:

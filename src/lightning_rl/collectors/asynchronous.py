@@ -1,6 +1,5 @@
 """Collect rollouts in a thread of its own, while the learner trains on those before."""
 
-import copy
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from tensordict import TensorDict
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import RolloutLoop
-from lightning_rl.collectors.weights import PublishedWeights
+from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
 from lightning_rl.policies import Policy
@@ -72,7 +71,7 @@ class AsyncCollector(Collector):
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
         own_device = torch.device(device) if device else policy.version.device
-        self._acting = copy.deepcopy(policy).to(own_device).requires_grad_(False)
+        self._acting = acting_copy(policy, own_device)
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
         self._buffer = CircularBuffer(
@@ -88,6 +87,7 @@ class AsyncCollector(Collector):
         )
         self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)
         self._loop.renew = self._renew
+        self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
         self._read = 0  # the number of the last rollout that was handed out, from 1
         self._stale_steps = 0
@@ -189,7 +189,9 @@ class AsyncCollector(Collector):
 
     def _start(self) -> None:
         self._loop.plan, self._loop.phase = self.plan, self.phase
-        self._weights.publish(self.policy)  # a checkpoint may have come in since
+        # A checkpoint may have come in since.
+        self._acting.load_state_dict(self.policy.state_dict())
+        self._weights.publish(self.policy)
         self._first_version = self._weights.version
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._thread.start()

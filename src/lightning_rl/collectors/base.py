@@ -53,11 +53,13 @@ class Collector(ABC):
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
         in_background: whether a thread collects while the learner goes on.
+        num_rollouts: how many rollouts there is memory for.
         phase: times the phases `env` and `inference`, for a profiler.
     """
 
     max_staleness: int = 0
     in_background: bool = False
+    num_rollouts: int = 1
 
     def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
         self.env = env

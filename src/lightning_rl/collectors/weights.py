@@ -1,5 +1,6 @@
 """Hand versions of a policy's weights from the learner to whoever acts with a copy of it."""
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from lightning_rl.policies import Policy
 class PublishedWeights:
     """The newest weights of a policy, buffers and version included, whole at any moment.
 
-    Publishing and loading copy under one lock, so nobody sees half of a version.
+    Publishing and loading copy under one lock, so nobody sees half of a version. What is frozen
+    stays out of it: it is the same in every version.
 
     Args:
         policy: whose weights are the first to be published.
@@ -29,7 +31,9 @@ class PublishedWeights:
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         self._changed = threading.Condition()
-        self._tensors = [tensor.to(device, copy=True) for tensor in _tensors(policy)]
+        self._names = {name for name, p in policy.named_parameters() if p.requires_grad}
+        self._names |= {name for name, _ in policy.named_buffers()}
+        self._tensors = [tensor.to(device, copy=True) for tensor in self._changing(policy)]
         self.version = int(policy.version)
         self.closed = False
         self.publish_seconds = 0.0
@@ -39,7 +43,7 @@ class PublishedWeights:
         """Make the weights of a policy the newest, and wake whoever waits for them."""
         start = time.perf_counter()
         with self._changed:
-            torch._foreach_copy_(self._tensors, _tensors(policy))
+            torch._foreach_copy_(self._tensors, self._changing(policy))
             self.version = int(policy.version)
             self._changed.notify_all()
         self.publish_seconds = time.perf_counter() - start
@@ -47,7 +51,7 @@ class PublishedWeights:
     def load_into(self, policy: Policy) -> None:
         """Copy the newest weights into a policy of the same make, in place."""
         with self._changed:
-            torch._foreach_copy_(_tensors(policy), self._tensors)
+            torch._foreach_copy_(self._changing(policy), self._tensors)
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
         """Wait until the newest version is good enough.
@@ -72,7 +76,14 @@ class PublishedWeights:
             self.closed = True
             self._changed.notify_all()
 
+    def _changing(self, policy: Policy) -> list[Tensor]:
+        """Return what differs between versions; written in place, outside autograd."""
+        both = (*policy.named_parameters(), *policy.named_buffers())
+        return [tensor.detach() for name, tensor in both if name in self._names]
 
-def _tensors(policy: Policy) -> list[Tensor]:
-    """Return what makes a policy act as it does; written in place, outside autograd."""
-    return [*(parameter.detach() for parameter in policy.parameters()), *policy.buffers()]
+
+def acting_copy(policy: Policy, device: torch.device) -> Policy:
+    """Return a copy to act with; on the learner's own device it shares what is frozen."""
+    here = device == policy.version.device
+    shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}
+    return copy.deepcopy(policy, dict(shared)).to(device).requires_grad_(False)

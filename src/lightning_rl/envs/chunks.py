@@ -1,13 +1,16 @@
 """Act by chunks: one decision is K actions, which the env executes one after the other."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.rollout import FieldSpec
@@ -34,13 +37,21 @@ class HoldsRows(Protocol):
         """
 
 
+@runtime_checkable
+class WrapsEach(Protocol):
+    """An env made of single Gymnasium envs, which can be wrapped."""
+
+    def wrap_each(self, wrapper: Callable[[gymnasium.Env], gymnasium.Env]) -> None:
+        """Put one more wrapper around each env; all begin anew, and the spaces are its."""
+
+
 class ActionChunk(VectorEnv):
     """An env whose action is a chunk of K actions, executed open loop.
 
-    An env that finishes within a chunk leaves out the rest of it, and waits in its last state until
-    the others have executed theirs; then it resets. So no action of a chunk acts on another episode
-    than the one it was chosen for, and the true final observation is that of the last action.
-    Pictures are drawn once a chunk.
+    An env that finishes within a chunk leaves out the rest of it, and waits until the others have
+    executed theirs. So no action of a chunk acts on another episode than the one it was chosen for,
+    and the true final observation is that of the last action. An env in torch draws pictures once a
+    chunk.
 
     `reward` is the plain sum of a chunk's rewards, which returns are made of; `extra_fields` has
     what discounting needs: `step_reward` [N, K] and `executed` [N, K] bool, true for the actions
@@ -51,13 +62,13 @@ class ActionChunk(VectorEnv):
 
     Args:
         num_envs: N.
-        env: makes the env from `num_envs`; one that can hold rows (`HoldsRows`), as every
-            `TorchEnv` can.
+        env: makes the env from `num_envs`: a `GymnasiumEnv`, or one that can hold rows
+            (`HoldsRows`), as every `TorchEnv` can.
         chunk_size: K, actions in a chunk.
         execute: how many of them are executed; all where not given.
 
     Raises:
-        ConfigurationError: for a number out of range, or an env that cannot hold rows.
+        ConfigurationError: for a number out of range, or an env that can do neither.
     """
 
     def __init__(
@@ -74,16 +85,24 @@ class ActionChunk(VectorEnv):
             f"execute must lie in [1, chunk_size={chunk_size}], got {execute}.",
         )
         self.env = env(num_envs)
-        if not isinstance(self.env, HoldsRows):
+        self.num_envs, self.device = num_envs, self.env.device
+        self.chunk_size = chunk_size
+        self.render_fps = self.env.render_fps
+        if isinstance(self.env, WrapsEach):
+            self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
+            spaces = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
+            self.single_observation_space = spaces["observation"]
+            self.single_action_space = self.env.single_action_space
+        elif isinstance(self.env, HoldsRows):
+            self.single_observation_space = self.env.single_observation_space
+            self.single_action_space = repeated(self.env.single_action_space, chunk_size)
+        else:
             raise ConfigurationError(
                 f"ActionChunk needs an env whose rows can wait for each other, and "
                 f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
-                "active) and settle(done) of lightning_rl.envs.HoldsRows, or use a TorchEnv."
+                "active) and settle(done) of lightning_rl.envs.HoldsRows, or use a GymnasiumEnv or "
+                "a TorchEnv."
             )
-        self.num_envs, self.device = num_envs, self.env.device
-        self.chunk_size = chunk_size
-        self.single_observation_space = self.env.single_observation_space
-        self.single_action_space = repeated(self.env.single_action_space, chunk_size)
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -95,10 +114,13 @@ class ActionChunk(VectorEnv):
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """See `VectorEnv.reset`."""
-        return self.env.reset(seed, options)
+        observation, info = self.env.reset(seed, options)
+        return self._inner(observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `VectorEnv.step`; `action` is [N, K, *A]."""
+        if isinstance(self.env, WrapsEach):
+            return self._step_wrapped(action)
         env = cast(HoldsRows, self.env)
         active = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         terminated, truncated = torch.zeros_like(active), torch.zeros_like(active)
@@ -123,7 +145,11 @@ class ActionChunk(VectorEnv):
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """See `VectorEnv.load_state_dict`."""
-        return self.env.load_state_dict(state)
+        return self._inner(self.env.load_state_dict(state))
+
+    def make_renderable(self) -> None:
+        """See `VectorEnv.make_renderable`."""
+        self.env.make_renderable()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         """See `VectorEnv.render`."""
@@ -133,17 +159,25 @@ class ActionChunk(VectorEnv):
         """See `VectorEnv.close`."""
         self.env.close()
 
+    def _step_wrapped(
+        self, action: Tensor
+    ) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Let each env execute its chunk; what it tells of it comes with the observation."""
+        step: tuple[Any, ...] = self.env.step(action)
+        following, reward, terminated, truncated, info = step
+        last, done = following, terminated | truncated
+        if "final_obs" in info:
+            last = info["final_obs"]
+            info["final_obs"] = self._inner(last)
+        for key, kind in {"step_reward": torch.float32, "executed": torch.bool}.items():
+            info[key] = torch.where(done[:, None], last[key], following[key]).to(kind)
+        return self._inner(following), reward, terminated, truncated, info
 
-def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
-    """Return the space of `count` actions in a row, along a new first dimension."""
-    if isinstance(space, gymnasium.spaces.Box):
-        low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
-        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
-    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
-        return gymnasium.spaces.MultiDiscrete([int(space.n)] * count)
-    raise ConfigurationError(
-        f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
-    )
+    def _inner(self, observation: Observation) -> Observation:
+        """Return what the env itself observes."""
+        if not isinstance(self.env, WrapsEach):
+            return observation
+        return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:

@@ -62,20 +62,14 @@ class GymnasiumEnv(VectorEnv):
         )
         self.id = id
         self.num_envs = num_envs
+        self._clips = clip_action
         self._replayable = vectorization != "vector_entry_point"
-        self._make = partial(
-            make_gymnasium, id, num_envs, vectorization=vectorization, wrappers=list(wrappers or [])
-        )
+        self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
         self._env_kwargs = env_kwargs or {}
-        self._env = self._make(self._env_kwargs)
+        self._wrappers = list(wrappers or [])
+        self._env = self._make(self._env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))
-        self.single_observation_space = self._env.single_observation_space
-        self.single_action_space = self._env.single_action_space
-        self._clip: tuple[np.ndarray, np.ndarray] | None = None
-        if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
-            self._clip = (self.single_action_space.low, self.single_action_space.high)
-        start = np.asarray(getattr(self.single_action_space, "start", 0))
-        self._first_action = start if start.any() else None
+        self._take_spaces()
         self._observation: Any = None
         self.render_fps = float(self._env.metadata.get("render_fps", self.render_fps))
         self._forget_episodes()
@@ -175,8 +169,17 @@ class GymnasiumEnv(VectorEnv):
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
         self._env_kwargs = {**self._env_kwargs, "render_mode": "rgb_array"}
-        without, self._env = self._env, self._make(self._env_kwargs)
-        without.close()
+        self._make_anew()
+
+    def wrap_each(self, wrapper: EnvWrapper) -> None:
+        """Put one more wrapper around each env; all begin anew, and the spaces are its.
+
+        Raises:
+            ConfigurationError: for a batched version, in which there are no single envs.
+        """
+        self._wrappers.append(wrapper)
+        self._make_anew()
+        self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         """See `VectorEnv.render`. With `async`, each worker draws its own env."""
@@ -197,6 +200,21 @@ class GymnasiumEnv(VectorEnv):
     def close(self) -> None:
         """See `VectorEnv.close`."""
         self._env.close()
+
+    def _make_anew(self) -> None:
+        made = self._make(self._env_kwargs, wrappers=self._wrappers)
+        self._env.close()
+        self._env = made
+
+    def _take_spaces(self) -> None:
+        """Take the spaces of the envs, and what their actions need before a step."""
+        self.single_observation_space = self._env.single_observation_space
+        self.single_action_space = self._env.single_action_space
+        self._clip: tuple[np.ndarray, np.ndarray] | None = None
+        if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):
+            self._clip = (self.single_action_space.low, self.single_action_space.high)
+        start = np.asarray(getattr(self.single_action_space, "start", 0))
+        self._first_action = start if start.any() else None
 
     def _forget_episodes(self) -> None:
         """Empty the log of actions: all episodes begin here."""

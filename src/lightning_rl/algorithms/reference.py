@@ -1,0 +1,79 @@
+"""Keep a policy as it was, for a KL penalty that holds the trained one near it."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.policies import Policy
+
+
+class ReferencePolicy(nn.Module):
+    """A policy with the parameters and statistics that it had when training began.
+
+    Only what changes in training is kept a second time; what is frozen is shared. With a fresh LoRA
+    adapter, which begins as no change at all, this is the same network with the adapter off.
+
+    Args:
+        policy: is remembered as it is now.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self._evaluation = (_Evaluation(policy),)  # in a tuple, so that it is no child
+        self.kept = nn.ParameterList(
+            nn.Parameter(value.detach().clone(), requires_grad=False)
+            for value in self._changing().values()
+        )
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Take the policy as it is now."""
+        for kept, value in zip(self.kept, self._changing().values(), strict=True):
+            kept.copy_(value)
+
+    def log_prob(self, rollout: TensorDict) -> Tensor:
+        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
+        return log_prob_of(self, rollout)
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """See `Policy.extra_fields`."""
+        return self._policy.extra_fields
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """See `Policy`."""
+        return self._policy.micro_batch_size
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`; without gradients."""
+        (evaluation,) = self._evaluation
+        names = (f"policy.{name}" for name in self._changing())
+        with torch.no_grad():
+            kept = dict(zip(names, self.kept, strict=True))
+            return functional_call(evaluation, kept, (td,))  # type: ignore[no-any-return]
+
+    @property
+    def _policy(self) -> Policy:
+        return self._evaluation[0].policy
+
+    def _changing(self) -> dict[str, Tensor]:
+        """Return what training changes, by name: parameters, and the statistics of the inputs."""
+        saved = self._policy.state_dict()
+        parameters = {n: p for n, p in self._policy.named_parameters() if p.requires_grad}
+        return parameters | {n: b for n, b in self._policy.named_buffers() if n in saved}
+
+
+class _Evaluation(nn.Module):
+    """A policy's evaluation as the call of a module, which can be made with other parameters."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return self.policy.evaluate_actions(td)

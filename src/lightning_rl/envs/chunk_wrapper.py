@@ -1,0 +1,72 @@
+"""Execute a chunk of actions in a single Gymnasium env."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.errors import ConfigurationError
+
+
+class ChunkWrapper(gymnasium.Wrapper):
+    """An env whose action is a chunk of K actions [K, *A], executed until the episode ends.
+
+    The observation is a dict: `observation`, the env's own after the last action executed; and of
+    the chunk before it `step_reward` [K] and `executed` [K], 1 for the actions that were executed.
+    It travels with the observation because that is what reaches the learner with every step.
+
+    Args:
+        env: is stepped.
+        chunk_size: K.
+        execute: how many actions of a chunk are executed at most; all where not given.
+    """
+
+    def __init__(self, env: gymnasium.Env, chunk_size: int, execute: int | None = None) -> None:
+        super().__init__(env)
+        self._chunk_size, self._execute = chunk_size, execute or chunk_size
+        self.action_space = repeated(env.action_space, chunk_size)
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "observation": env.observation_space,
+                "step_reward": gymnasium.spaces.Box(-np.inf, np.inf, (chunk_size,), np.float32),
+                "executed": gymnasium.spaces.Box(0, 1, (chunk_size,), np.int8),
+            }
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; nothing was executed before."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._told(observation, *self._nothing()), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
+        step_reward, executed = self._nothing()
+        for k in range(self._execute):
+            observation, reward, terminated, truncated, info = self.env.step(action[k])
+            step_reward[k], executed[k] = float(reward), 1
+            if terminated or truncated:
+                break
+        told = self._told(observation, step_reward, executed)
+        return told, step_reward.sum(), terminated, truncated, info
+
+    def _nothing(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(self._chunk_size, np.float32), np.zeros(self._chunk_size, np.int8)
+
+    def _told(
+        self, observation: Any, step_reward: np.ndarray, executed: np.ndarray
+    ) -> dict[str, Any]:
+        return {"observation": observation, "step_reward": step_reward, "executed": executed}
+
+
+def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
+    """Return the space of `count` actions in a row, along a new first dimension."""
+    if isinstance(space, gymnasium.spaces.Box):
+        low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
+        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return gymnasium.spaces.MultiDiscrete([int(space.n)] * count)
+    raise ConfigurationError(
+        f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
+    )

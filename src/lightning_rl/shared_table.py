@@ -1,0 +1,170 @@
+"""Exchange bytes between the processes of one machine through memory that they share.
+
+Gloo takes the way through sockets and threads of its own. Where every core has a process that
+computes, these wait for the scheduler's time slices: 1.2 ms on average for a gradient of 36 kB,
+and 4 ms for each tenth of them, against 0.05 ms here (two processes on two cores).
+"""
+
+import mmap
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CAPACITY = 1 << 20
+"""Bytes that a process exchanges at once; more of them go in pieces."""
+
+HEADER = 64
+SPINS, PAUSE, LOOK = 5_000, 2e-4, 0.1
+"""Looks at the others before sleeping; s to sleep between later ones, and between checks of whether
+the others are alive."""
+
+
+class LostRankError(RuntimeError):
+    """Another process of the run has ended, or has not answered in time."""
+
+
+class SharedTable:
+    """A row for each process, which it alone writes and all read.
+
+    A process writes its bytes, then how many exchanges it has taken part in, and waits until all
+    have got as far. Bytes lie in two places in turn, so that a process may go on to the next
+    exchange while a slower one still reads: it can be ahead by one exchange, not by two.
+
+    It rests on stores becoming visible in the order in which they are made, which x86 promises.
+
+    Args:
+        memory: the bytes of all rows, shared.
+        rank: whose row is ours.
+        pids: of all processes, by rank.
+        timeout: s after which a process that does not come is given up.
+    """
+
+    def __init__(self, memory: Any, rank: int, pids: list[int], timeout: float) -> None:
+        table = torch.frombuffer(memory, dtype=torch.uint8).view(len(pids), -1)
+        header = table[:, :HEADER].view(torch.int64)
+        self._exchanges, self._left = (header[:, i].numpy() for i in range(2))
+        self._sizes = header[:, 2:4].numpy()
+        self._slots = table[:, HEADER:].unflatten(1, (2, CAPACITY))
+        self._rank, self._pids, self._timeout = rank, pids, timeout
+        self._count = 0
+
+    def exchange(self, data: Tensor) -> list[Tensor]:
+        """Return what all processes gave, by rank; it holds until the next exchange.
+
+        Args:
+            data: uint8 [B]; B may differ by rank.
+
+        Raises:
+            LostRankError: where a process has ended, or does not come in time.
+        """
+        pieces: list[list[Tensor]] = [[] for _ in self._pids]
+        start = 0
+        while True:
+            side = (self._count + 1) % 2
+            piece = data[start : start + CAPACITY]
+            self._slots[self._rank, side, : len(piece)] = piece
+            self._sizes[self._rank, side] = len(data)
+            self._count += 1
+            self._exchanges[self._rank] = self._count
+            self._wait()
+            sizes = self._sizes[:, side].tolist()
+            for rank, size in enumerate(sizes):
+                pieces[rank].append(self._slots[rank, side, : max(0, min(size - start, CAPACITY))])
+            start += CAPACITY
+            if start >= max(sizes):
+                return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pieces]
+            pieces = [[torch.cat(parts)] for parts in pieces]  # a copy: slots are written again
+
+    def leave(self) -> None:
+        """Tell the others that this process takes part no more."""
+        self._left[self._rank] = 1
+
+    def _wait(self) -> None:
+        """Wait for all to have come as far as this process."""
+        looks, began, checked = 0, time.monotonic(), 0.0
+        while (self._exchanges < self._count).any():
+            looks += 1
+            if looks < SPINS:
+                os.sched_yield()
+                continue
+            time.sleep(PAUSE)
+            waited = time.monotonic() - began
+            if waited - checked > LOOK:
+                checked = waited
+                self._check_others(waited)
+
+    def _check_others(self, waited: float) -> None:
+        gone = [bool(self._left[rank]) or not _alive(pid) for rank, pid in enumerate(self._pids)]
+        missing = [rank for rank, n in enumerate(self._exchanges) if n < self._count]
+        ended = [rank for rank in missing if gone[rank]]
+        if ended:
+            raise LostRankError(f"rank {ended[0]} has ended")
+        if missing and waited > self._timeout:
+            raise LostRankError(f"rank {missing[0]} did not come within {self._timeout:.0f} s")
+
+
+def open_table(rank: int, gather: Callable[[Any], list[Any]], timeout: float) -> SharedTable | None:
+    """Return a table that all processes share; None on all where that is not possible.
+
+    The memory has no name: it is gone with the processes, however they end.
+
+    Args:
+        rank: of this process.
+        gather: returns what all ranks gave, in another way.
+        timeout: see `SharedTable`.
+    """
+    world = len(gather(None))
+    size = world * (HEADER + 2 * CAPACITY)
+    path, token, fd = "", secrets.token_bytes(8), -1
+    if rank == 0 and _possible():
+        fd = os.memfd_create("lightning_rl")
+        os.ftruncate(fd, size)
+        os.pwrite(fd, token, size - len(token))
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+    path, token = gather((path, token))[0]
+    memory = _mapped(path, size, token)
+    reached = gather((memory is not None, os.getpid()))
+    if fd >= 0:
+        os.close(fd)
+    if memory is None or not all(ok for ok, _ in reached):
+        return None
+    return SharedTable(memory, rank, [pid for _, pid in reached], timeout)
+
+
+def _possible() -> bool:
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+
+
+def _mapped(path: str, size: int, token: bytes) -> mmap.mmap | None:
+    """Map rank 0's memory; None where it is on another machine, or out of reach."""
+    if not path or not _possible():
+        return None
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_size != size or os.pread(fd, len(token), size - len(token)) != token:
+            return None
+        return mmap.mmap(fd, size)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _alive(pid: int) -> bool:
+    """Tell whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
