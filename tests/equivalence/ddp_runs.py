@@ -12,7 +12,16 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 
-from lightning_rl import GRPO, ranks
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActionChunk,
+    PushBlocks,
+    RLDataModule,
+    RLTrainer,
+    VLAPolicy,
+    ranks,
+)
 from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from tests.helpers import last, make_data, make_ppo, train
@@ -110,6 +119,54 @@ def same_rollouts(directory, name, processes):
         model=model | {"batch_size": model["batch_size"] * 2 // processes},
         trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
     )[0]
+
+
+def record_chunks(path, count=3):
+    """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
+    torch.manual_seed(1)
+    env = chunked(2 * N)
+    collector = SyncCollector(env, vla(env), 5, seed=5)
+    rollouts = [collector.collect().clone() for _ in range(count)]
+    for version, rollout in enumerate(rollouts):
+        most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
+        steps = 1 + (torch.rand(rollout.shape) * most).floor()
+        rollout["executed"] = torch.arange(4) < steps[..., None]
+        rollout["policy_version"].fill_(version)
+    torch.save(rollouts, path)
+
+
+def same_chunks(directory, algorithm, processes):
+    """Train a VLA on the recorded chunks."""
+    data = RLDataModule(
+        chunked,
+        num_envs=2 * N // processes,
+        buffer_size=5,
+        total_env_steps=10**6,
+        iterations_per_epoch=3,
+        collector=partial(Replayed, directory / "chunks.pt"),
+    )
+    torch.manual_seed(2)
+    policy = vla(chunked(1))
+    settings = {"group_size": 2} if algorithm is GRPO else {}
+    module = algorithm(policy, n_epochs=2, batch_size=2 * N * 5 // processes, **settings)
+    trainer = RLTrainer(
+        run_dir=str(directory / f"chunks {algorithm.__name__} {processes}"),
+        enable_progress_bar=False,
+        accelerator="cpu",
+        limit_val_batches=0,
+        max_epochs=1,
+        **(TWO if processes == 2 else {}),
+    )
+    trainer.fit(module, data)
+    return module
+
+
+def chunked(num_envs):
+    return ActionChunk(num_envs, lambda n: PushBlocks(n, size=16), 4)
+
+
+def vla(env):
+    return VLAPolicy(env.single_observation_space, env.single_action_space, num_bins=5)
 
 
 TWO = {"devices": 2, "strategy": "ddp"}
@@ -230,6 +287,10 @@ def main(directory):
         findings[name] = {
             k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
         }
+
+    for algorithm in (PPO, GRPO):
+        module = same_chunks(directory, algorithm, 2)
+        findings[f"chunks {algorithm.__name__}"] = module.policy.state_dict()
 
     run("whole", **RESUMED)
     for name, to in {"rank 0": (0,), "rank 1": (1,), "all": (0, 1)}.items():

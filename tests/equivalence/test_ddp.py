@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_rl import GRPO, PPO
 from tests.equivalence import ddp_runs
 from tests.equivalence.ddp_runs import PENDULUM, RESUMED, SAME_ROLLOUTS, same_rollouts
 from tests.helpers import assert_same, assert_same_run, last, load, train
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
+    ddp_runs.record_chunks(path / "chunks.pt")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = subprocess.run(
         [*command, "-m", "tests.equivalence.ddp_runs", str(path)],
@@ -70,6 +72,17 @@ def test_without_the_reduction_the_same_check_fails(ranks):
         check_reduction(ranks, "not reduced")
     one, other = both(ranks, "not reduced", "state")
     assert not torch.equal(one["policy.actor.0.weight"], other["policy.actor.0.weight"])
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_each_executed_part_of_a_chunk_weighs_the_same_on_whichever_rank(
+    algorithm, directory, ranks
+):
+    alone = ddp_runs.same_chunks(directory, algorithm, 1).policy.state_dict()
+    found = [rank[f"chunks {algorithm.__name__}"] for rank in ranks]
+    assert_same(*found)
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, alone[key], rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", SAME_ROLLOUTS)

@@ -22,7 +22,7 @@ from lightning_rl.algorithms.checks import (
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
-from lightning_rl.algorithms.parts import add_part_weights, loss_fields
+from lightning_rl.algorithms.parts import add_part_weights, add_part_weights_over_ranks, loss_fields
 from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.reduction import parts_of_pass
 from lightning_rl.algorithms.schedule import LearningRateSchedule
@@ -214,6 +214,7 @@ class Algorithm(EvaluatedModule):
             flat: [T*N], the transitions of this rank; fields may be set anew.
             parts: of each minibatch the indices into `flat`.
         """
+        add_part_weights_over_ranks(flat, parts)
 
     def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""

@@ -4,11 +4,13 @@ A policy may give log-probs [B, L]. Of a chunk that an episode's end cut short, 
 not executed do not count.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+
+from lightning_rl import ranks
 
 
 def part_mask(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
@@ -32,11 +34,37 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
     An average of weighted parts is then the average over all executed parts of the minibatch, also
     where that goes through the network in pieces with different numbers of them.
     """
-    log_prob = minibatch.get("sample_log_prob", None)  # a loss of its own may not want it
-    if log_prob is None or log_prob.dim() == 1:
+    mask = _counted(minibatch)
+    if mask is None or "part_weight" in minibatch.keys():
         return minibatch
-    mask = part_mask(minibatch, log_prob).to(log_prob.dtype)
     return minibatch.set("part_weight", mask * (mask.numel() / mask.sum().clamp(min=1.0)))
+
+
+def add_part_weights_over_ranks(flat: TensorDict, minibatches: Sequence[Tensor]) -> None:
+    """Do so for minibatches that ranks have parts of: of mean 1 over all ranks together.
+
+    Args:
+        flat: [M], the samples of this rank.
+        minibatches: of each the indices into `flat`.
+    """
+    mask = _counted(flat)
+    if mask is None or not minibatches:
+        return
+    own = torch.stack(
+        [torch.stack([mask[i].sum(), mask.new_tensor(mask[i].numel())]) for i in minibatches]
+    )
+    weight = torch.zeros_like(mask)
+    for index, (counted, all_parts) in zip(minibatches, ranks.sum_over_ranks(own), strict=True):
+        weight[index] = mask[index] * (all_parts / counted.clamp(min=1.0))
+    flat["part_weight"] = weight
+
+
+def _counted(samples: TensorDict) -> Tensor | None:
+    """Return 1 for each part [B, L] that counts, 0 for the others; None where there are no parts."""
+    log_prob = samples.get("sample_log_prob", None)  # a loss of its own may not want it
+    if log_prob is None or log_prob.dim() == 1:
+        return None
+    return part_mask(samples, log_prob).to(log_prob.dtype)
 
 
 def spread(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:

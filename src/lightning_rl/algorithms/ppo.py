@@ -137,6 +137,7 @@ class PPO(Algorithm):
 
     def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
         """Normalise the advantages of the minibatches that all ranks have parts [B] of."""
+        super().prepare_pass(flat, parts)
         if self.normalize_advantage == "minibatch":
             advantage = flat["advantage"].clone()
             normalized = normalize_over_ranks([advantage[index] for index in parts])
