@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from lightning_rl import ranks
 from lightning_rl.phases import PhaseTimer
@@ -42,14 +43,14 @@ class GradientReduction:
             row = torch.zeros(len(self._names), device=self.parameters[0].device)
             for parameter in self.parameters:
                 parameter.grad = None
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        weighted = count * torch.cat([row, *(part.flatten() for part in parts)])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        parts = [row, *gradients, row.new_ones(1)]
         with phase("reduction"):
-            flat = ranks.sum_over_ranks(torch.cat([weighted, weighted.new_full((1,), count)]))
-        average = flat[:-1] / flat[-1]
-        row, *gradients = average.split([len(row), *(p.numel() for p in self.parameters)])
+            total = ranks.sum_over_ranks(_flatten_dense_tensors(parts).mul_(count))
+        average = total / total[-1]
+        row, *gradients, _ = _unflatten_dense_tensors(average, parts)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient.view_as(parameter)
+            parameter.grad = gradient
         return self._names, row
 
 
