@@ -63,6 +63,7 @@ _HOMES = {
     "SlowPolicy": "policies",
     "SyncCollector": "collectors",
     "TorchEnv": "envs",
+    "VLAObservation": "envs",
     "VectorEnv": "envs",
 }
 
@@ -93,6 +94,7 @@ __all__ = [
     "TinyVLA",
     "TorchEnv",
     "TransformersBackbone",
+    "VLAObservation",
     "VLAPolicy",
     "VectorEnv",
     "load_vla_model",

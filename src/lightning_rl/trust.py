@@ -51,7 +51,10 @@ FAMILIES = {
 }
 """The keys under which a checkpoint may name a class; under any other it may name none."""
 
-PATH_KEYS = ("exp_name", "output_dir", "dirpath", "filename", "init_from", "save_dir", "xml_file")
+PATH_KEYS = (
+    *("exp_name", "output_dir", "dirpath", "filename", "init_from", "save_dir", "xml_file"),
+    *("path", "adapter", "tokenizer", "action_statistics"),
+)
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")

@@ -60,7 +60,7 @@ def add_part_weights_over_ranks(flat: TensorDict, minibatches: Sequence[Tensor])
 
 
 def _counted(samples: TensorDict) -> Tensor | None:
-    """Return 1 for each part [B, L] that counts, 0 for the others; None where there are no parts."""
+    """Return 1 for each part [B, L] that counts, else 0; None where there are no parts."""
     log_prob = samples.get("sample_log_prob", None)  # a loss of its own may not want it
     if log_prob is None or log_prob.dim() == 1:
         return None

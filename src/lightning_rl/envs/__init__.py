@@ -7,6 +7,7 @@ from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
+from lightning_rl.envs.vla_observation import VLAObservation
 
 __all__ = [
     "ActionChunk",
@@ -21,6 +22,7 @@ __all__ = [
     "RestoreError",
     "TimeLimitProbe",
     "TorchEnv",
+    "VLAObservation",
     "ValueProbe",
     "VectorEnv",
 ]

@@ -49,16 +49,17 @@ class PushBlocks(Task):
         success: 1 where the named block has been moved by 0.25 m to the named side. Weight 1.
         progress: m that the named block was moved to that side. Off; usually 1.
 
-    Success is `terminated`, and so is a mistake: a block moved as far to a side that was not asked
-    for. Metrics: `moved`, m that the named block is to the named side of where it began; `mistake`,
-    1 where one ended the episode.
+    Success is `terminated`, and so are failures: a block moved as far to a side that was not asked
+    for, and the last step that the time allows (being in time is part of the task). Metrics:
+    `moved`, m that the named block is to the named side of where it began; `mistake`, 1 where one
+    ended the episode.
 
     Args:
         num_envs: N.
         action: what an action means; by default `DeltaPosition(0.1, clip=1)`. With any, the pusher
             moves 0.1 m a step along each axis at most, and stays on the table.
         rewards: weights by term; the terms not named keep their defaults.
-        max_episode_steps: steps after which an episode is truncated.
+        max_episode_steps: steps after which an episode has failed.
         size: pixels of a picture, across and down.
         device: where the state lives.
     """
@@ -130,7 +131,7 @@ class PushBlocks(Task):
         }
         metrics = {"moved": distance, "mistake": mistake.float()}
         reward, info = self.outcome(success, values, metrics)
-        return moved, reward, success | mistake, info
+        return moved, reward, success | mistake | self.last_step(), info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         """See `Task.draw`: the two blocks and, in dark, the pusher."""

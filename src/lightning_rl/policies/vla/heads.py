@@ -1,14 +1,16 @@
 """Turn slots into chunks of actions: as tokens, or as numbers with Gaussian noise."""
 
+import json
 import math
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Literal
 
 import gymnasium
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import check_range, require
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.policies.distributions import HALF_LOG_TWO_PI
 from lightning_rl.rollout import FieldSpec
 
@@ -19,9 +21,10 @@ class ActionHead(nn.Module, ABC):
     """A distribution over chunks [K, A] of actions, within the bounds of a Box.
 
     Args:
-        space: of one chunk, [K, *A]; the bounds say what -1 and 1 stand for.
+        space: of one chunk, [K, *A]; the bounds say what -1 and 1 stand for, or `statistics` do.
         level: `token` gives a log-prob per number of the chunk, [B, K * A]; else one per action,
             [B, K].
+        statistics: see `action_bounds`.
 
     Attributes:
         fields: what `sample` stores beside the action, and `log_prob_and_entropy` wants back.
@@ -30,18 +33,15 @@ class ActionHead(nn.Module, ABC):
     center: Tensor
     scale: Tensor
 
-    def __init__(self, space: gymnasium.spaces.Box, level: Level) -> None:
+    def __init__(
+        self, space: gymnasium.spaces.Box, level: Level, statistics: str | None = None
+    ) -> None:
         super().__init__()
         self.chunk_size, self.shape = space.shape[0], space.shape
         self.action_size = math.prod(space.shape[1:])
         self.num_slots = self.chunk_size * self.action_size
         self.num_parts = self.num_slots if level == "token" else self.chunk_size
-        low, high = (torch.as_tensor(b).float().flatten() for b in (space.low, space.high))
-        require(
-            bool((low.isfinite() & high.isfinite() & (low < high)).all()),
-            f"A VLA's actions need finite bounds, low < high; the action space is {space}. Give "
-            "the task's action term a clip, or wrap the env.",
-        )
+        low, high = action_bounds(space, statistics)
         self.register_buffer("center", (high + low) / 2, persistent=False)
         self.register_buffer("scale", (high - low) / 2, persistent=False)
 
@@ -91,7 +91,7 @@ class TokenHead(ActionHead):
     decoding: Kim et al. 2025, "Fine-Tuning Vision-Language-Action Models".
 
     Args:
-        space, level: see `ActionHead`.
+        space, level, statistics: see `ActionHead`.
         to_logits: makes logits [B, L, n] of slots [B, L, D]; of a language model the last n entries
             of its vocabulary.
         num_bins: n; bin centres lie evenly from bound to bound.
@@ -105,8 +105,9 @@ class TokenHead(ActionHead):
         to_logits: nn.Module,
         num_bins: int,
         temperature: float,
+        statistics: str | None = None,
     ) -> None:
-        super().__init__(space, level)
+        super().__init__(space, level, statistics)
         self.to_logits, self.num_bins, self.temperature = to_logits, num_bins, temperature
 
     @property
@@ -158,7 +159,7 @@ class GaussianHead(ActionHead):
     Its deviation is learnt, and the same in every state.
 
     Args:
-        space, level: see `ActionHead`.
+        space, level, statistics: see `ActionHead`.
         slot_size: D.
         log_std_init: initial log standard deviation, in units of the bounds.
         temperature: the deviation is multiplied by it, in acting as in training.
@@ -171,8 +172,9 @@ class GaussianHead(ActionHead):
         slot_size: int,
         log_std_init: float,
         temperature: float,
+        statistics: str | None = None,
     ) -> None:
-        super().__init__(space, level)
+        super().__init__(space, level, statistics)
         check_range("log_std_init", log_std_init, least=-5.0, most=2.0)
         self.temperature = temperature
         self.to_mean = nn.Linear(slot_size, 1)
@@ -217,3 +219,60 @@ class GaussianHead(ActionHead):
     def _of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
         standardized = (unit - mean) * (-log_std).exp()
         return self.parts(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI)
+
+
+def action_bounds(space: gymnasium.spaces.Box, path: str | None) -> tuple[Tensor, Tensor]:
+    """Return what -1 and 1 stand for in each number of a chunk, two [L].
+
+    Args:
+        space: of one chunk, [K, *A]; its bounds are taken where there is no file.
+        path: the statistics of the actions that a model was trained on, a JSON file: `q01` and
+            `q99` (else `min` and `max`) for each number of an action; alone, under `action`, or
+            under the name of a dataset.
+
+    Raises:
+        ConfigurationError: for bounds that are not finite, and a file that is missing or of other
+            actions.
+    """
+    low, high = (torch.as_tensor(bound).float() for bound in (space.low, space.high))
+    if path is not None:
+        size = math.prod(space.shape[1:])
+        low, high = (
+            torch.tensor(bound).view(space.shape[1:]).expand(space.shape)
+            for bound in _read_statistics(path, size)
+        )
+    require(
+        bool((low.isfinite() & high.isfinite() & (low < high)).all()),
+        f"A VLA's actions need finite bounds, low < high; {path or 'the action space'} has "
+        f"{low.flatten().tolist()} and {high.flatten().tolist()}. Give the task's action term a "
+        "clip, wrap the env, or give action_statistics.",
+    )
+    return low.flatten(), high.flatten()
+
+
+def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
+    require(
+        Path(path).is_file(),
+        f"No action statistics at {path}: give the JSON file that came with the model (such as "
+        "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
+    )
+    try:
+        content = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no JSON: {error}") from error
+    while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
+        if "action" not in content and len(content) != 1:
+            break
+        content = content.get("action", next(iter(content.values())))
+    found = content if isinstance(content, dict) else {}
+    for names in (("q01", "q99"), ("min", "max")):
+        low, high = (found.get(name) for name in names)
+        if low is not None and high is not None:
+            require(
+                len(low) == len(high) == size,
+                f"{path} is about actions of {len(low)} numbers, the env's have {size}.",
+            )
+            return [float(x) for x in low], [float(x) for x in high]
+    raise ConfigurationError(
+        f"{path} has no q01 and q99, nor min and max, of actions; it has {', '.join(found)}."
+    )

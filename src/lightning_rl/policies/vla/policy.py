@@ -37,6 +37,8 @@ class VLAPolicy(Policy):
         temperature: of the tokens' logits, or a factor on the Gaussian deviation; it belongs to the
             policy, in acting as in training.
         log_std_init: of the Gaussian head, in units of the action bounds.
+        action_statistics: JSON file of the actions that the model was trained on; see
+            `action_bounds`. Where not given, -1 and 1 are the bounds of the action space.
         value_hidden_size: units of the value head.
         value_lr_scale: what the learning rate is multiplied by for the value head.
         detach_value: keep the value's gradient out of the backbone.
@@ -56,6 +58,7 @@ class VLAPolicy(Policy):
         num_bins: int = 21,
         temperature: float = 1.0,
         log_std_init: float = -1.0,
+        action_statistics: str | None = None,
         value_hidden_size: int = 64,
         value_lr_scale: float = 1.0,
         detach_value: bool = True,
@@ -75,10 +78,17 @@ class VLAPolicy(Policy):
         if head == "token":
             own = self.backbone.token_head(num_bins)
             to_logits = nn.Linear(self.backbone.slot_size, num_bins) if own is None else own
-            self.head = TokenHead(space, log_prob_level, to_logits, num_bins, temperature)
+            self.head = TokenHead(
+                space, log_prob_level, to_logits, num_bins, temperature, action_statistics
+            )
         else:
             self.head = GaussianHead(
-                space, log_prob_level, self.backbone.slot_size, log_std_init, temperature
+                space,
+                log_prob_level,
+                self.backbone.slot_size,
+                log_std_init,
+                temperature,
+                action_statistics,
             )
         self.value_head = nn.Sequential(
             nn.Linear(self.backbone.summary_size, value_hidden_size),

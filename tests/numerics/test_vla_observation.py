@@ -1,0 +1,199 @@
+"""A Gymnasium env of pictures and an instruction becomes one that a VLA acts in."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
+from lightning_rl.cli import run as run_cli
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.vla.heads import action_bounds
+
+
+class Kitchen(gymnasium.Env):
+    """Two cameras, a state, and a text that changes from episode to episode."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, size=16):
+        picture = gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "pixels": gymnasium.spaces.Dict({"top": picture, "wrist": picture}),
+                "agent_pos": gymnasium.spaces.Box(-1, 1, (2,), np.float64),
+            }
+        )
+        self.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        self.texts, self.count = ["open it", "close it now"], -1
+
+    def _observation(self):
+        pixels = {
+            key: np.full((16, 16, 3), self.steps + k, np.uint8)
+            for k, key in enumerate(("top", "wrist"))
+        }
+        return {"pixels": pixels, "agent_pos": np.array([self.steps, self.count]) / 10}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count, self.steps = self.count + 1, 0
+        self.task = self.texts[self.count % 2]
+        return self._observation(), {"instruction": self.task}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observation(), float(action[0]), self.steps == 5, False, {"success": True}
+
+
+gymnasium.register("VLAKitchen-v0", entry_point=Kitchen)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<pad>", "<unk>", "open", "close", "it", "now"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path_factory.mktemp("tokenizer")
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", unk_token="<unk>")
+    wrapped.save_pretrained(path)
+    return str(path)
+
+
+def wrapped(**settings):
+    return VLAObservation(Kitchen(), **{"rgb": "pixels/top", "proprio": "agent_pos"} | settings)
+
+
+@pytest.mark.parametrize("where", ["instruction", "task"])
+def test_an_instruction_is_tokenised_once_an_episode(where, tokenizer):
+    """From the info of reset, and from an attribute."""
+    env = wrapped(instruction=where, tokenizer=tokenizer, length=4)
+    for expected in ([2, 4, 0, 0], [3, 4, 5, 0]):
+        observation, _ = env.reset(seed=0)
+        assert env.observation_space.contains(observation)
+        tokens = observation["language"]
+        assert tokens.tolist() == expected
+        assert env.step(np.zeros(2))[0]["language"] is tokens
+    assert observation["proprio"].dtype == np.float32
+
+
+def test_cameras_are_stacked_and_parts_renamed():
+    env = wrapped(rgb=["pixels/top", "pixels/wrist"])
+    observation, _ = env.reset()
+    assert env.observation_space.contains(observation)
+    assert observation["rgb"].shape == (2, 16, 16, 3)
+    assert observation["rgb"][:, 0, 0, 0].tolist() == [0, 1]
+    assert set(observation) == {"rgb", "proprio"}
+
+
+def test_what_is_not_there_is_named(tokenizer, tmp_path):
+    with pytest.raises(ConfigurationError, match=r"No 'pixels/topp' in the observation of Kitchen"):
+        wrapped(rgb="pixels/topp")
+    with pytest.raises(ConfigurationError, match=r"rgb: agent_pos is Box"):
+        wrapped(rgb="agent_pos")
+    with pytest.raises(ConfigurationError, match="No instruction 'wish' in the observation"):
+        wrapped(instruction="wish", tokenizer=tokenizer).reset()
+    with pytest.raises(ConfigurationError, match=r"'open it' has 2 tokens, length=1"):
+        wrapped(instruction="task", tokenizer=tokenizer, length=1).reset()
+    with pytest.raises(ConfigurationError, match="No tokenizer at None"):
+        wrapped(instruction="task")
+    with pytest.raises(ConfigurationError, match="holds no tokenizer"):
+        wrapped(instruction="task", tokenizer=str(tmp_path))
+
+
+def test_a_vla_trains_in_chunks_in_a_gymnasium_env_from_the_command_line(
+    tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    wrapper = {
+        "class_path": "VLAObservation",
+        "init_args": {
+            "rgb": ["pixels/top", "pixels/wrist"],
+            "proprio": "agent_pos",
+            "instruction": "instruction",
+            "tokenizer": tokenizer,
+        },
+    }
+    env = {
+        "class_path": "ActionChunk",
+        "init_args": {
+            "chunk_size": 3,
+            "env": {
+                "class_path": "GymnasiumEnv",
+                "init_args": {"id": "VLAKitchen-v0", "wrappers": [wrapper]},
+            },
+        },
+    }
+    config = {"data": {"env": env}, "model": {"init_args": {"batch_size": 16, "n_epochs": 1}}}
+    (tmp_path / "more.json").write_text(json.dumps(config))
+    small = ["--data.num_envs", "4", "--data.total_env_steps", "200"]
+    small += ["--data.num_eval_episodes", "2"]
+    run_cli(["fit", "--config", "vla_ppo.yaml", "--config", "more.json", *small])
+    with pytest.raises(SystemExit):  # the id is of a module of the user's own
+        run_cli(["validate", "--ckpt_path", "last"])
+    run_cli(["validate", "--ckpt_path", "last", "--trust_code", "true"])
+
+
+def test_a_collector_sees_each_episode_with_its_own_instruction(tokenizer):
+    def wrap(env):
+        return VLAObservation(
+            env, "pixels/top", "agent_pos", instruction="task", tokenizer=tokenizer, length=4
+        )
+
+    env = ActionChunk(2, lambda n: GymnasiumEnv(n, "VLAKitchen-v0", wrappers=[wrap]), 2)
+    policy = VLAPolicy(env.single_observation_space, env.single_action_space)
+    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    language, count = rollout["observation"]["language"], rollout["observation"]["proprio"][..., 1]
+    episode = (count * 10).round().long()
+    assert len(episode.unique()) > 1
+    expected = torch.tensor([[2, 4, 0, 0], [3, 4, 5, 0]])[episode % 2]
+    assert torch.equal(language, expected)
+    assert rollout["done"][:, :-1].any(0).tolist() == [False, False, True] * 2
+
+
+BOX = gymnasium.spaces.Box(-1, 1, (3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"q01": [-2, 0], "q99": [2, 4], "mean": [0, 0]},
+        {"action": {"q01": [-2, 0], "q99": [2, 4]}, "state": {}},
+        {"bridge": {"action": {"min": [-2, 0], "max": [2, 4]}, "num": 3}},
+    ],
+)
+def test_action_statistics_say_what_one_stands_for(content, tmp_path):
+    path = tmp_path / "dataset_statistics.json"
+    path.write_text(json.dumps(content))
+    low, high = action_bounds(BOX, str(path))
+    assert low.view(3, 2).tolist() == [[-2, 0]] * 3
+    assert high.view(3, 2).tolist() == [[2, 4]] * 3
+    env = ActionChunk(1, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
+    picture = gymnasium.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    space = gymnasium.spaces.Dict({"rgb": picture})
+    policy = VLAPolicy(space, BOX, num_bins=3, action_statistics=str(path))
+    unit = torch.tensor([[-1.0, -1, 0, 0, 1, 1]])
+    assert policy.head.to_action(unit).tolist() == [[[-2, 0], [0, 2], [2, 4]]]
+    torch.testing.assert_close(policy.head.to_unit(policy.head.to_action(unit)), unit)
+    with pytest.raises(ConfigurationError, match="is about actions of 2 numbers, the env's have 1"):
+        VLAPolicy(space, env.single_action_space, action_statistics=str(path))
+    env.close()
+
+
+def test_statistics_that_are_missing_or_of_something_else_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="No action statistics at nowhere"):
+        action_bounds(BOX, "nowhere.json")
+    path = tmp_path / "s.json"
+    for content, message in {
+        "{": "is no JSON",
+        '{"state": {}, "mean": [0]}': "has no q01 and q99, nor min and max, of actions; it has state",
+        '{"q01": [1, 1], "q99": [1, 2]}': "need finite bounds, low < high",
+    }.items():
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=message):
+            action_bounds(BOX, str(path))
