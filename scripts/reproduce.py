@@ -52,8 +52,8 @@ def train(
         "overrides": overrides,
         "seed": seed,
         "env_steps": evaluation["env_steps"],
-        "train_return_last_100": float(np.mean(statistics["returns"])),
-        "train_length_last_100": float(np.mean(statistics["lengths"])),
+        "train_return_last_100": mean(statistics["returns"]),
+        "train_length_last_100": mean(statistics["lengths"]),
         "eval_return": evaluation["avg_reward"],
         "eval_length": evaluation["avg_length"],
         "eval_success": evaluation["success_rate"],
@@ -62,6 +62,11 @@ def train(
         "torch": torch.__version__,
     }
     return row, run_dir
+
+
+def mean(values: list[float]) -> float | None:
+    """Return the average; None where nothing was played, as when demonstrations are cloned."""
+    return float(np.mean(values)) if values else None
 
 
 def interval(values: list[float]) -> str:

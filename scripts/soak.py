@@ -2,6 +2,7 @@
 
     python scripts/soak.py --check
     python scripts/soak.py --total-env-steps 200_000
+    python scripts/soak.py --background --total-env-steps 40_000_000     # twenty minutes and more
 
 Trains CartPole-v1 with the settings of `configs/ppo.yaml` by the public Python API, with loggers,
 evaluations and checkpoints as a user has them. About every `--every` env steps it records: env
@@ -36,7 +37,16 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    AsyncCollector,
+    Collector,
+    GymnasiumEnv,
+    RLDataModule,
+    RLTrainer,
+    SyncCollector,
+)
 
 CONFIG = Path(__file__).parents[1] / "configs" / "ppo.yaml"
 MAX_GROWTH = 1.0
@@ -54,6 +64,7 @@ def main() -> int:
     parser.add_argument("--total-env-steps", type=int, default=10_000_000)
     parser.add_argument("--every", type=int, help="env steps; by default 100_000 or total / 20")
     parser.add_argument("--seed", type=int, help="instead of that of the config")
+    parser.add_argument("--background", action="store_true", help="collect by an AsyncCollector")
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="of the run")
     parser.add_argument("--output", type=Path, default=Path("soak.json"), help="and a .png beside")
     parser.add_argument(
@@ -65,7 +76,8 @@ def main() -> int:
     every = args.every or min(100_000, max(1, args.total_env_steps // 20))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(every, args.output, about(args.total_env_steps))
-    stopped = train(args.total_env_steps, args.seed, args.output_dir, recorder)
+    collector = AsyncCollector if args.background else SyncCollector
+    stopped = train(args.total_env_steps, args.seed, collector, args.output_dir, recorder)
     result = verdict(recorder.records, args.total_env_steps)
     recorder.write(result | {"stop_signal": stopped})
     print(as_table(recorder.records), as_text(result), sep="\n\n")
@@ -77,15 +89,18 @@ def main() -> int:
 
 
 def train(
-    total_env_steps: int, seed: int | None, output_dir: Path, recorder: "Recorder"
+    total_env_steps: int,
+    seed: int | None,
+    collector: type[Collector],
+    output_dir: Path,
+    recorder: "Recorder",
 ) -> int | None:
     """Train as the config says, and return the signal that stopped it, if one did."""
     config = yaml.safe_load(CONFIG.read_text())
     seed_everything(config["seed_everything"] if seed is None else seed, verbose=False)
     env = config["data"].pop("env")["init_args"]
-    data = RLDataModule(
-        partial(GymnasiumEnv, **env), **config["data"] | {"total_env_steps": total_env_steps}
-    )
+    own = {"total_env_steps": total_env_steps, "collector": collector}
+    data = RLDataModule(partial(GymnasiumEnv, **env), **config["data"] | own)
     settings = config["model"]["init_args"]
     network = settings.pop("policy")["init_args"]
     policy = ActorCritic(data.observation_space, data.action_space, **network)
