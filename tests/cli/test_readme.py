@@ -104,6 +104,13 @@ def test_the_script_that_probes_a_vla_probes_one(capsys):
     assert "instruction shuffled" in out.stdout
 
 
+def test_the_measure_of_the_overhead_measures(tmp_path):
+    script = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py"), "--workloads", "W1"]
+    small = ["--repeats", "1", "--iterations", "2", "--warmup", "1"]
+    out = subprocess.run([*script, *small], capture_output=True, text=True, check=True)
+    assert "Final parameters of the two loops: bit-identical." in out.stdout
+
+
 def test_no_command_is_left_untested():
     tested = ("rl-cli", "python ", "scripts/", "pip install")
     assert not [command for command in COMMANDS if not any(part in command for part in tested)]
