@@ -21,7 +21,7 @@ from lightning_rl.files import write_atomically
 FEWEST_FRAMES = 8
 """Of a film that the share of the time would make shorter; then others must wait."""
 
-SLOWEST = 10.0
+SLOWEST = 4.0
 """Frames per second below which a film is shown faster than real time."""
 
 FIRST_GUESS = 0.02

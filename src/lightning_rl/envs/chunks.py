@@ -87,7 +87,7 @@ class ActionChunk(VectorEnv):
         self.env = env(num_envs)
         self.num_envs, self.device = num_envs, self.env.device
         self.chunk_size = chunk_size
-        self.render_fps = self.env.render_fps
+        self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
         if isinstance(self.env, WrapsEach):
             self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
             spaces = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
