@@ -3,10 +3,11 @@
     rl-cli fit --config vla_bc.yaml
     python scripts/bench_vla_async.py --init_from outputs/vla_bc_... --delay_ms 200
 
-Both sides train `configs/vla_ppo.yaml` from the same clone for as many env steps. Each inference
-takes `delay_ms` more (`SlowPolicy`), and each update as much more as makes collecting to learning
-1:1; both delays are simulated, and leave the CPU free. Prints wall time, and the success of the
-final policies, greedy, on held-out episodes.
+Both sides train `configs/vla_ppo.yaml` from the same clone, for as many env steps unless the
+background is given more of the time that it saves. Each inference takes `delay_ms` more
+(`SlowPolicy`), and each update as much more as makes collecting to learning 1:1; both delays are
+simulated, and leave the CPU free. Prints wall time, and the success of the final policies, greedy,
+on held-out episodes.
 """
 
 import argparse
@@ -44,16 +45,23 @@ def main() -> None:
     parser.add_argument("--init_from", required=True, help="a checkpoint or run directory")
     parser.add_argument("--delay_ms", type=float, default=200.0)
     parser.add_argument("--iterations", type=int, default=65)
+    parser.add_argument(
+        "--background_iterations", type=int, help="of the background's side; as many, if not given"
+    )
     parser.add_argument("--episodes", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, help="JSON file")
     args = parser.parse_args()
     start = read_checkpoint(find_checkpoint(args.init_from, "outputs"))["state_dict"]
     # what collecting and learning take beside the delays
-    own = train("sync", 0.0, 0.0, start, args, iterations=6)
+    own = train("sync", 0.0, 0.0, start, args, 6)
     collect = own["collect"] + own["decisions"] * args.delay_ms / 1000
     update = max(0.0, collect - own["learn"])
-    rows = {side: train(side, args.delay_ms, update, start, args) for side in ("sync", "async")}
+    counts = {"sync": args.iterations, "async": args.background_iterations or args.iterations}
+    rows = {
+        side: train(side, args.delay_ms, update, start, args, count)
+        for side, count in counts.items()
+    }
     ratio = rows["async"]["wall"] / rows["sync"]["wall"]
     result = {"delay_ms": args.delay_ms, "seed": args.seed, "wall_ratio": ratio, **rows}
     print(json.dumps(result, indent=2))
@@ -67,7 +75,7 @@ def train(
     update_seconds: float,
     start: dict[str, Any],
     args: argparse.Namespace,
-    iterations: int | None = None,
+    iterations: int,
 ) -> dict[str, float]:
     """Train on one side, and return its seconds and the success of the policy."""
     seed_everything(args.seed, verbose=False)
@@ -75,7 +83,6 @@ def train(
     settings = config["model"]["init_args"]
     policy_settings = settings.pop("policy")["init_args"]
     num_envs, steps = config["data"]["num_envs"], config["data"]["buffer_size"]
-    iterations = iterations or args.iterations
     kinds = {"sync": SyncCollector, "async": partial(AsyncCollector, max_staleness=1)}
     chunk = config["data"]["env"]["init_args"]["chunk_size"]
     data = RLDataModule(
