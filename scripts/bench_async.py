@@ -4,8 +4,9 @@
     python scripts/bench_async.py --quick
     python scripts/bench_async.py --workloads cpu
 
-Both sides train CartPole-v1 by PPO for the same number of env steps, and so of rollouts and
-updates: `sync` with `SyncCollector`, `async` with `AsyncCollector` and max_staleness 1.
+Both sides train CartPole-v1 by PPO, for the same number of env steps, and so of rollouts and
+updates (but for `return`): `sync` with `SyncCollector`, `async` with `AsyncCollector` and
+max_staleness 1.
 
 `inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
 and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
@@ -13,6 +14,9 @@ to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; an env that computes for a g
 CPU, in a process of its own, beside a learner that does real updates. It needs two free cores, and
 the time of an env step is chosen on the spot for C:L of 1:1. (With as many env processes as cores,
 collecting in turns uses all cores already, and there is less to gain.)
+
+`return`: simulated inference at 1:1, and both train on until the average return of 100 episodes is
+195, however many env steps that takes; the median of three seeds.
 
 C and L are measured in the sync run, where they add up; overlap gives (C + L) / max(C, L) at best.
 Two speed-ups are reported: that of the whole run, from the first rollout on, which nothing overlaps
@@ -22,6 +26,7 @@ on, which is what a long run has. The latter is held against the bound.
 
 import argparse
 import json
+import math
 import os
 import tempfile
 import time
@@ -45,10 +50,13 @@ from lightning_rl import (
     SyncCollector,
 )
 
+WORKLOADS = ("inference", "return", "cpu")
 DELAYS_MS = (100, 200, 500)
 RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
 """C:L, and L as a multiple of C."""
 NUM_ENVS = 2
+RETURN = 195
+"""Average of 100 training episodes that `return` trains to."""
 WARMUP = 3
 """Iterations that the steady speed-up leaves out."""
 SHARE = 0.9
@@ -63,9 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--workloads", nargs="+", choices=("inference", "cpu"), default=["inference", "cpu"]
-    )
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=8, help="steps per env in a rollout")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="4 steps, 12 iterations")
@@ -81,6 +87,10 @@ def main() -> int:
             for name, multiple in RATIOS.items():
                 rows.append(inference(delay, name, multiple, steps, iterations))
                 write(rows, args.output)
+    if "return" in args.workloads:
+        for delay in DELAYS_MS[: 1 if args.quick else None]:
+            rows.append(to_return(delay))
+            write(rows, args.output)
     if "cpu" in args.workloads:
         rows.append(cpu_bound(5 * iterations))
         write(rows, args.output)
@@ -106,6 +116,34 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
         "C:L": name,
     }
     row["passed"] = name == "1:3" or row["share"] >= SHARE
+    return row
+
+
+def to_return(delay_ms: float) -> Row:
+    """Compare the two by the time that they take to the same return."""
+    num_envs, steps = 64, 16
+    settings = {"n_epochs": 4, "batch_size": 256, "learning_rate": 1e-3, "normalize_reward": True}
+    runs = [
+        compare(
+            partial(
+                train,
+                env=partial(GymnasiumEnv, id="CartPole-v1"),
+                delay_ms=delay_ms,
+                update_seconds=steps * delay_ms / 1000,
+                num_envs=num_envs,
+                steps=steps,
+                iterations=100,
+                settings=settings,
+                until=RETURN,
+                seed=seed,
+            )
+        )
+        for seed in (1, 2, 3)
+    ]
+    row = sorted(runs, key=lambda run: run["speed_up"])[1]
+    spread = ", ".join(f"{run['speed_up']:.2f}" for run in runs)
+    row |= {"workload": f"to a return of {RETURN}, {delay_ms} ms ({spread})", "C:L": "1:1"}
+    row["passed"] = True
     return row
 
 
@@ -165,8 +203,9 @@ gymnasium.register("Computing-v0", Computing)
 class SlowUpdate(Callback):
     """A simulated delay of each update, and the clocks of both sides."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, until: float = math.inf) -> None:
         self.seconds = seconds
+        self.until = until
         self.start = 0.0
         self.learned = 0.0
         self.collected = 0.0
@@ -181,9 +220,11 @@ class SlowUpdate(Callback):
         self.collected += trainer.datamodule.dataset.collect_seconds
         time.sleep(self.seconds)
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         self.learned += time.perf_counter() - self.begun
         self.ends.append(time.perf_counter() - self.start)
+        averages = trainer.datamodule.collector.statistics.averages()
+        trainer.should_stop |= averages.get("charts/episode_reward_avg_100", 0.0) >= self.until
 
 
 def train(
@@ -196,20 +237,23 @@ def train(
     settings: dict[str, Any],
     delay_ms: float = 0.0,
     update_seconds: float = 0.0,
+    until: float = math.inf,
+    seed: int = 1,
 ) -> Row:
     """Train, and return the seconds in all, and per iteration those of each side."""
-    seed_everything(1, verbose=False)
+    seed_everything(seed, verbose=False)
     kind = {"sync": SyncCollector, "async": partial(AsyncCollector, max_staleness=1)}[collector]
     data = RLDataModule(
         env,
         num_envs=num_envs,
         buffer_size=steps,
         total_env_steps=num_envs * steps * iterations,
+        iterations_per_epoch=1 if until < math.inf else iterations,  # it stops between epochs
         collector=kind,
     )
     spaces = (data.observation_space, data.action_space)
     policy: Any = SlowPolicy(*spaces, ActorCritic, delay_ms) if delay_ms else ActorCritic(*spaces)
-    clocks = SlowUpdate(update_seconds)
+    clocks = SlowUpdate(update_seconds, until)
     with tempfile.TemporaryDirectory() as scratch:
         RLTrainer(
             run_dir=scratch,
@@ -223,8 +267,9 @@ def train(
     return {
         "wall": clocks.ends[-1],
         "steady": clocks.ends[-1] - clocks.ends[WARMUP - 1],
-        "collect": clocks.collected / iterations,
-        "learn": clocks.learned / iterations,
+        "collect": clocks.collected / len(clocks.ends),
+        "learn": clocks.learned / len(clocks.ends),
+        "iterations": len(clocks.ends),
     }
 
 

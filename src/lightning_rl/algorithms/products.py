@@ -58,8 +58,12 @@ def route_products(traced: GraphModule) -> int:
 
 def _is_large(node: Node) -> bool:
     """Tell whether a product a @ b (+ bias) is one that oneDNN is faster at."""
-    bias, a, b = (arg.meta["val"] for arg in (node.args[0], *node.args[-2:]))  # type: ignore[union-attr]
-    if node.kwargs or a.dtype != torch.float32 or a.device.type != "cpu":
+    nodes = [arg for arg in (node.args[0], *node.args[-2:]) if isinstance(arg, Node)]
+    known = [value for arg in nodes if isinstance(value := arg.meta.get("val"), Tensor)]
+    if node.kwargs or len(known) < 3:
+        return False
+    bias, a, b = known
+    if a.dtype != torch.float32 or a.device.type != "cpu":
         return False
     if node.target is aten.addmm.default and tuple(bias.shape) != (b.shape[1],):
         return False
