@@ -89,4 +89,5 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
 
 def _text(size: int) -> str:
     """Write bytes so that one can read them."""
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+    number, unit = (size / 2**30, "GiB") if size >= 2**30 else (size / 2**20, "MiB")
+    return f"{number:.0f} {unit}" if number >= 10 else f"{number:.1f} {unit}"
