@@ -18,7 +18,7 @@ from lightning_rl.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.callbacks.video import _TimeShare
 from lightning_rl.envs import PushCube, TorchEnv
 from lightning_rl.errors import ConfigurationError
-from tests.helpers import assert_same, assert_same_run, make_data, make_ppo, train
+from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
 
 pytestmark = pytest.mark.filterwarnings("error:No videos from here on")
 
@@ -87,10 +87,16 @@ def test_the_film_of_the_best_is_kept_also_where_it_was_not_due(tmp_path):
     assert np.array_equal(frames, again)
 
 
-def test_every_n_th_evaluation(tmp_path):
+def test_every_n_th_evaluation_also_of_a_run_that_goes_on(tmp_path):
     settings = VideoSettings(every_n_evaluations=2, at_best=False, max_share=None)
-    filmed(tmp_path, settings, data={"iterations_per_epoch": 1})
-    assert films(tmp_path) == ["eval_192.mp4", "eval_320.mp4", "eval_64.mp4"]
+    data = {"iterations_per_epoch": 1}
+    every_other = ["eval_192.mp4", "eval_320.mp4", "eval_64.mp4"]
+    filmed(tmp_path / "whole", settings, data=data)
+    assert films(tmp_path / "whole") == every_other
+    part = tmp_path / "part"
+    train(part, trainer={"video": settings, "max_epochs": 1}, data=data)
+    filmed(part, settings, data=data, ckpt_path=last(part))
+    assert films(part) == every_other
 
 
 def test_tasks_are_filmed_and_shown_in_tensorboard(tmp_path):

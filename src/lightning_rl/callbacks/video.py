@@ -80,7 +80,6 @@ class VideoRecorder(Callback):
         self.directory = directory / "videos"
         self.settings = settings
         self._clock = _TimeShare(settings.max_share)
-        self._evaluations = 0
         self._film: Film | None = None
         self._seeds: list[int] = []
         self._broken = False
@@ -109,8 +108,9 @@ class VideoRecorder(Callback):
             return
         self._seeds, self._film = list(batch), None
         training = trainer.state.fn == "fit"
-        due = not training or self._evaluations % self.settings.every_n_evaluations == 0
-        self._evaluations += training
+        # By epochs, which a resumed run counts on.
+        evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
+        due = not training or evaluations % self.settings.every_n_evaluations == 0
         if due and (not training or self._clock.allows()):
             self._attempt(lambda: self._begin(trainer, pl_module))
 
