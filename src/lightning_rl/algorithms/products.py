@@ -22,7 +22,7 @@ _library.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
 @torch.library.impl(_library, "product", "CPU")
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     linear = torch.ops.mkldnn._linear_pointwise.default
-    return linear(a, b.t(), bias, "none", [], "")  # type: ignore[no-any-return]
+    return linear(a, b.t(), bias, "none", [], "")  # type: ignore[no-any-return]  # torch.ops
 
 
 @torch.library.register_fake("lightning_rl::product")

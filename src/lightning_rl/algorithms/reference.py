@@ -55,7 +55,7 @@ class ReferencePolicy(nn.Module):
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():
             kept = dict(zip(names, self.kept, strict=True))
-            return functional_call(evaluation, kept, (td,))  # type: ignore[no-any-return]
+            return functional_call(evaluation, kept, (td,))  # type: ignore[no-any-return]  # torch.func
 
     @property
     def _policy(self) -> Policy:

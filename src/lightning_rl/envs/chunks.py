@@ -177,7 +177,7 @@ class ActionChunk(VectorEnv):
         """Return what the env itself observes."""
         if not isinstance(self.env, WrapsEach):
             return observation
-        return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]
+        return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]  # TensorDict
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:

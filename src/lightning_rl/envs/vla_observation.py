@@ -42,7 +42,7 @@ class VLAObservation(gymnasium.Wrapper):
     ) -> None:
         super().__init__(env)
         check_range("length", length, least=1)
-        self._cameras = [rgb] if isinstance(rgb, str) else list(rgb)
+        self._cameras, self._stacked = _as_list(rgb), not isinstance(rgb, str)
         self._proprio, self._instruction, self._length = proprio, instruction, length
         pictures = [self._space(name) for name in self._cameras]
         for name, space in zip(self._cameras, pictures, strict=True):
@@ -52,7 +52,7 @@ class VLAObservation(gymnasium.Wrapper):
                 and space.shape == pictures[0].shape,
                 f"rgb: {name} is {space}, not uint8 [H, W, 3], of one size for all cameras.",
             )
-        several = () if isinstance(rgb, str) else (len(pictures),)
+        several = (len(pictures),) if self._stacked else ()
         shape = (*several, *pictures[0].shape)
         spaces: dict[str, gymnasium.Space[Any]] = {
             "rgb": gymnasium.spaces.Box(0, 255, shape, np.uint8)
@@ -84,8 +84,7 @@ class VLAObservation(gymnasium.Wrapper):
 
     def _renamed(self, observation: Any) -> dict[str, np.ndarray]:
         pictures = [np.asarray(_part(observation, name)) for name in self._cameras]
-        single = len(self.observation_space["rgb"].shape) == 3  # type: ignore[index]
-        renamed = {"rgb": pictures[0] if single else np.stack(pictures)}
+        renamed = {"rgb": np.stack(pictures) if self._stacked else pictures[0]}
         if self._proprio is not None:
             state = _part(observation, self._proprio)
             renamed["proprio"] = np.asarray(state, np.float32).reshape(-1)
@@ -131,6 +130,10 @@ class VLAObservation(gymnasium.Wrapper):
                 )
             space = space[key]
         return space
+
+
+def _as_list(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def _part(observation: Any, name: str) -> Any:
