@@ -25,6 +25,16 @@ def test_activations_are_those_of_the_layers_and_not_the_weights():
     assert sizes[1024] - sizes[128] == 2 * 896 * 4
 
 
+def test_measuring_draws_no_random_numbers():
+    env = GymnasiumEnv(4, "CartPole-v1")
+    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    policy.actor.insert(1, torch.nn.Dropout(0.5))
+    rollout = SyncCollector(env, policy.eval(), 5, seed=1).collect()
+    before = torch.get_rng_state()
+    memory.activation_bytes(policy.train(), rollout)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_parts_are_printed_where_they_matter(tmp_path, monkeypatch, capsys):
     def printed(name):
         data = make_data()
