@@ -255,13 +255,13 @@ def spied(original, local_gradients, gradients):
 
     def reduce(self, count, local, phase):
         def recording():
-            result = local()
-            local_gradients.append([p.grad.clone() for p in self.parameters])
-            return result
+            names, flat = local()
+            local_gradients.append([flat[len(names) : -1].clone()])
+            return names, flat
 
-        result = original(self, count, recording, phase)
-        gradients.append([p.grad.clone() for p in self.parameters])
-        return result
+        names, flat = original(self, count, recording, phase)
+        gradients.append([flat[len(names) : -1].clone()])
+        return names, flat
 
     return reduce
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.utils.rnn import pad_sequence
 
 from lightning_rl import ranks
 from lightning_rl.phases import PhaseTimer
@@ -22,36 +22,29 @@ class GradientReduction:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = parameters
+        self._size = sum(parameter.numel() for parameter in parameters)
+        self._device = parameters[0].device
         self._names: list[str] = []
 
     def __call__(
         self, count: int, local: Callable[[], tuple[list[str], Tensor]], phase: PhaseTimer
     ) -> tuple[list[str], Tensor]:
-        """Set the gradients of the whole minibatch; return names and values of its scalars.
+        """Return the names of the scalars, and scalars and gradients of the whole minibatch.
 
         Args:
             count: samples of this rank.
-            local: sets the gradients of this rank, and returns its scalars with their names; not
-                called where there are no samples.
+            local: returns the same of this rank, as `flattened` does; not called where there are no
+                samples.
             phase: times the phase `reduction`, which waits for the slowest rank.
         """
-        names, row = local() if count else ([], None)
+        names, flat = local() if count else ([], None)
         if not self._names:  # the first call: a rank without samples learns what is reported
             self._names = next(filter(None, ranks.gather_over_ranks(names)))
-        if row is None:
-            row = torch.zeros(len(self._names), device=self.parameters[0].device)
-            for parameter in self.parameters:
-                parameter.grad = None
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        parts = [row, *gradients, row.new_ones(1)]
+        if flat is None:
+            flat = torch.zeros(len(self._names) + self._size + 1, device=self._device)
         with phase("reduction"):
-            total = ranks.sum_over_ranks(_flatten_dense_tensors(parts).mul_(count))
-        average = total / total[-1]
-        row, *gradients, _ = _unflatten_dense_tensors(average, parts)
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        return self._names, row
+            total = ranks.sum_over_ranks(flat * count)
+        return self._names, total.div_(total[-1].clone())
 
 
 def parts_of_pass(permutation: Tensor, batch_size: int) -> list[Tensor]:
@@ -74,13 +67,13 @@ def normalize_over_ranks(values: Sequence[Tensor], *, eps: float = 1e-8) -> list
         values: this rank's part of each.
         eps: added to the standard deviation.
     """
-    device = values[0].device
-    counts = torch.tensor([len(part) for part in values], device=device)
-    means = torch.stack([part.mean() for part in values])
-    squares = torch.stack([(part - part.mean()).square().sum() for part in values])
+    sizes = [len(part) for part in values]
+    padded = pad_sequence(list(values), batch_first=True)
+    counts = torch.tensor(sizes, device=padded.device)
+    inside = torch.arange(padded.shape[1], device=padded.device) < counts[:, None]
+    means = padded.sum(1) / counts
+    squares = (padded - means[:, None]).where(inside, 0.0).square().sum(1)
     counts, means, squares = ranks.moments_over_ranks(counts, means, squares)
     stds = (squares / (counts - 1).clamp(min=1)).sqrt()
-    return [
-        ((part - mean) / (std + eps)).to(part.dtype)
-        for part, mean, std in zip(values, means, stds, strict=True)
-    ]
+    normalized = (padded - means[:, None].to(padded.dtype)) / (stds + eps)[:, None].to(padded.dtype)
+    return [part[:size] for part, size in zip(normalized.unbind(), sizes, strict=True)]

@@ -1,0 +1,38 @@
+"""Say what a loss has to offer to be differentiated."""
+
+from typing import Any, Protocol
+
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.phases import PhaseTimer
+
+
+class Objective(Protocol):
+    """What is minimised."""
+
+    phase: PhaseTimer
+
+    @property
+    def policy(self) -> nn.Module:
+        """Whose parameters are trained."""
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The plain numbers in the loss: where one changes, a compiled loss is compiled anew."""
+
+    def prepare(self, minibatch: TensorDict) -> TensorDict:
+        """Do what needs the whole minibatch at once, such as normalising."""
+
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and scalars to report, all averages over the samples given."""
+
+
+def piece_size(objective: Objective) -> int | None:
+    """Return `Policy.micro_batch_size` of what is trained."""
+    return getattr(objective.policy, "micro_batch_size", None)
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that get a gradient."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
