@@ -231,7 +231,7 @@ class SlowUpdate(Callback):
         self.learned += time.perf_counter() - self.begun
         self.ends.append(time.perf_counter() - self.start)
         if self.until < math.inf:
-            policy = trainer.lightning_module.policy.policy  # without its delay
+            policy = trainer.lightning_module.policy.inner  # without its delay
             seeds = range(1000, 1000 + EPISODES)
             episodes = run_episodes(policy, self.env, seeds, deterministic=False)
             trainer.should_stop |= fmean(e["return"] for e in episodes) >= self.until
