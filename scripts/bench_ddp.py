@@ -5,7 +5,9 @@
     python scripts/bench_ddp.py --device cuda --processes 1 2 4 8
 
 Every process has the envs, the rollouts and the minibatches of the workload and one thread. A run
-is a launch of its own; numbers of processes take turns, and medians over the repeats are shown. The
+is a launch of its own; numbers of processes take turns, and medians over the repeats are shown.
+`apart` is what as many processes reach that train at the same time, each for itself: more than
+that a machine does not give, whose cores share caches, memory and a power budget. The
 reduction is the time in sums and gatherings over ranks, waiting for the slower rank included; it is
 part of the update, and, where episodes are counted, of the collection. CPU is the processor time of
 rank 0, all per iteration: it hardly depends on what else runs. Writes `results/ddp.md`.
@@ -40,8 +42,12 @@ def main() -> int:
         for workload in args.workloads:
             for processes in args.processes:
                 row = launch(workload, processes, repeat, args)
+                row["apart"] = apart(workload, processes, args) if processes > 1 else row["sps"]
                 rows.append(row)
-                print(f"[{repeat + 1}] {workload} × {processes}: {row['sps']:,.0f} env steps/s")
+                print(
+                    f"[{repeat + 1}] {workload} × {processes}: {row['sps']:,.0f} env steps/s, "
+                    f"apart {row['apart']:,.0f}"
+                )
     text = as_markdown(rows, args)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(text)
@@ -70,23 +76,47 @@ def arguments() -> argparse.Namespace:
 
 def launch(workload: str, processes: int, repeat: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run one workload on some processes; return what rank 0 measured."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={processes}", str(Path(__file__).resolve())]
-    command += ["--worker", workload, "--device", args.device]
-    command += ["--iterations", str(args.iterations)] if args.iterations else []
-    command += ["--compile"] if args.compile else []
     busy = load()
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    if done.returncode:
-        raise SystemExit(done.stderr[-4000:])
-    found = next(line for line in done.stdout.splitlines() if line.startswith('{"sps"'))
-    return json.loads(found) | {
+    (found,) = results([start(workload, processes, args)])
+    return found | {
         "workload": workload,
         "processes": processes,
         "repeat": repeat,
         "load": busy,
     }
+
+
+def apart(workload: str, processes: int, args: argparse.Namespace) -> float:
+    """Return the env steps/s of processes that know nothing of each other, added up."""
+    return sum(r["sps"] for r in results([start(workload, 1, args) for _ in range(processes)]))
+
+
+def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess.Popen[str]:
+    """Start one workload on some processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={processes}", str(Path(__file__).resolve())]
+    command += ["--worker", workload, "--device", args.device]
+    command += ["--iterations", str(args.iterations)] if args.iterations else []
+    command += ["--compile"] if args.compile else []
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def results(runs: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """Wait for runs, and return what their rank 0 measured."""
+    found = []
+    for run in runs:
+        output, errors = run.communicate()
+        if run.returncode:
+            raise SystemExit(errors[-4000:])
+        lines = output.splitlines()
+        found.append(json.loads(next(line for line in lines if line.startswith('{"sps"'))))
+    return found
 
 
 def load() -> float:
@@ -208,15 +238,15 @@ def as_markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
     about = f"{os.cpu_count()} cores, {args.device}, one thread per process; medians of "
     about += f"{args.repeats} runs each. Before a run others used up to {worst:.0%} of the cores"
     about += ": the machine was busy, so this is no measure of scaling." if worst > 0.1 else "."
-    titles = ("workload", "processes", "env steps/s", "scaling", "collect ms", "update ms")
-    more = ("of them reduction ms", "CPU ms")
+    titles = ("workload", "processes", "env steps/s", "scaling", "apart", "collect ms")
+    more = ("update ms", "of them reduction ms", "CPU ms")
     lines = [
         "# Weak scaling",
         "",
         about,
         "",
         f"| {' | '.join((*titles, *more))} |",
-        "|---" * 8 + "|",
+        "|---" * 9 + "|",
     ]
     for workload in args.workloads:
         alone = None
@@ -227,7 +257,9 @@ def as_markdown(rows: list[dict[str, Any]], args: argparse.Namespace) -> str:
             parts = [1000 * statistics.median(row[part] for row in found) for part in PARTS]
             scaling = sps / processes / alone
             mark = "" if scaling >= BAR else f" (below {BAR:.0%})"
+            independent = statistics.median(row["apart"] for row in found) / processes / alone
             cells = [workload, str(processes), f"{sps:,.0f}", f"{scaling:.0%}{mark}"]
+            cells.append(f"{independent:.0%}")
             lines.append(f"| {' | '.join([*cells, *(f'{part:.2f}' for part in parts)])} |")
     return "\n".join(lines) + "\n"
 

@@ -203,12 +203,22 @@ def minibatches(
         mask: [N, T] bool, true where a transition counts; the others are left out.
     """
     flat = flat_transitions(rollout, keys)
-    permutation = shuffled(flat, generator, mask)
-    # Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
+    yield from gathered(flat, shuffled(flat, generator, mask).split(batch_size))
+
+
+def gathered(flat: TensorDict, parts: Sequence[Tensor]) -> Iterator[TensorDict]:
+    """Yield the samples at each of some indices into [M].
+
+    Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
+    """
+    if not parts:
+        return
     sample_bytes = flat.bytes() / flat.batch_size[0]
-    together = max(1, int(GATHER_BYTES / (sample_bytes * batch_size))) * batch_size
-    for index in permutation.split(together):
-        yield from gather(flat, index).split(batch_size)
+    size = max(1, max(len(index) for index in parts))
+    together = max(1, int(GATHER_BYTES / (sample_bytes * size)))
+    for first in range(0, len(parts), together):
+        group = parts[first : first + together]
+        yield from gather(flat, torch.cat(list(group))).split([len(index) for index in group])
 
 
 def shuffled(

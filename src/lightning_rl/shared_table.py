@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,11 +49,13 @@ class SharedTable:
     """
 
     def __init__(self, memory: Any, rank: int, pids: list[int], timeout: float) -> None:
-        table = torch.frombuffer(memory, dtype=torch.uint8).view(len(pids), -1)
-        header = table[:, :HEADER].view(torch.int64)
-        self._exchanges, self._left = (header[:, i].numpy() for i in range(2))
-        self._sizes = header[:, 2:4].numpy()
-        self._slots = table[:, HEADER:].unflatten(1, (2, CAPACITY))
+        table = np.frombuffer(memory, np.uint8).reshape(len(pids), -1)
+        header = table[:, :HEADER].view(np.int64)
+        self._exchanges, self._left, *sizes = header.T[:4]
+        self._sides = [
+            (size, table[:, start : start + CAPACITY])
+            for size, start in zip(sizes, (HEADER, HEADER + CAPACITY), strict=True)
+        ]
         self._rank, self._pids, self._timeout = rank, pids, timeout
         self._count = 0
 
@@ -65,21 +68,23 @@ class SharedTable:
         Raises:
             LostRankError: where a process has ended, or does not come in time.
         """
+        own = data.numpy()
         pieces: list[list[Tensor]] = [[] for _ in self._pids]
         start = 0
         while True:
-            side = (self._count + 1) % 2
-            piece = data[start : start + CAPACITY]
-            self._slots[self._rank, side, : len(piece)] = piece
-            self._sizes[self._rank, side] = len(data)
+            sizes, slots = self._sides[self._count % 2]
+            piece = own[start : start + CAPACITY]
+            slots[self._rank, : len(piece)] = piece
+            sizes[self._rank] = len(own)
             self._count += 1
             self._exchanges[self._rank] = self._count
             self._wait()
-            sizes = self._sizes[:, side].tolist()
-            for rank, size in enumerate(sizes):
-                pieces[rank].append(self._slots[rank, side, : max(0, min(size - start, CAPACITY))])
+            lengths = sizes.tolist()
+            for rank, length in enumerate(lengths):
+                end = max(0, min(length - start, CAPACITY))
+                pieces[rank].append(torch.from_numpy(slots[rank, :end]))
             start += CAPACITY
-            if start >= max(sizes):
+            if start >= max(lengths):
                 return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pieces]
             pieces = [[torch.cat(parts)] for parts in pieces]  # a copy: slots are written again
 

@@ -48,7 +48,7 @@ from lightning_rl.rollout import (
     discounted_reward,
     env_steps_in,
     flat_transitions,
-    gather,
+    gathered,
     minibatches,
     shuffled,
 )
@@ -184,8 +184,7 @@ class Algorithm(EvaluatedModule):
             order.split(self.batch_size) if mask is None else parts_of_pass(order, self.batch_size)
         )
         self.prepare_pass(flat, parts)
-        for index in parts:
-            yield gather(flat, index)
+        yield from gathered(flat, parts)
 
     @property
     def settings(self) -> tuple[Any, ...]:

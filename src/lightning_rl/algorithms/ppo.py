@@ -138,12 +138,11 @@ class PPO(Algorithm):
     def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
         """Normalise the advantages of the minibatches that all ranks have parts [B] of."""
         super().prepare_pass(flat, parts)
-        if self.normalize_advantage == "minibatch":
-            advantage = flat["advantage"].clone()
-            normalized = normalize_over_ranks([advantage[index] for index in parts])
-            for index, values in zip(parts, normalized, strict=True):
-                advantage[index] = values
-            flat["advantage"] = advantage
+        if self.normalize_advantage == "minibatch" and parts:
+            order = torch.cat(list(parts))
+            values = flat["advantage"][order].split([len(index) for index in parts])
+            normalized = torch.cat(normalize_over_ranks(values))
+            flat["advantage"] = torch.zeros_like(flat["advantage"]).index_copy(0, order, normalized)
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""

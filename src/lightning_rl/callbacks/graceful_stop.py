@@ -42,6 +42,9 @@ class GracefulStop(Callback):
         if trainer.world_size == 1 and data.dataset is not None:
             data.dataset.on_interrupt = lambda: self._save_and_stop(trainer)
             self._collector = data.collector
+        if trainer.world_size > 1:
+            # Before each batch Lightning asks rank 0 by gloo, 2 ms, for a signal that we get.
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():
             self._previous = {
                 number: signal.signal(number, self._handle) for number in self.SIGNALS
@@ -104,3 +107,7 @@ class GracefulStop(Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+
+
+def _nothing() -> None:
+    """Stand for what is not needed."""
