@@ -61,6 +61,27 @@ def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(
     torch.testing.assert_close(eager_grads, compiled_grads, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("env", "policy", "model"), MODELS)
+def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved(
+    env, policy, model
+):
+    data = make_data(env)
+    module = make_ppo(data, policy, **model)
+    observations = minibatch_for(module, data, 64).select("observation")
+    differ = Gradients(module, None, compile=True)
+    for _ in range(2):
+        values = differ.values(observations.copy())
+        expected = module.policy.get_value(observations.copy())["value"]
+        torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-6)
+        assert not values.requires_grad
+        with torch.no_grad():
+            for tensor in (*module.policy.parameters(), *module.policy.buffers()):
+                if tensor.is_floating_point():
+                    tensor.add_(0.1)
+    assert differ._compiled is not None, "by a graph"
+    assert len(differ._compiled._compiled) == 1, "by the same graph"
+
+
 def test_a_compiled_run_follows_the_eager_one(tmp_path):
     model = {"n_epochs": 1}  # 12 optimizer steps, the normaliser moving between them
     policy = {"normalize_observation": True}

@@ -14,11 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl import ranks
-from lightning_rl.algorithms.checks import (
-    check_before_fit,
-    check_checkpoint,
-    check_rollout,
-)
+from lightning_rl.algorithms.checks import check_before_fit, check_checkpoint, check_rollout
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
@@ -27,12 +23,7 @@ from lightning_rl.algorithms.passes import write_values
 from lightning_rl.algorithms.reduction import parts_of_pass
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.staleness import Correction, StaleData
-from lightning_rl.algorithms.state import (
-    RankState,
-    load_counters,
-    load_rank_state,
-    training_state,
-)
+from lightning_rl.algorithms.state import RankState, load_counters, load_rank_state, training_state
 from lightning_rl.algorithms.update import (
     NonFiniteGuard,
     UpdateStatistics,
@@ -91,9 +82,9 @@ class Algorithm(EvaluatedModule):
         behavior_weight_cap: the largest weight of a stale sample that counts.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
-        compile: compile loss, backward pass, clipping and Adam to one graph. Takes some 10 s when a
-            run begins, and a C++ compiler (on a GPU Triton); where that fails, a warning says why,
-            and the update runs uncompiled.
+        compile: compile loss, backward pass, clipping and Adam to one graph, and the values of a
+            rollout to another. Takes some 10 s when a run begins, and a C++ compiler (on a GPU
+            Triton); where that fails, a warning says why, and the update runs uncompiled.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -151,6 +142,7 @@ class Algorithm(EvaluatedModule):
         self._restored: list[RankState] | None = None
         self.compile_loss = compile
         self.phase: PhaseTimer = no_phases
+        self._value_of: Callable[[TensorDict], Tensor] | None = None
         self._hooks: MinibatchHooks  # made by on_fit_start, as is the next
         self._gradients: Gradients
 
@@ -165,7 +157,7 @@ class Algorithm(EvaluatedModule):
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` where only the time ran out."""
-        write_values(self.policy, rollout)
+        write_values(self.policy, rollout, self._value_of)
 
     def minibatches(
         self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
@@ -300,6 +292,7 @@ class Algorithm(EvaluatedModule):
         self._gradients = Gradients(
             self, self.max_grad_norm, compile=compiled, optimizer=self.trainer.optimizers[0]
         )
+        self._value_of = self._gradients.values if compiled else None
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""

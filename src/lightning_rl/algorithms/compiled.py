@@ -29,7 +29,8 @@ class CompiledGradients:
     Attributes:
         names: see `EagerGradients`.
         stepped: whether the last call has stepped too, if all was finite.
-        succeeded: whether a call has returned, so that a later failure is not one of compiling.
+        succeeded: whether the loss has been differentiated, so that a later failure is not one of
+            compiling.
         settled: see `Gradients.settle`.
 
     Raises:
@@ -110,6 +111,18 @@ class CompiledGradients:
         inputs = [*self.parameters, flat, *adam.tensors()]
         return self._call(key, update, inputs)[0]
 
+    def values(self, observations: TensorDict) -> Tensor:
+        """Return the values [B] of observations [B]."""
+        keys = list(observations.keys(include_nested=True, leaves_only=True))
+        size = observations.batch_size
+
+        def value_of(*fields: Tensor) -> list[Tensor]:
+            td = TensorDict(dict(zip(keys, fields, strict=True)), size)
+            return [self.objective.policy.get_value(td)["value"]]
+
+        inputs: list[Any] = list(observations.values(True, True))
+        return self._call(("values", size), value_of, inputs)[0]
+
     def _set(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -124,7 +137,9 @@ class CompiledGradients:
         fields = len(inputs) - len(self.parameters)
         if adam is not None:
             inputs += adam.tensors()
-        return self._call(key, self._graph(chunk, fields, adam, whole=whole), inputs)
+        result = self._call(key, self._graph(chunk, fields, adam, whole=whole), inputs)
+        self.succeeded = True
+        return result
 
     def _call(
         self, key: tuple[Any, ...], function: Callable[..., list[Tensor]], inputs: list[Tensor]
@@ -132,9 +147,7 @@ class CompiledGradients:
         """Call the graph `key`; one that is new is compiled from `function`."""
         if key not in self._compiled:
             self._compiled[key] = compile_graph(function, inputs)
-        result = self._compiled[key](*inputs)
-        self.succeeded = True
-        return result
+        return self._compiled[key](*inputs)
 
     def _graph(
         self, chunk: TensorDict, num_fields: int, adam: TracedAdam | None, *, whole: bool

@@ -120,6 +120,17 @@ class Gradients:
             self._compiled = None
             return None
 
+    @torch.no_grad()
+    def values(self, observations: TensorDict) -> Tensor:
+        """Return the values [B] of observations [B], without gradients, by a graph if there is one.
+
+        The policy must have a critic.
+        """
+        values = self._tried(lambda compiled: compiled.values(observations))
+        if values is None:
+            values = self._objective.policy.get_value(observations)["value"]
+        return values
+
     def settle(self) -> None:
         """Compile for no other sizes of minibatches than have come so far.
 

@@ -6,6 +6,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.phases import PhaseTimer
+from lightning_rl.policies import Policy
 
 
 class Objective(Protocol):
@@ -14,7 +15,7 @@ class Objective(Protocol):
     phase: PhaseTimer
 
     @property
-    def policy(self) -> nn.Module:
+    def policy(self) -> Policy:
         """Whose parameters are trained."""
 
     @property

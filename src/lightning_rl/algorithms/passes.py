@@ -1,5 +1,6 @@
 """Send a whole rollout through a policy: one batched pass, without gradients."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -12,11 +13,21 @@ from lightning_rl.rollout import FieldSpec, flat_transitions
 
 
 @torch.no_grad()
-def write_values(policy: Policy, rollout: TensorDict) -> None:
-    """Write `value` [N, T+1], and `final_value` where only the time ran out."""
+def write_values(
+    policy: Policy, rollout: TensorDict, value_of: Callable[[TensorDict], Tensor] | None = None
+) -> None:
+    """Write `value` [N, T+1], and `final_value` where only the time ran out.
+
+    Args:
+        policy: has a critic.
+        rollout: [N, T+1].
+        value_of: returns values [B] in place of `policy.get_value`. Not for final observations: of
+            these there is another number each time.
+    """
     observations = flat_transitions(rollout, ["observation"], bootstrap=True)
     envs, slots = rollout.batch_size
-    rollout["value"].copy_(_values(policy, observations).view(slots, envs).t())
+    values = _values(policy, observations, value_of)
+    rollout["value"].copy_(values.view(slots, envs).t())
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     if len(rows):
@@ -24,10 +35,14 @@ def write_values(policy: Policy, rollout: TensorDict) -> None:
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
 
 
-def _values(policy: Policy, observations: TensorDict) -> Tensor:
+def _values(
+    policy: Policy,
+    observations: TensorDict,
+    value_of: Callable[[TensorDict], Tensor] | None = None,
+) -> Tensor:
     """Return the value of each observation [B]."""
-    parts = chunks(observations, policy.micro_batch_size)
-    return torch.cat([policy.get_value(part)["value"] for part, _ in parts])
+    ask = value_of or (lambda part: policy.get_value(part)["value"])
+    return torch.cat([ask(part) for part, _ in chunks(observations, policy.micro_batch_size)])
 
 
 class EvaluatesActions(Protocol):
