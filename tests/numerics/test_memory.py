@@ -8,9 +8,9 @@ from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from tests.helpers import make_data, make_ppo
 
 
-def rollout_of(policy, collector=SyncCollector):
+def rollout_of(policy, collector=SyncCollector, steps=5):
     env = GymnasiumEnv(4, "CartPole-v1")
-    return collector(env, policy, 5, seed=1).collect()
+    return collector(env, policy, steps, seed=1).collect()
 
 
 def test_activations_are_those_of_the_layers_and_not_the_weights():
@@ -23,6 +23,13 @@ def test_activations_are_those_of_the_layers_and_not_the_weights():
     # a ReLU keeps its output, float32, which is the next layer's input: two layers
     assert sizes[128] - sizes[64] == 2 * 64 * 4
     assert sizes[1024] - sizes[128] == 2 * 896 * 4
+
+
+def test_activations_do_not_grow_with_the_rollout():
+    env = GymnasiumEnv(4, "CartPole-v1")
+    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    few, many = (memory.activation_bytes(policy, rollout_of(policy, steps=n)) for n in (5, 500))
+    assert few == many
 
 
 def test_measuring_draws_no_random_numbers():

@@ -72,7 +72,7 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
     """Return the bytes per sample that the forward pass keeps for the backward pass."""
     policy.put_in_eval_mode()  # as the update does: dropout would draw from torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
-    samples = flat_transitions(rollout, keys)[:SAMPLES]
+    samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not in the rollout's storage
     own = {t.untyped_storage().data_ptr() for t in (*policy.parameters(), *policy.buffers())}
     kept: dict[int, int] = {}
 
