@@ -15,6 +15,7 @@ LEVELS = {
     "phases": 0,
     "registration": 0,
     "arguments": 6,
+    "allocator": 0,
     "ranks": 0,
     "shared_table": 0,
     "rollout": 0,

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loggers import Logger
 
 from lightning_rl.algorithms.checks import check_strategy
+from lightning_rl.allocator import keep_freed_memory
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -117,6 +118,7 @@ class RLTrainer(Trainer):
         quieten_framework()
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
         torch.set_num_threads(num_threads)
+        keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
