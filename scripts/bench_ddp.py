@@ -216,7 +216,6 @@ def work(args: argparse.Namespace) -> None:
         trainer = RLTrainer(
             run_dir=directory,
             logger=False,
-            enable_checkpointing=False,
             enable_progress_bar=False,
             callbacks=[clock],
             accelerator="cpu" if args.device == "cpu" else "gpu",

@@ -5,11 +5,13 @@ on a CPU, where all processes are on one machine, through memory that they share
 collectives: every rank calls the same ones in the same order, from the main thread.
 """
 
+import functools
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -42,9 +44,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
             total = tensor.to(_device(), copy=True)
             dist.all_reduce(total)
         else:
-            total = parts[0].clone()
-            for part in parts[1:]:
-                total += part
+            total = torch.from_numpy(functools.reduce(np.add, parts))
     return total.view(tensor.shape).to(tensor.device)
 
 
@@ -56,7 +56,7 @@ def max_over_ranks(number: int) -> int:
     with _peers_needed():
         parts = _exchanged(largest)
         if parts is not None:
-            return max(int(part) for part in parts)
+            return int(np.max(parts))
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
@@ -71,10 +71,11 @@ def gather_over_ranks(value: T) -> list[T]:
     if world_size() == 1:
         return [value]
     with _peers_needed():
-        parts = _exchanged(torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8))
-        if parts is None:
+        table = _table()
+        if table is None:
             return _gathered(value)
-        return [pickle.loads(part.numpy().tobytes()) for part in parts]
+        parts = table.exchange(np.frombuffer(pickle.dumps(value), np.uint8))
+        return [pickle.loads(part.tobytes()) for part in parts]
 
 
 def moments_over_ranks(
@@ -136,17 +137,13 @@ def _table() -> SharedTable | None:
     return _opened[1]
 
 
-def _exchanged(tensor: Tensor) -> list[Tensor] | None:
+def _exchanged(tensor: Tensor) -> list[np.ndarray] | None:
     """Return the ranks' tensors through the memory that they share; None where they share none.
 
     Flat, and they hold until the next exchange.
     """
     table = _table()
-    if table is None:
-        return None
-    own = tensor.detach().cpu().contiguous()
-    parts = table.exchange(own.reshape(-1).view(torch.uint8))
-    return [part.view(own.dtype) for part in parts]
+    return None if table is None else table.exchange(tensor.detach().cpu().numpy())
 
 
 def _gathered(value: T) -> list[T]:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 CAPACITY = 1 << 20
 """Bytes that a process exchanges at once; more of them go in pieces."""
@@ -59,17 +57,17 @@ class SharedTable:
         self._rank, self._pids, self._timeout = rank, pids, timeout
         self._count = 0
 
-    def exchange(self, data: Tensor) -> list[Tensor]:
-        """Return what all processes gave, by rank; it holds until the next exchange.
+    def exchange(self, data: np.ndarray) -> list[np.ndarray]:
+        """Return what all processes gave, by rank, flat; it holds until the next exchange.
 
         Args:
-            data: uint8 [B]; B may differ by rank.
+            data: of any size, which may differ by rank, but of one dtype.
 
         Raises:
             LostRankError: where a process has ended, or does not come in time.
         """
-        own = data.numpy()
-        pieces: list[list[Tensor]] = [[] for _ in self._pids]
+        own = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        taken: list[list[np.ndarray]] = [[] for _ in self._pids]
         start = 0
         while True:
             sizes, slots = self._sides[self._count % 2]
@@ -80,13 +78,18 @@ class SharedTable:
             self._exchanges[self._rank] = self._count
             self._wait()
             lengths = sizes.tolist()
-            for rank, length in enumerate(lengths):
-                end = max(0, min(length - start, CAPACITY))
-                pieces[rank].append(torch.from_numpy(slots[rank, :end]))
+            parts = [
+                slots[rank, : max(0, min(length - start, CAPACITY))]
+                for rank, length in enumerate(lengths)
+            ]
             start += CAPACITY
-            if start >= max(lengths):
-                return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in pieces]
-            pieces = [[torch.cat(parts)] for parts in pieces]  # a copy: slots are written again
+            last = start >= max(lengths)
+            if last and not taken[0]:
+                return [part.view(data.dtype) for part in parts]
+            for pieces, part in zip(taken, parts, strict=True):
+                pieces.append(part.copy())  # slots are written again
+            if last:
+                return [np.concatenate(pieces).view(data.dtype) for pieces in taken]
 
     def leave(self) -> None:
         """Tell the others that this process takes part no more."""

@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
-import torch
 
 from lightning_rl import shared_table
 from lightning_rl.shared_table import HEADER, LostRankError, SharedTable, open_table
@@ -27,9 +27,8 @@ def memory(world):
 
 def given(rank, turn):
     """What a rank gives in its turn: fewer bytes than a slot has, as many, or several times that."""
-    generator = torch.Generator().manual_seed(1000 * rank + turn)
-    length = [0, 8, 64, 65, 200][int(torch.randint(5, (), generator=generator))]
-    return torch.randint(256, (length,), dtype=torch.uint8, generator=generator)
+    generator = np.random.default_rng((rank, turn))
+    return generator.integers(2**15, size=generator.choice([0, 4, 32, 33, 100]), dtype=np.int16)
 
 
 def test_everyone_gets_what_everyone_gave_however_late_they_are():
@@ -43,7 +42,7 @@ def test_everyone_gets_what_everyone_gave_however_late_they_are():
             if clock.random() < 0.1:
                 time.sleep(clock.random() * 2e-3)
             for other, part in enumerate(table.exchange(given(rank, turn))):
-                if not torch.equal(part, given(other, turn)):
+                if not np.array_equal(part, given(other, turn)):
                     wrong.append((rank, turn, other))
         finished.append(rank)
 
@@ -61,7 +60,7 @@ def test_who_has_ended_or_left_or_does_not_come_is_named():
     while shared_table._alive(ended.pid):  # until it has ended; nobody has waited for it yet
         time.sleep(0.01)
     here = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    data = torch.zeros(8, dtype=torch.uint8)
+    data = np.zeros(8)
     try:
         with pytest.raises(LostRankError, match="rank 1 has ended"):
             SharedTable(memory(2), 0, [here.pid, ended.pid], 60.0).exchange(data)

@@ -10,24 +10,29 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.adam import TracedAdam
-from lightning_rl.algorithms.flat import flattened, set_clipped, unflattened
+from lightning_rl.algorithms.flat import FlatGradient, flattened, unflattened
 from lightning_rl.algorithms.graphs import Graph, compile_graph
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
 
+Function = Callable[..., list[Tensor]]
+"""What a graph is made of."""
+
 
 class CompiledGradients:
-    """The same, with forward pass, backward pass and clipping in one graph, compiled by Inductor.
+    """Differentiate a loss and step down it by graphs that Inductor has compiled.
 
-    Adam's step is in it too, where the optimizer is Adam: gradients are set only where that is not
-    so. The loss is traced to tensor operations once per minibatch size, so any Python may stand in
-    it as long as it does not depend on the values of tensors.
+    Where the optimizer is Adam, a minibatch is one graph, its step included; in pieces, or over
+    ranks, it is one graph for each piece and one for clipping and stepping. With another optimizer
+    gradients are set. The loss is traced to tensor operations once per minibatch size, so any
+    Python may stand in it as long as it does not depend on the values of tensors.
 
     Args:
         objective, max_norm, optimizer: see `Gradients`.
+        flat: the gradient to set, with another optimizer than Adam.
 
     Attributes:
-        names: see `EagerGradients`.
+        names: of the scalars that a call returns.
         stepped: whether the last call has stepped too, if all was finite.
         succeeded: whether the loss has been differentiated, so that a later failure is not one of
             compiling.
@@ -38,9 +43,14 @@ class CompiledGradients:
     """
 
     def __init__(
-        self, objective: Objective, max_norm: float, optimizer: Optimizer | None = None
+        self,
+        objective: Objective,
+        flat: FlatGradient,
+        max_norm: float,
+        optimizer: Optimizer | None = None,
     ) -> None:
         self.objective = objective
+        self._flat = flat
         self.max_norm = max_norm
         self.names: list[str] = []
         self.parameters = trained_parameters(objective.policy)
@@ -65,24 +75,17 @@ class CompiledGradients:
     def __call__(self, minibatch: TensorDict) -> Tensor:
         """Set the gradients, or step; return the scalars [len(names)]."""
         with self.objective.phase("minibatch, compiled"):
-            if len(chunks(minibatch, piece_size(self.objective))) > 1:
-                flat = self.add_up(self.objective.prepare(minibatch.copy()))
-                row = self.step(flat)
-                self.stepped = row is not None
-                return set_clipped(flat, self.parameters, self.max_norm) if row is None else row
             self.stepped = self._adam is not None
-            row, *gradients = self._run(minibatch, self._adam, whole=True)
-            if not self.stepped:
-                self._set(gradients)
-            return row
+            if self._adam is not None and len(self._pieces(minibatch)) == 1:
+                return self._run(minibatch, self._adam)
+            flat = self.add_up(self.objective.prepare(minibatch.copy()))
+            row = self.step(flat)
+            return self._flat.set_clipped(flat, self.max_norm) if row is None else row
 
     @torch.no_grad()
     def add_up(self, minibatch: TensorDict) -> Tensor:
         """Return scalars and gradients of a prepared minibatch, as `flattened` does."""
-        parts = [
-            (self._run(chunk, None, whole=False)[0], weight)
-            for chunk, weight in chunks(minibatch, piece_size(self.objective))
-        ]
+        parts = [(self._run(chunk), weight) for chunk, weight in self._pieces(minibatch)]
         if len(parts) == 1:
             return parts[0][0]
         total = parts[0][0] * parts[0][1]
@@ -99,6 +102,64 @@ class CompiledGradients:
         adam = self._adam
         if adam is None:
             return None
+        key = ("step", len(flat), adam.settings)
+        inputs = [*self.parameters, flat, *adam.tensors()]
+        return self._call(key, lambda: self._step_graph(adam), inputs)
+
+    def values(self, observations: TensorDict) -> Tensor:
+        """Return the values [B] of observations [B]."""
+        inputs: list[Any] = list(observations.values(True, True))
+        key = ("values", observations.batch_size)
+        return self._call(key, lambda: self._values_graph(observations), inputs)
+
+    def _pieces(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
+        return chunks(minibatch, piece_size(self.objective))
+
+    def _run(self, chunk: TensorDict, adam: TracedAdam | None = None) -> Tensor:
+        """Return the scalars of a minibatch that `adam` steps by.
+
+        Without it, return scalars and gradients of a piece that is prepared, as `flattened` does.
+        """
+        key = ("loss", len(chunk), self.objective.settings, adam and adam.settings)
+        inputs: list[Any] = [*self.parameters, *chunk.values(True, True)]
+        if adam is not None:
+            inputs += adam.tensors()
+        result = self._call(key, lambda: self._loss_graph(chunk, adam), inputs)
+        self.succeeded = True
+        return result
+
+    def _call(
+        self, key: tuple[Any, ...], make: Callable[[], Function], inputs: list[Tensor]
+    ) -> Tensor:
+        """Call the graph `key`; one that is new is compiled from the function that `make` gives."""
+        if key not in self._compiled:
+            self._compiled[key] = compile_graph(make(), inputs)
+        return self._compiled[key](*inputs)[0]
+
+    def _loss_graph(self, chunk: TensorDict, adam: TracedAdam | None) -> Function:
+        keys = list(chunk.keys(include_nested=True, leaves_only=True))
+        size, first, last = chunk.batch_size, len(self.parameters), len(self.parameters) + len(keys)
+
+        def differentiate(*inputs: Tensor) -> list[Tensor]:
+            parameters, fields = inputs[:first], inputs[first:last]
+            leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+            minibatch = TensorDict(dict(zip(keys, fields, strict=True)), size)
+            with torch.enable_grad():
+                state = dict(zip(self._trained, leaves, strict=True))
+                prepared = adam is None
+                loss, scalars = functional_call(self._module, state, (minibatch, prepared))
+                gradients = list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+            self.names = ["loss", *scalars, "grad_norm"]
+            row = torch.stack([loss, *scalars.values()]).detach()
+            if adam is None:
+                return [flattened(row, gradients)]
+            row, gradients = self._clip(row, gradients)
+            adam.update(parameters, gradients, inputs[last:], _finite(row))
+            return [row]
+
+        return differentiate
+
+    def _step_graph(self, adam: TracedAdam) -> Function:
         first = len(self.parameters)
 
         def update(*inputs: Tensor) -> list[Tensor]:
@@ -107,12 +168,9 @@ class CompiledGradients:
             adam.update(parameters, gradients, inputs[first + 1 :], _finite(row))
             return [row]
 
-        key = (len(flat), adam.settings)
-        inputs = [*self.parameters, flat, *adam.tensors()]
-        return self._call(key, update, inputs)[0]
+        return update
 
-    def values(self, observations: TensorDict) -> Tensor:
-        """Return the values [B] of observations [B]."""
+    def _values_graph(self, observations: TensorDict) -> Function:
         keys = list(observations.keys(include_nested=True, leaves_only=True))
         size = observations.batch_size
 
@@ -120,61 +178,7 @@ class CompiledGradients:
             td = TensorDict(dict(zip(keys, fields, strict=True)), size)
             return [self.objective.policy.get_value(td)["value"]]
 
-        inputs: list[Any] = list(observations.values(True, True))
-        return self._call(("values", size), value_of, inputs)[0]
-
-    def _set(self, gradients: Sequence[Tensor]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            parameter.grad = gradient
-
-    def _run(self, chunk: TensorDict, adam: TracedAdam | None, *, whole: bool) -> Sequence[Tensor]:
-        """Return scalars, and gradients unless `adam` steps by them.
-
-        A `whole` minibatch is prepared and clipped in it.
-        """
-        key = (len(chunk), whole, self.objective.settings, adam and adam.settings)
-        inputs: list[Any] = [*self.parameters, *chunk.values(True, True)]
-        fields = len(inputs) - len(self.parameters)
-        if adam is not None:
-            inputs += adam.tensors()
-        result = self._call(key, self._graph(chunk, fields, adam, whole=whole), inputs)
-        self.succeeded = True
-        return result
-
-    def _call(
-        self, key: tuple[Any, ...], function: Callable[..., list[Tensor]], inputs: list[Tensor]
-    ) -> Sequence[Tensor]:
-        """Call the graph `key`; one that is new is compiled from `function`."""
-        if key not in self._compiled:
-            self._compiled[key] = compile_graph(function, inputs)
-        return self._compiled[key](*inputs)
-
-    def _graph(
-        self, chunk: TensorDict, num_fields: int, adam: TracedAdam | None, *, whole: bool
-    ) -> Callable[..., list[Tensor]]:
-        keys = list(chunk.keys(include_nested=True, leaves_only=True))
-        size = chunk.batch_size
-        first = len(self.parameters)
-
-        def differentiate(*inputs: Tensor) -> list[Tensor]:
-            parameters, fields = inputs[:first], inputs[first : first + num_fields]
-            leaves = [parameter.detach().requires_grad_() for parameter in parameters]
-            minibatch = TensorDict(dict(zip(keys, fields, strict=True)), size)
-            with torch.enable_grad():
-                state = dict(zip(self._trained, leaves, strict=True))
-                loss, scalars = functional_call(self._module, state, (minibatch, whole))
-                gradients = list(torch.autograd.grad(loss, leaves, materialize_grads=True))
-            self.names = ["loss", *scalars, "grad_norm"]
-            row = torch.stack([loss, *scalars.values()]).detach()
-            if not whole:
-                return [flattened(row, gradients)]
-            row, gradients = self._clip(row, gradients)
-            if adam is None:
-                return [row, *gradients]
-            adam.update(parameters, gradients, inputs[first + num_fields :], _finite(row))
-            return [row]
-
-        return differentiate
+        return value_of
 
     def _clip(self, row: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Clip the gradients, and put their norm behind the other scalars."""
@@ -191,9 +195,9 @@ class _LossModule(nn.Module):
         self.policy = objective.policy
         self._objective = (objective,)  # in a tuple, so that a module in it is no child
 
-    def forward(self, minibatch: TensorDict, whole: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
         (objective,) = self._objective
-        return objective.loss(objective.prepare(minibatch) if whole else minibatch)
+        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
 
 
 def _finite(row: Tensor) -> Tensor:

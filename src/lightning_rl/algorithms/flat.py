@@ -4,6 +4,7 @@ Summed over ranks, each times its number of samples, the last element is the num
 """
 
 from collections.abc import Sequence
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
@@ -23,28 +24,62 @@ def unflattened(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, lis
         flat: what `flattened` returned, or an average of such.
         parameters: of the gradients' shapes.
     """
-    row, _ = _ends(flat, parameters)
+    size = sum(parameter.numel() for parameter in parameters)
+    row = flat[: -1 - size]
     row, *gradients, _ = _unflatten_dense_tensors(flat, [row, *parameters, flat[-1:]])
     return row, gradients
 
 
-def set_clipped(flat: Tensor, parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Clip the gradients and set them; return the scalars [L + 1], their norm behind the others.
+class FlatGradient:
+    """The gradient in one tensor [P], of which the `.grad` of each parameter is a view.
+
+    A backward pass then leaves nothing to gather, and what is set is set in one copy. Parameters of
+    another dtype than most have a `.grad` of their own.
 
     Args:
-        flat: [L + P + 1]; its gradients are clipped in place, and are what is set.
-        parameters: whose gradients these are.
-        max_norm: bound on the norm of the whole gradient.
+        parameters: what is trained.
     """
-    row, whole = _ends(flat, parameters)
-    norm = whole.norm()
-    whole.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    for parameter, gradient in zip(parameters, unflattened(flat, parameters)[1], strict=True):
-        parameter.grad = gradient.to(parameter.dtype)
-    return torch.cat([row, norm[None]])
 
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
 
-def _ends(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the scalars [L] and the whole gradient [P]."""
-    size = sum(parameter.numel() for parameter in parameters)
-    return flat[: -1 - size], flat[-1 - size : -1]
+    @cached_property
+    def _whole(self) -> Tensor:
+        """The gradient [P]; allocated when it is first needed."""
+        dtype = reduce(torch.promote_types, (p.dtype for p in self._parameters))
+        size = sum(parameter.numel() for parameter in self._parameters)
+        return torch.zeros(size, dtype=dtype, device=self._parameters[0].device)
+
+    @cached_property
+    def _views(self) -> list[tuple[nn.Parameter, Tensor, bool]]:
+        """Each parameter, its part of the gradient, and whether its `.grad` can be that."""
+        parts = _unflatten_dense_tensors(self._whole, self._parameters)
+        pairs = zip(self._parameters, parts, strict=True)
+        return [(p, part, p.dtype == part.dtype) for p, part in pairs]
+
+    def clear(self) -> None:
+        """Set all gradients to zero, for backward passes to add to."""
+        self._whole.zero_()
+        for parameter, part, same in self._views:
+            parameter.grad = part if same else None
+
+    def with_scalars(self, row: Tensor) -> Tensor:
+        """Return scalars [L] and what the passes have added up, as `flattened` does."""
+        for parameter, part, same in self._views:
+            if not same and parameter.grad is not None:
+                part.copy_(parameter.grad)
+        return torch.cat([row, self._whole, row.new_ones(1)])
+
+    def set_clipped(self, flat: Tensor, max_norm: float) -> Tensor:
+        """Set the gradients, clipped; return the scalars [L + 1], their norm behind the others.
+
+        Args:
+            flat: [L + P + 1], as `flattened` returns it.
+            max_norm: bound on the norm of the whole gradient.
+        """
+        row, gradient = flat[: -1 - len(self._whole)], flat[-1 - len(self._whole) : -1]
+        norm = gradient.norm()
+        torch.mul(gradient, (max_norm / (norm + 1e-6)).clamp(max=1.0), out=self._whole)
+        for parameter, part, same in self._views:
+            parameter.grad = part if same else part.to(parameter.dtype)
+        return torch.cat([row, norm[None]])

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.compiled import CompiledGradients
-from lightning_rl.algorithms.flat import flattened, set_clipped
+from lightning_rl.algorithms.flat import FlatGradient
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
 from lightning_rl.algorithms.reduction import GradientReduction
@@ -44,8 +44,11 @@ class Gradients:
     ) -> None:
         self._limit = math.inf if max_norm is None else max_norm
         self._objective = objective
-        self._eager = EagerGradients(objective, self._limit)
-        self._compiled = CompiledGradients(objective, self._limit, optimizer) if compile else None
+        self._flat = FlatGradient(trained_parameters(objective.policy))
+        self._eager = EagerGradients(objective, self._flat, self._limit)
+        self._compiled = None
+        if compile:
+            self._compiled = CompiledGradients(objective, self._flat, self._limit, optimizer)
         self._reduce = GradientReduction(self._eager.parameters)
         self._all_compiled: bool | None = None  # on all ranks; not known yet
         self.stepped = False
@@ -87,8 +90,8 @@ class Gradients:
                 flat = self._tried(lambda compiled: compiled.add_up(minibatch))
             if flat is not None and self._compiled is not None:
                 return self._compiled.names[:-1], flat
-            row = self._eager.add_up(minibatch, backward)
-            return self._eager.names[:-1], flattened(row, self._eager.gradients())
+            flat = self._eager.add_up(minibatch, backward)
+            return self._eager.names[:-1], flat
 
         names, flat = self._reduce(len(minibatch), local, self._objective.phase)
         if self._all_compiled is None:
@@ -96,7 +99,7 @@ class Gradients:
         row = self._compiled.step(flat) if self._compiled and self._all_compiled else None
         self.stepped = row is not None
         if row is None:
-            row = set_clipped(flat, self._eager.parameters, self._limit)
+            row = self._flat.set_clipped(flat, self._limit)
         return [*names, "grad_norm"], row
 
     def _tried(self, call: Callable[[CompiledGradients], Tensor]) -> Tensor | None:
@@ -146,27 +149,34 @@ class EagerGradients:
 
     Args:
         objective, max_norm: see `Gradients`.
+        flat: the gradient that `add_up` uses.
 
     Attributes:
         names: of the scalars that a call returns.
     """
 
-    def __init__(self, objective: Objective, max_norm: float) -> None:
+    def __init__(self, objective: Objective, flat: FlatGradient, max_norm: float) -> None:
         self.objective = objective
         self.max_norm = max_norm
         self.names: list[str] = []
         self.parameters = trained_parameters(objective.policy)
+        self._flat = flat
 
     def __call__(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
         """Set the gradients; return the scalars [len(names)]."""
-        row = self.add_up(self.objective.prepare(minibatch), backward)
+        for parameter in self.parameters:
+            parameter.grad = None
+        row = self._differentiate(self.objective.prepare(minibatch), backward)
         norm = clip_grad_norm_(self.parameters, self.max_norm)
         return torch.cat([row, norm[None]])
 
     def add_up(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
-        """Set the gradients of a prepared minibatch, not clipped; return the scalars but theirs."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        """Return scalars and gradients of a prepared minibatch, as `flattened` does."""
+        self._flat.clear()
+        return self._flat.with_scalars(self._differentiate(minibatch, backward))
+
+    def _differentiate(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
+        """Add to the gradients; return the scalars but their norm."""
         rows = []
         size = piece_size(self.objective)
         for chunk, weight in chunks(minibatch, size):
@@ -178,7 +188,3 @@ class EagerGradients:
             row = torch.stack([loss, *scalars.values()]).detach()
             rows.append(row if weight == 1 else row * weight)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
-
-    def gradients(self) -> list[Tensor]:
-        """Return what `add_up` has set; zeros where the loss does not depend on a parameter."""
-        return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]

@@ -128,7 +128,7 @@ class PPO(Algorithm):
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
             if ranks.world_size() > 1:
-                (flat,) = normalize_over_ranks([advantage.flatten()])
+                flat = normalize_over_ranks(advantage.flatten(), [advantage.numel()])
                 advantage = flat.view_as(advantage)
             else:
                 advantage = normalize_advantage(advantage)
@@ -140,9 +140,10 @@ class PPO(Algorithm):
         super().prepare_pass(flat, parts)
         if self.normalize_advantage == "minibatch" and parts:
             order = torch.cat(list(parts))
-            values = flat["advantage"][order].split([len(index) for index in parts])
-            normalized = torch.cat(normalize_over_ranks(values))
-            flat["advantage"] = torch.zeros_like(flat["advantage"]).index_copy(0, order, normalized)
+            advantage = flat["advantage"]
+            values = advantage.index_select(0, order)
+            normalized = normalize_over_ranks(values, [len(index) for index in parts])
+            flat["advantage"] = torch.zeros_like(advantage).index_copy_(0, order, normalized)
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from lightning_rl import ranks
 from lightning_rl.phases import PhaseTimer
@@ -60,20 +59,20 @@ def parts_of_pass(permutation: Tensor, batch_size: int) -> list[Tensor]:
     return list(permutation.tensor_split(count)) if count else []
 
 
-def normalize_over_ranks(values: Sequence[Tensor], *, eps: float = 1e-8) -> list[Tensor]:
+def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:
     """Do what `normalize_advantage` does, for several minibatches that ranks have parts of.
 
     Args:
-        values: this rank's part of each.
+        values: [M], this rank's parts, one after the other.
+        sizes: of the parts; their sum is M.
         eps: added to the standard deviation.
     """
-    sizes = [len(part) for part in values]
-    padded = pad_sequence(list(values), batch_first=True)
-    counts = torch.tensor(sizes, device=padded.device)
-    inside = torch.arange(padded.shape[1], device=padded.device) < counts[:, None]
-    means = padded.sum(1) / counts
-    squares = (padded - means[:, None]).where(inside, 0.0).square().sum(1)
-    counts, means, squares = ranks.moments_over_ranks(counts, means, squares)
-    stds = (squares / (counts - 1).clamp(min=1)).sqrt()
-    normalized = (padded - means[:, None].to(padded.dtype)) / (stds + eps)[:, None].to(padded.dtype)
-    return [part[:size] for part, size in zip(normalized.unbind(), sizes, strict=True)]
+    lengths = torch.tensor(sizes, device=values.device)
+    exact = values.double()
+    means = torch.segment_reduce(exact, "mean", lengths=lengths)
+    deviations = exact - means.repeat_interleave(lengths)
+    squares = torch.segment_reduce(deviations.square(), "sum", lengths=lengths)
+    counts, means, squares = ranks.moments_over_ranks(lengths, means, squares)
+    scales = (squares / (counts - 1).clamp(min=1)).sqrt() + eps
+    moved = exact - means.repeat_interleave(lengths)
+    return (moved / scales.repeat_interleave(lengths)).to(values.dtype)
