@@ -131,18 +131,17 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
     for rollout in RolloutDataset(collector, RolloutBuffer(), iterations):
         ppo.evaluate_values(rollout)
         ppo.add_advantages(rollout)
-        for _ in range(ppo.n_epochs):
-            for minibatch in ppo.minibatches(rollout, ppo.fields):
-                loss, scalars = ppo.loss(ppo.prepare(minibatch))
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                grad_norm = torch.nn.utils.clip_grad_norm_(parameters, ppo.max_grad_norm)
-                names = ["loss", *scalars, "grad_norm"]
-                row = torch.cat([torch.stack([loss, *scalars.values()]).detach(), grad_norm[None]])
-                if ppo.guard.passes(names, row):
-                    optimizer.step()
-                    ppo.statistics.add(names, row)
-                yield
+        for minibatch in ppo.minibatches(rollout, ppo.fields):
+            loss, scalars = ppo.loss(ppo.prepare(minibatch))
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            grad_norm = torch.nn.utils.clip_grad_norm_(parameters, ppo.max_grad_norm)
+            names = ["loss", *scalars, "grad_norm"]
+            row = torch.cat([torch.stack([loss, *scalars.values()]).detach(), grad_norm[None]])
+            if ppo.guard.passes(names, row):
+                optimizer.step()
+                ppo.statistics.add(names, row)
+            yield
         ppo.policy.update_normalization(rollout)
         ppo.policy.version += 1
         ppo.metrics = ppo.statistics.means()

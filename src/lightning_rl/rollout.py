@@ -186,39 +186,48 @@ def validate(rollout: TensorDict) -> None:
 
 
 def minibatches(
-    rollout: TensorDict,
+    flat: TensorDict,
     batch_size: int,
     generator: torch.Generator | None,
-    keys: Sequence[str],
     mask: Tensor | None = None,
 ) -> Iterator[TensorDict]:
-    """Yield every transition of a rollout once, in random order, as TensorDicts of batch shape [B].
+    """Yield every transition once, in random order, as TensorDicts of batch shape [B].
 
     Args:
-        rollout: data of batch shape [N, T+1]; the bootstrap slot is left out.
+        flat: [T*N], what `flat_transitions` returned.
         batch_size: transitions per minibatch; the last minibatch is smaller where they do not
             divide by it.
-        generator: draws the permutation, on the rollout's device.
-        keys: the fields that the loss needs. Only these are copied.
+        generator: draws the permutation, on the device of `flat`.
         mask: [N, T] bool, true where a transition counts; the others are left out.
     """
-    flat = flat_transitions(rollout, keys)
-    yield from gathered(flat, shuffled(flat, generator, mask).split(batch_size))
+    return gathered(flat, shuffled(flat, generator, mask).split(batch_size))
 
 
-def gathered(flat: TensorDict, parts: Sequence[Tensor]) -> Iterator[TensorDict]:
+def gathered(
+    flat: TensorDict, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+) -> Iterator[TensorDict]:
     """Yield the samples at each of some indices into [M].
 
     Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
+
+    Args:
+        flat: [M].
+        parts: the indices.
+        drawn: more fields, of the samples in the order of all parts.
     """
     if not parts:
         return
     sample_bytes = flat.bytes() / flat.batch_size[0]
     size = max(1, max(len(index) for index in parts))
     together = max(1, int(GATHER_BYTES / (sample_bytes * size)))
+    done = 0
     for first in range(0, len(parts), together):
         group = parts[first : first + together]
-        yield from gather(flat, torch.cat(list(group))).split([len(index) for index in group])
+        samples = gather(flat, torch.cat(list(group)))
+        for key, value in (drawn or {}).items():
+            samples[key] = value[done : done + len(samples)]
+        done += len(samples)
+        yield from samples.split([len(index) for index in group])
 
 
 def shuffled(

@@ -361,9 +361,8 @@ class AWR(Algorithm):
         )
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
-        for _ in range(self.n_epochs):
-            for batch in self.minibatches(rollout, ("observation", "action", "advantage", "return")):
-                self.optimizer_update(batch)
+        for batch in self.minibatches(rollout, ("observation", "action", "advantage", "return")):
+            self.optimizer_update(batch)
         self.finish_iteration(rollout)
 
     def loss(self, batch):

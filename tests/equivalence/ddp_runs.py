@@ -256,11 +256,11 @@ def spied(original, local_gradients, gradients):
     def reduce(self, count, local, phase):
         def recording():
             names, flat = local()
-            local_gradients.append([flat[len(names) : -1].clone()])
+            local_gradients.append([flat[len(names) : -1] / flat[-1]])
             return names, flat
 
         names, flat = original(self, count, recording, phase)
-        gradients.append([flat[len(names) : -1].clone()])
+        gradients.append([flat[len(names) : -1] / flat[-1]])
         return names, flat
 
     return reduce

@@ -14,7 +14,7 @@ from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import minibatches
+from lightning_rl.rollout import flat_transitions, minibatches
 from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
 
@@ -138,7 +138,7 @@ def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_pat
 def test_minibatches_draw_from_the_mask_alone():
     rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
-    seen = torch.cat([m["x"] for m in minibatches(rollout, 2, None, ["x"], mask)])
+    seen = torch.cat([m["x"] for m in minibatches(flat_transitions(rollout, ["x"]), 2, None, mask)])
     assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
 
 
@@ -173,13 +173,8 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     weights = torch.tensor(weights)
     expected = -(weights * (torch.tensor(advantage) * log_prob + 0.1 * entropy)).sum()
     mask = torch.tensor(counts)
-    (everything,) = minibatches(
-        rollout.set("sample_log_prob", torch.nn.functional.pad(log_prob.detach(), (0, 1))),
-        10_000,
-        None,
-        module.fields,
-        mask,
-    )
+    rollout["sample_log_prob"] = torch.nn.functional.pad(log_prob.detach(), (0, 1))
+    (everything,) = minibatches(flat_transitions(rollout, module.fields), 10_000, None, mask)
     loss, _ = module.loss(everything)
     for ours, theirs in zip(
         torch.autograd.grad(loss, list(module.policy.parameters()), retain_graph=True),

@@ -258,7 +258,7 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    return list(minibatches(rollout, batch_size, generator, keys))
+    return list(minibatches(flat_transitions(rollout, keys), batch_size, generator))
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 7, N * T, 100])

@@ -267,7 +267,7 @@ def gradients(module, rollout, correction):
     else:
         module.evaluate_values(rollout)
         module.add_advantages(rollout)
-    (minibatch,) = module.minibatches(rollout, module.fields)
+    minibatch = next(module.minibatches(rollout, module.fields))
     module.policy.zero_grad()
     loss, stats = module.loss(module.prepare(minibatch))
     loss.backward()

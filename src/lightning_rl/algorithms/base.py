@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.checks import check_before_fit, check_checkpoint, check_rollout
+from lightning_rl.algorithms.epochs import epochs
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
 from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
-from lightning_rl.algorithms.parts import add_part_weights, add_part_weights_over_ranks, loss_fields
+from lightning_rl.algorithms.parts import add_part_weights, loss_fields, part_weights_over_ranks
 from lightning_rl.algorithms.passes import write_values
-from lightning_rl.algorithms.reduction import parts_of_pass
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.algorithms.staleness import Correction, StaleData
 from lightning_rl.algorithms.state import RankState, load_counters, load_rank_state, training_state
@@ -39,9 +39,6 @@ from lightning_rl.rollout import (
     discounted_reward,
     env_steps_in,
     flat_transitions,
-    gathered,
-    minibatches,
-    shuffled,
 )
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -162,21 +159,22 @@ class Algorithm(EvaluatedModule):
     def minibatches(
         self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
     ) -> Iterator[TensorDict]:
-        """Yield one pass, freshly shuffled; the policy's own fields come beside those named.
+        """Yield the minibatches [B] of `n_epochs` passes, freshly shuffled.
 
-        Where `mask` [N, T] is false, a transition is left out.
+        It ends early, after a pass, where `target_kl` says so.
+
+        Args:
+            rollout: [N, T+1].
+            keys: the fields that the loss reads; the policy's own come beside them.
+            mask: [N, T]; where it is false, a transition is left out.
         """
-        fields = loss_fields(rollout, keys, self.policy.extra_fields)
-        if ranks.world_size() == 1:
-            yield from minibatches(rollout, self.batch_size, self.generator, fields, mask)
-            return
-        flat = flat_transitions(rollout, fields)
-        order = shuffled(flat, self.generator, mask)
-        parts = (
-            order.split(self.batch_size) if mask is None else parts_of_pass(order, self.batch_size)
-        )
-        self.prepare_pass(flat, parts)
-        yield from gathered(flat, parts)
+        flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
+        drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
+        for epoch in epochs(flat, mask, *drawing):
+            first = len(self.statistics)
+            yield from epoch
+            if self._stops_early(first):
+                return
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -196,16 +194,23 @@ class Algorithm(EvaluatedModule):
         """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
         return add_part_weights(minibatch)
 
-    def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
-        """With several processes, do what needs the whole of each minibatch, for a pass at once.
+    def drawn_fields(
+        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """With several processes, return what needs the whole of each minibatch.
 
         Each rank has a part of a minibatch, of which `prepare` then sees no more.
 
         Args:
-            flat: [T*N], the transitions of this rank; fields may be set anew.
-            parts: of each minibatch the indices into `flat`.
+            flat: [M], the transitions of this rank.
+            order: [S], indices of those that are drawn, in all passes.
+            sizes: of the parts that follow each other in it, one for each minibatch.
+
+        Returns:
+            Fields [S] of the samples drawn, by name.
         """
-        add_part_weights_over_ranks(flat, parts)
+        weight = part_weights_over_ranks(flat, order, sizes)
+        return {} if weight is None else {"part_weight": weight}
 
     def optimizer_update(self, minibatch: TensorDict) -> None:
         """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
@@ -222,10 +227,10 @@ class Algorithm(EvaluatedModule):
         for name, value in self.stale.add_fields(self.policy, rollout).items():
             self.statistics.set(name, value)
 
-    def stops_early(self, first: int) -> bool:
+    def _stops_early(self, first: int) -> bool:
         """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
 
-        The epoch began with minibatch `first`; its loss reported `approx_kl`.
+        The epoch began with minibatch `first`.
         """
         if self.target_kl is None and self.schedule.kind != "adaptive":
             return False

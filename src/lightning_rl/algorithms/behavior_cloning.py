@@ -51,9 +51,8 @@ class BehaviorCloning(Algorithm):
         """Take some passes over the demonstrations, a rollout [N, T+1]."""
         mask = first_episode_mask(rollout["done"][:, :-1])
         add_transition_field(rollout, "weight", mask.float())
-        for _ in range(self.n_epochs):
-            for minibatch in self.minibatches(rollout, self.fields, mask):
-                self.optimizer_update(minibatch)
+        for minibatch in self.minibatches(rollout, self.fields, mask):
+            self.optimizer_update(minibatch)
         self.finish_iteration(rollout)
 
     @property

@@ -85,12 +85,10 @@ class CompiledGradients:
     @torch.no_grad()
     def add_up(self, minibatch: TensorDict) -> Tensor:
         """Return scalars and gradients of a prepared minibatch, as `flattened` does."""
-        parts = [(self._run(chunk), weight) for chunk, weight in self._pieces(minibatch)]
-        if len(parts) == 1:
-            return parts[0][0]
-        total = parts[0][0] * parts[0][1]
-        for flat, weight in parts[1:]:
-            total.add_(flat, alpha=weight)
+        first, *rest = self._pieces(minibatch)
+        total = self._run(first[0])
+        for piece, _ in rest:
+            total += self._run(piece)
         return total
 
     @torch.no_grad()
@@ -152,7 +150,7 @@ class CompiledGradients:
             self.names = ["loss", *scalars, "grad_norm"]
             row = torch.stack([loss, *scalars.values()]).detach()
             if adam is None:
-                return [flattened(row, gradients)]
+                return [flattened(row, gradients, len(chunk))]
             row, gradients = self._clip(row, gradients)
             adam.update(parameters, gradients, inputs[last:], _finite(row))
             return [row]

@@ -1,6 +1,7 @@
 """Lay what a minibatch gives into one tensor: scalars to report, gradients, and a one at the end.
 
-Summed over ranks, each times its number of samples, the last element is the number of all.
+All of it is times the number of samples, so that pieces of a minibatch, and the parts that ranks
+have of it, add up; divided by the last element they are averages again.
 """
 
 from collections.abc import Sequence
@@ -11,21 +12,21 @@ from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 
-def flattened(row: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Return scalars [L] and gradients as [L + P + 1]."""
+def flattened(row: Tensor, gradients: Sequence[Tensor], count: int) -> Tensor:
+    """Return scalars [L] and gradients, averages over `count` samples, as sums [L + P + 1]."""
     flat: Tensor = _flatten_dense_tensors([row, *gradients, row.new_ones(1)])
-    return flat
+    return flat * count
 
 
 def unflattened(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return scalars and gradients, as views of [L + P + 1].
+    """Return scalars and gradients as averages.
 
     Args:
-        flat: what `flattened` returned, or an average of such.
+        flat: [L + P + 1], what `flattened` returned, or a sum of such.
         parameters: of the gradients' shapes.
     """
-    size = sum(parameter.numel() for parameter in parameters)
-    row = flat[: -1 - size]
+    flat = flat / flat[-1]
+    row = flat[: -1 - sum(parameter.numel() for parameter in parameters)]
     row, *gradients, _ = _unflatten_dense_tensors(flat, [row, *parameters, flat[-1:]])
     return row, gradients
 
@@ -63,21 +64,21 @@ class FlatGradient:
         for parameter, part, same in self._views:
             parameter.grad = part if same else None
 
-    def with_scalars(self, row: Tensor) -> Tensor:
+    def with_scalars(self, row: Tensor, count: int) -> Tensor:
         """Return scalars [L] and what the passes have added up, as `flattened` does."""
         for parameter, part, same in self._views:
             if not same and parameter.grad is not None:
                 part.copy_(parameter.grad)
-        return torch.cat([row, self._whole, row.new_ones(1)])
+        return flattened(row, [self._whole], count)
 
     def set_clipped(self, flat: Tensor, max_norm: float) -> Tensor:
         """Set the gradients, clipped; return the scalars [L + 1], their norm behind the others.
 
         Args:
-            flat: [L + P + 1], as `flattened` returns it.
+            flat: [L + P + 1], what `flattened` returned, or a sum of such.
             max_norm: bound on the norm of the whole gradient.
         """
-        row, gradient = flat[: -1 - len(self._whole)], flat[-1 - len(self._whole) : -1]
+        row, (gradient,) = unflattened(flat, [self._whole])
         norm = gradient.norm()
         torch.mul(gradient, (max_norm / (norm + 1e-6)).clamp(max=1.0), out=self._whole)
         for parameter, part, same in self._views:

@@ -173,7 +173,8 @@ class EagerGradients:
     def add_up(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
         """Return scalars and gradients of a prepared minibatch, as `flattened` does."""
         self._flat.clear()
-        return self._flat.with_scalars(self._differentiate(minibatch, backward))
+        row = self._differentiate(minibatch, backward)
+        return self._flat.with_scalars(row, len(minibatch))
 
     def _differentiate(self, minibatch: TensorDict, backward: Callable[[Tensor], None]) -> Tensor:
         """Add to the gradients; return the scalars but their norm."""

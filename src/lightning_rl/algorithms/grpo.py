@@ -130,12 +130,9 @@ class GRPO(Algorithm):
                 log_prob = self.reference.log_prob(rollout)
                 add_transition_field(rollout, "reference_log_prob", log_prob)
         self.correct_staleness(rollout)
-        for _ in range(self.n_epochs if ranks.agree(bool(mask.any())) else 0):
-            first = len(self.statistics)
+        if ranks.agree(bool(mask.any())):
             for minibatch in self.minibatches(rollout, self.fields, mask):
                 self.optimizer_update(minibatch)
-            if self.stops_early(first):
-                break
         self.finish_iteration(rollout)
 
     @property

@@ -40,23 +40,20 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
     return minibatch.set("part_weight", mask * (mask.numel() / mask.sum().clamp(min=1.0)))
 
 
-def add_part_weights_over_ranks(flat: TensorDict, minibatches: Sequence[Tensor]) -> None:
-    """Do so for minibatches that ranks have parts of: of mean 1 over all ranks together.
+def part_weights_over_ranks(flat: TensorDict, order: Tensor, sizes: Sequence[int]) -> Tensor | None:
+    """Return such weights [S, L] for minibatches that ranks have parts of, or None.
 
-    Args:
-        flat: [M], the samples of this rank.
-        minibatches: of each the indices into `flat`.
+    They are of mean 1 over all ranks together. For the arguments see `Algorithm.drawn_fields`.
     """
     mask = _counted(flat)
-    if mask is None or not minibatches:
-        return
-    own = torch.stack(
-        [torch.stack([mask[i].sum(), mask.new_tensor(mask[i].numel())]) for i in minibatches]
-    )
-    weight = torch.zeros_like(mask)
-    for index, (counted, all_parts) in zip(minibatches, ranks.sum_over_ranks(own), strict=True):
-        weight[index] = mask[index] * (all_parts / counted.clamp(min=1.0))
-    flat["part_weight"] = weight
+    if mask is None:
+        return None
+    mask = mask[order]
+    lengths = torch.tensor(sizes, device=mask.device)
+    own = torch.segment_reduce(mask.sum(1), "sum", lengths=lengths)
+    counted, parts = ranks.sum_over_ranks(torch.stack([own, lengths * mask.shape[1]]))
+    scale: Tensor = parts / counted.clamp(min=1.0)
+    return mask * scale.repeat_interleave(lengths)[:, None]
 
 
 def _counted(samples: TensorDict) -> Tensor | None:

@@ -95,12 +95,8 @@ class PPO(Algorithm):
             self.correct_staleness(rollout)
         with self.phase("advantage"):
             self.add_advantages(rollout)
-        for _ in range(self.n_epochs):
-            first = len(self.statistics)
-            for minibatch in self.minibatches(rollout, self.fields):
-                self.optimizer_update(minibatch)
-            if self.stops_early(first):
-                break
+        for minibatch in self.minibatches(rollout, self.fields):
+            self.optimizer_update(minibatch)
         self.finish_iteration(rollout)
 
     @property
@@ -135,15 +131,15 @@ class PPO(Algorithm):
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 
-    def prepare_pass(self, flat: TensorDict, parts: Sequence[Tensor]) -> None:
-        """Normalise the advantages of the minibatches that all ranks have parts [B] of."""
-        super().prepare_pass(flat, parts)
-        if self.normalize_advantage == "minibatch" and parts:
-            order = torch.cat(list(parts))
-            advantage = flat["advantage"]
-            values = advantage.index_select(0, order)
-            normalized = normalize_over_ranks(values, [len(index) for index in parts])
-            flat["advantage"] = torch.zeros_like(advantage).index_copy_(0, order, normalized)
+    def drawn_fields(
+        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Normalise the advantages of the minibatches that all ranks have parts of."""
+        fields = super().drawn_fields(flat, order, sizes)
+        if self.normalize_advantage == "minibatch":
+            advantage = flat["advantage"].index_select(0, order)
+            fields["advantage"] = normalize_over_ranks(advantage, sizes)
+        return fields
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""

@@ -10,7 +10,7 @@ from lightning_rl.phases import PhaseTimer
 
 
 class GradientReduction:
-    """Average gradients and scalars over ranks by one sum of one flat tensor per minibatch.
+    """Add up gradients and scalars of ranks by one sum of one flat tensor per minibatch.
 
     DDP's own reducer wants one backward pass per step, through hooks that a compiled graph does not
     call. A rank weighs as much as its part of the minibatch has samples, none included; and what is
@@ -28,12 +28,12 @@ class GradientReduction:
     def __call__(
         self, count: int, local: Callable[[], tuple[list[str], Tensor]], phase: PhaseTimer
     ) -> tuple[list[str], Tensor]:
-        """Return the names of the scalars, and scalars and gradients of the whole minibatch.
+        """Return the names of the scalars, and the sum of what ranks have of the minibatch.
 
         Args:
             count: samples of this rank.
-            local: returns the same of this rank, as `flattened` does; not called where there are no
-                samples.
+            local: returns the names, and scalars and gradients of this rank, as `flattened` does;
+                not called where there are no samples.
             phase: times the phase `reduction`, which waits for the slowest rank.
         """
         names, flat = local() if count else ([], None)
@@ -42,21 +42,7 @@ class GradientReduction:
         if flat is None:
             flat = torch.zeros(len(self._names) + self._size + 1, device=self._device)
         with phase("reduction"):
-            total = ranks.sum_over_ranks(flat * count)
-        return self._names, total.div_(total[-1].clone())
-
-
-def parts_of_pass(permutation: Tensor, batch_size: int) -> list[Tensor]:
-    """Split this rank's samples into as many parts, nearly equal, as the rank with most needs.
-
-    A rank with fewer samples than that gets empty parts.
-
-    Args:
-        permutation: [M], of this rank's samples.
-        batch_size: the most that a rank adds to a minibatch.
-    """
-    count = ranks.max_over_ranks(-(-len(permutation) // batch_size))
-    return list(permutation.tensor_split(count)) if count else []
+            return self._names, ranks.sum_over_ranks(flat)
 
 
 def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl import ranks
+from lightning_rl.errors import require
 
 
 class UpdateStatistics:
@@ -32,10 +33,19 @@ class UpdateStatistics:
         self._single[name] = value
 
     def mean_since(self, name: str, first: int) -> float:
-        """Return the average of a scalar over the minibatches from `first` on; 0 for none."""
+        """Return the average of a scalar over the minibatches from `first` on; 0 for none.
+
+        Raises:
+            ConfigurationError: where the loss reports no such scalar.
+        """
         rows = self._rows[first:]
         if not rows:
             return 0.0
+        require(
+            name in self._names,
+            f"target_kl and lr_schedule: adaptive go by '{name}', which this loss does not report; "
+            f"it reports {', '.join(self._names)}. Leave them out, or return '{name}' from `loss`.",
+        )
         return float(torch.stack(rows)[:, self._names.index(name)].mean())
 
     def means(self) -> dict[str, float]:
