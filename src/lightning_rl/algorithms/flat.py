@@ -18,17 +18,20 @@ def flattened(row: Tensor, gradients: Sequence[Tensor], count: int) -> Tensor:
     return flat * count
 
 
-def unflattened(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Return scalars and gradients as averages.
+def averages(flat: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return scalars [L] and gradient [P] as averages.
 
     Args:
         flat: [L + P + 1], what `flattened` returned, or a sum of such.
-        parameters: of the gradients' shapes.
+        size: P.
     """
     flat = flat / flat[-1]
-    row = flat[: -1 - sum(parameter.numel() for parameter in parameters)]
-    row, *gradients, _ = _unflatten_dense_tensors(flat, [row, *parameters, flat[-1:]])
-    return row, gradients
+    return flat[: -1 - size], flat[-1 - size : -1]
+
+
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what to multiply a gradient by, as `torch.nn.utils.clip_grad_norm_` does."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
 class FlatGradient:
@@ -78,9 +81,9 @@ class FlatGradient:
             flat: [L + P + 1], what `flattened` returned, or a sum of such.
             max_norm: bound on the norm of the whole gradient.
         """
-        row, (gradient,) = unflattened(flat, [self._whole])
+        row, gradient = averages(flat, len(self._whole))
         norm = gradient.norm()
-        torch.mul(gradient, (max_norm / (norm + 1e-6)).clamp(max=1.0), out=self._whole)
+        torch.mul(gradient, clip_factor(norm, max_norm), out=self._whole)
         for parameter, part, same in self._views:
             parameter.grad = part if same else part.to(parameter.dtype)
         return torch.cat([row, norm[None]])

@@ -53,12 +53,11 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
         sizes: of the parts; their sum is M.
         eps: added to the standard deviation.
     """
-    lengths = torch.tensor(sizes, device=values.device)
-    exact = values.double()
-    means = torch.segment_reduce(exact, "mean", lengths=lengths)
-    deviations = exact - means.repeat_interleave(lengths)
-    squares = torch.segment_reduce(deviations.square(), "sum", lengths=lengths)
-    counts, means, squares = ranks.moments_over_ranks(lengths, means, squares)
-    scales = (squares / (counts - 1).clamp(min=1)).sqrt() + eps
-    moved = exact - means.repeat_interleave(lengths)
-    return (moved / scales.repeat_interleave(lengths)).to(values.dtype)
+    exact, lengths = values.double(), torch.tensor(sizes, device=values.device)
+    sums = [torch.segment_reduce(x, "sum", lengths=lengths) for x in (exact, exact.square())]
+    count, total, squares = ranks.sum_over_ranks(torch.stack([lengths, *sums]))
+    mean = total / count
+    variance = (squares - total * mean) / (count - 1).clamp(min=1)
+    scale = variance.clamp(min=0).sqrt() + eps
+    normalized = (exact - mean.repeat_interleave(lengths)) / scale.repeat_interleave(lengths)
+    return normalized.to(values.dtype)
