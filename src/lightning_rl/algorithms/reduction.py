@@ -59,5 +59,7 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
     mean = total / count
     variance = (squares - total * mean) / (count - 1).clamp(min=1)
     scale = variance.clamp(min=0).sqrt() + eps
-    normalized = (exact - mean.repeat_interleave(lengths)) / scale.repeat_interleave(lengths)
+    normalized: Tensor = (exact - mean.repeat_interleave(lengths)) / scale.repeat_interleave(
+        lengths
+    )
     return normalized.to(values.dtype)
