@@ -308,4 +308,5 @@ def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
         reward: Tensor = rollout["reward"][:, :-1]
         return reward
     step_reward: Tensor = rollout["step_reward"][:, :-1]
-    return step_reward @ gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)
+    weights = gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)
+    return (step_reward * weights).sum(-1)  # no product of matrices: autocast would round it

@@ -258,7 +258,7 @@ BAD_OPTIONS = [
     (["--model.policy.squash", "true"], 1, "squash is for continuous actions"),
     (["--trainer.gradient_clip_val", "1"], 1, "gradient clipping"),
     (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
-    (["--trainer.precision", "bf16-mixed"], 1, "Use 32-true"),
+    (["--trainer.precision", "bf16-true"], 1, "Use 32-true or bf16-mixed"),
     (["--ckpt_path", "nowhere.ckpt"], 1, "No checkpoint at nowhere.ckpt"),
     (["--ckpt_path", "last"], 1, "No run of 'ppo' with a checkpoint last.ckpt in 'outputs'"),
 ]

@@ -313,6 +313,7 @@ def main(directory):
         "async 1",
         **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=1)}},
     )
+    run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
     run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(
         "uneven",

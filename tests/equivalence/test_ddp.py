@@ -227,6 +227,15 @@ def test_a_compiled_update_follows_the_eager_one(ranks):
         torch.testing.assert_close(value, ranks[0]["reduced"]["state"][key], rtol=1e-3, atol=1e-4)
 
 
+def test_in_bfloat16_ranks_stay_equal(ranks):
+    assert_same(*both(ranks, "bf16", "state"))
+    found = ranks[0]["bf16"]["state"]
+    assert all(t.dtype in (torch.float32, torch.int64, torch.float64) for t in found.values())
+    one, other = found["policy.actor.0.weight"], ranks[0]["reduced"]["state"]
+    torch.testing.assert_close(one, other["policy.actor.0.weight"], rtol=0.1, atol=0.02)
+    assert not torch.equal(one, other["policy.actor.0.weight"])
+
+
 def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
     for name in ("all_reduce", "all_gather_object"):
         monkeypatch.setattr(torch.distributed, name, None)

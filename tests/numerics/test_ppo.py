@@ -210,11 +210,6 @@ def test_a_batch_larger_than_the_rollout_is_refused_before_training(tmp_path):
         train(tmp_path, model={"batch_size": 65})
 
 
-def test_precisions_that_convert_the_data_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="64-true is not supported"):
-        train(tmp_path, trainer={"precision": "64-true"})
-
-
 def test_time_limits_reach_the_targets(tmp_path):
     """The return of a truncated step bootstraps from the final observation, which the env made."""
     targets = {}

@@ -273,6 +273,7 @@ class Algorithm(EvaluatedModule):
 
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
+        super().setup(stage)
         if stage == "fit":
             check_before_fit(self.trainer, self.batch_size, self.data)
 

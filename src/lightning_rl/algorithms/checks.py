@@ -13,6 +13,9 @@ from lightning_rl.algorithms.evaluated import TrainingData
 from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
 from lightning_rl.errors import ConfigurationError, require
 
+PRECISIONS = ("32-true", "bf16-mixed")
+"""Those that are tested."""
+
 
 def check_before_fit(trainer: Trainer, batch_size: int, data: TrainingData) -> None:
     """Refuse settings that do not go together."""
@@ -23,11 +26,15 @@ def check_before_fit(trainer: Trainer, batch_size: int, data: TrainingData) -> N
 def check_trainer(trainer: Trainer) -> None:
     """Refuse trainer settings under which the update would be wrong."""
     check_strategy(trainer)
-    if trainer.precision != "32-true":
+    if trainer.precision not in PRECISIONS:
         raise ConfigurationError(
-            f"trainer.precision {trainer.precision} is not supported: rollouts are collected in "
-            "float32, and the update's log-probs must match; in less, that is untested. Use "
-            "32-true."
+            f"trainer.precision {trainer.precision} is not supported: "
+            + (
+                "its loss would be scaled, which the update does not undo."
+                if "mixed" in str(trainer.precision)
+                else "it would convert the rollouts themselves, rewards and log-probs included."
+            )
+            + f" Use {' or '.join(PRECISIONS)}."
         )
 
 

@@ -8,6 +8,7 @@ from lightning_rl import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.policies import Policy
+from lightning_rl.policies.precision import autocast
 
 
 class TrainingData(Protocol):
@@ -66,12 +67,21 @@ class EvaluatedModule(LightningModule):
         """The data module of the trainer."""
         return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
 
+    def setup(self, stage: str) -> None:
+        """Have the policy act as it is trained."""
+        self.policy.compute_in(str(self.trainer.precision))
+
     def play(self, seeds: list[int], watch: Watcher | None = None) -> list[Episode]:
         """Play one episode per seed in the evaluation's env; alike however often it is asked."""
         data = self.data
-        return run_episodes(
-            self.policy, data.eval_env, seeds, deterministic=data.eval_deterministic, watch=watch
-        )
+        with autocast(self.policy.version.device, self.policy.autocast_dtype):
+            return run_episodes(
+                self.policy,
+                data.eval_env,
+                seeds,
+                deterministic=data.eval_deterministic,
+                watch=watch,
+            )
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:
         """Play the episodes of a batch of seeds; a rank may have an empty one."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_rl.algorithms.pieces import CPU_CHUNK
 from lightning_rl.callbacks.parts import algorithm_of, data_of
 from lightning_rl.policies import Policy
+from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import flat_transitions
 
 WORTH_SAYING = 64 * 2**20
@@ -82,7 +83,9 @@ def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    precision = autocast(policy.version.device, policy.autocast_dtype)
+    watched = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t)
+    with precision, torch.enable_grad(), watched:
         new = policy.evaluate_actions(samples)  # in a name, so that no storage is used again
         del new
     return sum(kept.values()) // len(samples)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import step_views
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class StepwiseActor(RolloutActor):
         self._policy = policy
         self._steps = step_views(rollout)
         self._generator: torch.Generator | None = None
+        self._precision = autocast(policy.version.device, policy.autocast_dtype)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         """See `RolloutActor.begin`."""
@@ -57,7 +59,8 @@ class StepwiseActor(RolloutActor):
 
     def act(self, t: int) -> None:
         """See `RolloutActor.act`."""
-        self._policy(self._steps[t], generator=self._generator)
+        with self._precision:
+            self._policy(self._steps[t], generator=self._generator)
 
     def finish(self, start: int, stop: int) -> None:
         """See `RolloutActor.finish`: nothing is left to write."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_rl.policies.actor_only import ActorOnly
 from lightning_rl.policies.networks import flat_observation_size, mlp
+from lightning_rl.policies.precision import widened
 
 
 class ActorCritic(ActorOnly):
@@ -56,4 +57,4 @@ class ActorCritic(ActorOnly):
 
     def value_of(self, features: Tensor) -> Tensor:
         """Return the value [B] of features [B, D]."""
-        return self.critic(features).squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
+        return widened(self.critic(features)).squeeze(-1)

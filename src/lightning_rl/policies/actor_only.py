@@ -14,6 +14,7 @@ from lightning_rl.policies.distributions import distribution_for
 from lightning_rl.policies.networks import flat_observation_size, flatten_observation, mlp
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
+from lightning_rl.policies.precision import widened
 from lightning_rl.rollout import FieldSpec
 
 
@@ -70,14 +71,15 @@ class ActorOnly(Policy):
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
         """See `Policy.forward`."""
-        output = self.actor(self.features(td))
+        output = widened(self.actor(self.features(td)))
         for key, value in self.distribution.sample(output, deterministic, generator).items():
             td.set(key, value, inplace=True)
         return td
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         """See `Policy.rollout_actor`."""
-        if vars(type(self)).get("acts_as_perceptron") and acts_in_numpy(self, rollout):
+        quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
+        if quick and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
         return super().rollout_actor(rollout)
 
@@ -89,7 +91,8 @@ class ActorOnly(Policy):
         """See `Policy.evaluate_actions`."""
         features = self.features(td)
         fields = {key: td.get(key) for key in ("action", *self.extra_fields)}
-        log_prob, entropy = self.distribution.log_prob_and_entropy(self.actor(features), fields)
+        output = widened(self.actor(features))
+        log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
         value = self.value_of(features)
         return TensorDict(
             {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size

@@ -29,6 +29,9 @@ class Policy(nn.Module, ABC):
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.
+        autocast_dtype: in which its network computes when it acts, under `trainer.precision:
+            bf16-mixed`; None for that of its weights. Log-probs, entropies and values are float32
+            in any case.
         micro_batch_size: samples that go through the network at once when it is trained or
             evaluated; the gradients of a minibatch add up. None for as many as are fast.
     """
@@ -36,6 +39,7 @@ class Policy(nn.Module, ABC):
     version: Tensor
     has_critic: bool = True
     joint_ratio: bool = False
+    autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
 
     def __init__(
@@ -110,6 +114,12 @@ class Policy(nn.Module, ABC):
             f"{', '.join(self.extra_fields)} with an action, and has no fields_of(action) that "
             "derives them from one."
         )
+
+    def compute_in(self, precision: str) -> None:
+        """Take up a `trainer.precision` for acting, in policies inside this one as well."""
+        for module in self.modules():
+            if isinstance(module, Policy):
+                module.autocast_dtype = torch.bfloat16 if precision == "bf16-mixed" else None
 
     def put_in_eval_mode(self) -> None:
         """Do what `eval` does, which sets every module anew whatever mode it is in."""

@@ -213,7 +213,7 @@ class GaussianHead(ActionHead):
         return {"unit_action": self.to_unit(action)}
 
     def _distribution(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        mean: Tensor = self.to_mean(slots.float()).squeeze(-1)
+        mean: Tensor = self.to_mean(slots).squeeze(-1)
         return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
 
     def _of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_rl.errors import check_range, require
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
 from lightning_rl.policies.vla.tiny import TinyVLA
@@ -110,7 +111,9 @@ class VLAPolicy(Policy):
     ) -> TensorDict:
         """See `Policy.forward`."""
         slots = self.features(td).slots
-        for key, value in self.head.sample(slots, deterministic, generator).items():
+        with in_float32(slots):
+            sample = self.head.sample(slots.float(), deterministic, generator)
+        for key, value in sample.items():
             td.set(key, value, inplace=True)
         return td
 
@@ -122,7 +125,8 @@ class VLAPolicy(Policy):
         """See `Policy.evaluate_actions`."""
         features = self.features(td)
         fields = {key: td.get(key) for key in self.head.fields}
-        log_prob, entropy = self.head.log_prob_and_entropy(features.slots, fields)
+        with in_float32(features.slots):
+            log_prob, entropy = self.head.log_prob_and_entropy(features.slots.float(), fields)
         result = {"sample_log_prob": log_prob, "entropy": entropy, "value": self._value(features)}
         return TensorDict(result, td.batch_size)
 
@@ -145,7 +149,8 @@ class VLAPolicy(Policy):
 
     def _value(self, features: Features) -> Tensor:
         summary = features.summary.float()
-        value = self.value_head(summary.detach() if self.detach_value else summary)
+        with in_float32(summary):
+            value = self.value_head(summary.detach() if self.detach_value else summary)
         return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
 
 

@@ -1,0 +1,180 @@
+"""bf16-mixed: networks in bfloat16 wherever they are called, and all that comes out in float32."""
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, PPO, RLDataModule, RLTrainer
+from lightning_rl.algorithms.checks import check_trainer
+from lightning_rl.collectors import AsyncCollector, SyncCollector
+from lightning_rl.envs import ActionChunk, ActionProbe
+from lightning_rl.envs.tasks import PushBlocks
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.functional import gae
+from lightning_rl.policies import VLAPolicy
+from lightning_rl.policies.precision import autocast
+from lightning_rl.rollout import discounted_reward
+from tests.helpers import assert_same_run, last, train
+
+BF16 = {"precision": "bf16-mixed"}
+PLAIN = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+
+
+class Watching:
+    """Keep each rollout as the update finds it, and the log-probs that the update computes."""
+
+    rollouts: list
+    log_probs: list
+
+    def correct_staleness(self, rollout):
+        flat = rollout[:, :-1].transpose(0, 1)
+        with torch.no_grad():
+            rows = [self.policy.evaluate_actions(step) for step in flat]
+        self.log_probs.append(torch.stack([row["sample_log_prob"] for row in rows], 1))
+        self.rollouts.append(rollout[:, :-1].clone())
+        super().correct_staleness(rollout)
+
+
+class WatchedPPO(Watching, PPO):
+    pass
+
+
+class WatchedGRPO(Watching, GRPO):
+    pass
+
+
+def watched(tmp_path, precision, algorithm=WatchedPPO, collector=SyncCollector, **kwargs):
+    """Train for six iterations, and return the module."""
+    algorithm.rollouts, algorithm.log_probs = [], []
+    groups = {"group_size": 2} if algorithm is WatchedGRPO else {}
+    return train(
+        tmp_path,
+        model={"algorithm": algorithm} | groups,
+        data={"collector": collector},
+        trainer=PLAIN | {"precision": precision},
+        **kwargs,
+    )[0]
+
+
+ASYNC = partial(AsyncCollector, max_staleness=0)
+
+
+@pytest.mark.parametrize("collector", [SyncCollector, ASYNC], ids=["sync", "async"])
+@pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_acting_and_updating_compute_the_same_log_prob(env, algorithm, collector, tmp_path):
+    module = watched(tmp_path, "bf16-mixed", algorithm, collector, env=env)
+    assert len(module.rollouts) == 6
+    for rollout, log_prob in zip(module.rollouts, module.log_probs, strict=True):
+        assert torch.equal(rollout["sample_log_prob"], log_prob), "as many envs at once: same bits"
+        plain = module.policy.evaluate_actions(rollout)["sample_log_prob"]
+        assert not torch.allclose(plain, log_prob, atol=1e-5), "float32 would be something else"
+    assert module.rollouts[0]["sample_log_prob"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("head", ["token", "gaussian"])
+def test_a_vla_computes_its_backbone_in_bfloat16_and_its_heads_in_float32(head, tmp_path):
+    seen = {}
+
+    def look(name):
+        return lambda module, args, output: seen.setdefault(name, set()).add(output.dtype)
+
+    data = RLDataModule(
+        lambda n: ActionChunk(n, lambda m: PushBlocks(m, size=32), 4),
+        num_envs=4,
+        buffer_size=4,
+        total_env_steps=100,
+        num_eval_episodes=2,
+    )
+    torch.manual_seed(0)
+    policy = VLAPolicy(data.observation_space, data.action_space, head=head)
+    for name, module in policy.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(look(name))
+    WatchedPPO.rollouts, WatchedPPO.log_probs = [], []
+    module = WatchedPPO(policy, n_epochs=1, batch_size=8)
+    trainer = RLTrainer(
+        run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu", **PLAIN | BF16
+    )
+    trainer.fit(module, data)
+    heads = {name: dtypes for name, dtypes in seen.items() if not name.startswith("backbone")}
+    backbone = {name: dtypes for name, dtypes in seen.items() if name.startswith("backbone")}
+    assert len(heads) >= 3
+    assert all(dtypes == {torch.float32} for dtypes in heads.values())
+    assert len(backbone) >= 3
+    assert all(dtypes == {torch.bfloat16} for dtypes in backbone.values())
+    rollout, log_prob = module.rollouts[0], module.log_probs[0]
+    torch.testing.assert_close(rollout["sample_log_prob"], log_prob, rtol=0, atol=1e-5)
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in policy.parameters())
+
+
+def test_a_scaled_loss_is_refused(monkeypatch):
+    """On a CPU Lightning takes bf16-mixed instead, so there is no such trainer here."""
+    trainer = RLTrainer(**PLAIN, accelerator="cpu", enable_progress_bar=False)
+    monkeypatch.setattr(RLTrainer, "precision", "16-mixed")
+    with pytest.raises(ConfigurationError, match="16-mixed is not supported: its loss would be sc"):
+        check_trainer(trainer)
+
+
+def test_returns_and_advantages_are_not_rounded():
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, 17)
+    rollout = TensorDict(
+        {
+            "step_reward": torch.randn(*shape, 3, generator=generator),
+            "reward": torch.randn(shape, generator=generator),
+            "value": torch.randn(shape, generator=generator),
+        },
+        shape,
+    )
+    never = torch.zeros(4, 16, dtype=torch.bool)
+
+    def targets():
+        reward = discounted_reward(rollout, 0.97)
+        return gae(reward, rollout["value"], never, never, reward, gamma=0.99, gae_lambda=0.95)
+
+    expected = targets()
+    with autocast(torch.device("cpu"), torch.bfloat16):
+        assert all(torch.equal(a, b) for a, b in zip(targets(), expected, strict=True))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_it_learns(compile, tmp_path):
+    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * 40}
+    model = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
+    module = train(
+        tmp_path,
+        env=ActionProbe,
+        data=data,
+        model=model | {"compile": compile},
+        trainer=PLAIN | BF16,
+    )[0]
+    asked = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
+    td = module.policy.get_action(asked, deterministic=True)
+    assert td["action"].tolist() == [1, 0]
+    assert module.policy.evaluate_actions(td)["sample_log_prob"].exp().min() > 0.95
+    assert all(p.dtype == torch.float32 for p in module.policy.parameters())
+
+
+def test_resume_is_exact(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(whole, trainer=BF16)
+    train(broken, trainer=BF16 | {"max_epochs": 1})
+    train(broken, trainer=BF16, ckpt_path=last(broken))
+    assert_same_run(whole, broken)
+
+
+@pytest.mark.parametrize(
+    ("precision", "reason"),
+    [
+        ("bf16-true", "convert the rollouts"),
+        ("16-true", "convert the rollouts"),
+        ("64-true", "convert the rollouts"),
+    ],
+)
+def test_other_precisions_are_refused(precision, reason, tmp_path):
+    message = f"trainer.precision {precision} is not supported: .*{reason}.*Use 32-true or bf16"
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, trainer={"precision": precision})
