@@ -44,7 +44,8 @@ class GracefulStop(Callback):
             self._collector = data.collector
         if trainer.world_size > 1:
             # Before each batch Lightning asks rank 0 by gloo, 2 ms, for a signal that we get.
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
+            loop = trainer.fit_loop.epoch_loop
+            loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]  # no hook
         if threading.current_thread() is threading.main_thread():
             self._previous = {
                 number: signal.signal(number, self._handle) for number in self.SIGNALS
