@@ -8,9 +8,11 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.profilers import SimpleProfiler
 from tensordict import TensorDict
+from torch import nn
 
 from lightning_rl import GRPO, PPO
 from lightning_rl.algorithms import graphs, pieces
+from lightning_rl.algorithms.flat import FlatGradient
 from lightning_rl.algorithms.gradients import Gradients
 from tests.helpers import make_data, make_ppo, train
 
@@ -259,3 +261,25 @@ def test_the_profiler_tells_the_phases_of_an_iteration_apart(tmp_path):
     assert times["values"] == times["advantage"] == 6
     assert times["loss"] == times["backward"] == times["optimizer"] == 6 * 2 * 2
     assert times["logging"] > 0
+
+
+def test_a_gradient_in_one_tensor_holds_those_of_all_dtypes():
+    """What backward passes add up is laid out, averaged over 7 samples of two ranks, and clipped."""
+    torch.manual_seed(0)
+    own, half, unused = torch.randn(3, 2), torch.randn(4).bfloat16(), torch.randn(2)
+    parameters = [nn.Parameter(tensor) for tensor in (own, half, unused)]
+    flat = FlatGradient(parameters)
+    flat.clear()
+    for _ in range(2):
+        (parameters[0].square().sum() + parameters[1].sum().float()).backward()
+    expected = [4 * parameters[0].detach(), torch.full((4,), 2.0), torch.zeros(2)]
+    laid_out = flat.with_scalars(torch.tensor([0.5]), 3)
+    whole = torch.cat([torch.tensor([0.5]), *(g.flatten() for g in expected), torch.ones(1)])
+    torch.testing.assert_close(laid_out, 3 * whole)
+
+    row = flat.set_clipped(laid_out + 4 * whole, 0.25)
+    norm = torch.cat([g.flatten() for g in expected]).norm()
+    torch.testing.assert_close(row, torch.stack([torch.tensor(0.5), norm]))
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        clipped = (gradient * 0.25 / norm).to(parameter.dtype)
+        torch.testing.assert_close(parameter.grad, clipped)
