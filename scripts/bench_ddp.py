@@ -5,7 +5,9 @@
     python scripts/bench_ddp.py --device cuda --processes 1 2 4 8
 
 Every process has the envs, the rollouts and the minibatches of the workload and one thread. A run
-is a launch of its own; numbers of processes take turns, and medians over the repeats are shown.
+is a launch of its own, by Lightning as `rl-cli fit --trainer.devices` does it; numbers of processes
+take turns, and medians over the repeats are shown.
+
 `apart` is what as many processes reach that train at the same time, each for itself: more than
 that a machine does not give, whose cores share caches, memory and a power budget. The
 reduction is the time in sums and gatherings over ranks, waiting for the slower rank included; it is
@@ -93,9 +95,8 @@ def apart(workload: str, processes: int, args: argparse.Namespace) -> float:
 
 def start(workload: str, processes: int, args: argparse.Namespace) -> subprocess.Popen[str]:
     """Start one workload on some processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={processes}", str(Path(__file__).resolve())]
-    command += ["--worker", workload, "--device", args.device]
+    command = [sys.executable, str(Path(__file__).resolve()), "--worker", workload]
+    command += ["--processes", str(processes), "--device", args.device]
     command += ["--iterations", str(args.iterations)] if args.iterations else []
     command += ["--compile"] if args.compile else []
     return subprocess.Popen(
@@ -146,7 +147,7 @@ def work(args: argparse.Namespace) -> None:
 
     workload = WORKLOADS[args.worker]
     iterations = args.iterations or workload.iterations * 2
-    processes = int(os.environ["WORLD_SIZE"])
+    (processes,) = args.processes
     spent = {"reduction": 0.0}
 
     def now() -> float:

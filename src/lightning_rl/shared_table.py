@@ -21,7 +21,11 @@ CAPACITY = 1 << 20
 """Bytes that a process exchanges at once; more of them go in pieces."""
 
 HEADER = 64
-SPINS, PAUSE, LOOK = 5_000, 2e-4, 0.1
+EXCHANGES, LEFT, SIZES = 0, 1, 2
+"""Words of a row's header: how many exchanges its process has taken part in, whether it has left,
+and how many bytes it gave, on either side."""
+
+SPINS, PAUSE, LOOK = 20_000, 2e-4, 0.1
 """Looks at the others before sleeping; s to sleep between later ones, and between checks of whether
 the others are alive."""
 
@@ -48,13 +52,11 @@ class SharedTable:
 
     def __init__(self, memory: Any, rank: int, pids: list[int], timeout: float) -> None:
         table = np.frombuffer(memory, np.uint8).reshape(len(pids), -1)
-        header = table[:, :HEADER].view(np.int64)
-        self._exchanges, self._left, *sizes = header.T[:4]
-        self._sides = [
-            (size, table[:, start : start + CAPACITY])
-            for size, start in zip(sizes, (HEADER, HEADER + CAPACITY), strict=True)
-        ]
+        self._sides = [table[:, at : at + CAPACITY] for at in (HEADER, HEADER + CAPACITY)]
+        self._words = memoryview(memory).cast("B").cast("q")
+        self._rows = range(0, len(self._words), len(self._words) // len(pids))
         self._rank, self._pids, self._timeout = rank, pids, timeout
+        self._own = self._rows[rank]
         self._count = 0
 
     def exchange(self, data: np.ndarray) -> list[np.ndarray]:
@@ -70,14 +72,15 @@ class SharedTable:
         taken: list[list[np.ndarray]] = [[] for _ in self._pids]
         start = 0
         while True:
-            sizes, slots = self._sides[self._count % 2]
+            side = self._count % 2
+            slots, size = self._sides[side], SIZES + side
             piece = own[start : start + CAPACITY]
             slots[self._rank, : len(piece)] = piece
-            sizes[self._rank] = len(own)
+            self._words[self._own + size] = len(own)
             self._count += 1
-            self._exchanges[self._rank] = self._count
+            self._words[self._own + EXCHANGES] = self._count
             self._wait()
-            lengths = sizes.tolist()
+            lengths = [self._words[row + size] for row in self._rows]
             parts = [
                 slots[rank, : max(0, min(length - start, CAPACITY))]
                 for rank, length in enumerate(lengths)
@@ -93,12 +96,12 @@ class SharedTable:
 
     def leave(self) -> None:
         """Tell the others that this process takes part no more."""
-        self._left[self._rank] = 1
+        self._words[self._own + LEFT] = 1
 
     def _wait(self) -> None:
         """Wait for all to have come as far as this process."""
         looks, began, checked = 0, time.monotonic(), 0.0
-        while (self._exchanges < self._count).any():
+        while self._missing():
             looks += 1
             if looks < SPINS:
                 os.sched_yield()
@@ -109,10 +112,18 @@ class SharedTable:
                 checked = waited
                 self._check_others(waited)
 
+    def _missing(self) -> list[int]:
+        """Return the ranks that have not come as far."""
+        words, count = self._words, self._count
+        return [i for i, row in enumerate(self._rows) if words[row + EXCHANGES] < count]
+
     def _check_others(self, waited: float) -> None:
-        gone = [bool(self._left[rank]) or not _alive(pid) for rank, pid in enumerate(self._pids)]
-        missing = [rank for rank, n in enumerate(self._exchanges) if n < self._count]
-        ended = [rank for rank in missing if gone[rank]]
+        missing = self._missing()
+        ended = [
+            rank
+            for rank in missing
+            if self._words[self._rows[rank] + LEFT] or not _alive(self._pids[rank])
+        ]
         if ended:
             raise LostRankError(f"rank {ended[0]} has ended")
         if missing and waited > self._timeout:
