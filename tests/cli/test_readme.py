@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lightning_rl.cli import run
@@ -53,7 +55,7 @@ def test_ci_installs_and_tests_as_the_readme_says():
     assert re.search(r"pip install .*-c constraints\.txt -e '\.\[dev\]' && pytest", script)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "rl-cli" in c])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "rl-cli" in c and "torchrun" not in c])
 def test_every_rl_cli_command_runs(command, capsys):
     if "mujoco" in command:
         pytest.importorskip("mujoco")
@@ -78,6 +80,36 @@ def test_every_rl_cli_command_runs(command, capsys):
         subprocess.run([sys.executable, "-m", "lightning_rl", *arguments], check=True, timeout=120)
     else:
         run(arguments)
+
+
+def test_the_command_for_two_machines_trains_on_two(tmp_path):
+    """Both are this one, with a process each on the CPU in place of eight on GPUs."""
+    (command,) = [c for c in COMMANDS if c.startswith("torchrun")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for there, here in {
+        "torchrun": f"{sys.executable} -m torch.distributed.run",
+        " rl-cli ": f" {Path(sys.executable).parent / 'rl-cli'} ",
+        "node0": "127.0.0.1",
+        "29500": str(port),
+        "gpu": "cpu",
+        " 8 ": " 1 ",
+    }.items():
+        assert there in command
+        command = command.replace(there, here)
+    small = [*SMALL, "--model.batch_size", "32"]
+    nodes = [
+        subprocess.Popen([*shlex.split(command.replace("rank 0", f"rank {i}")), *small])
+        for i in range(2)
+    ]
+    try:
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
+    assert len(torch.load(checkpoint, weights_only=True)["lightning_rl"]["ranks"]) == 2
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("python ", "scripts/"))])
