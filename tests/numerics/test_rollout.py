@@ -4,6 +4,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from lightning_rl import ranks
+from lightning_rl.algorithms.epochs import epochs
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
     STEP_FIELDS,
@@ -354,3 +356,15 @@ def test_an_added_field_is_zero_in_the_bootstrap_slot():
     add_transition_field(rollout, "mask", flags)
     assert rollout["mask"].dtype == torch.bool
     assert torch.equal(rollout["mask"][:, :-1], flags)
+
+
+def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(ranks, "max_over_ranks", lambda number: number)
+    flat, none = flat_transitions(numbered(), ["reward"]), torch.zeros(N, T, dtype=torch.bool)
+    draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
+    assert not list(epochs(flat, none, **draw, draw=lambda *_: {}))
+    some = none.clone()
+    some[0, 0] = True
+    sizes = [[len(m) for m in epoch] for epoch in epochs(flat, some, **draw, draw=lambda *_: {})]
+    assert sizes == [[1], [1]]

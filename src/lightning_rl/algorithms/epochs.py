@@ -41,6 +41,8 @@ def epochs(
     size = len(orders[0])
     # Masks differ by rank, and all have to take part in as many minibatches as the fullest needs.
     count = None if mask is None else ranks.max_over_ranks(-(-size // batch_size))
+    if count == 0:
+        return
     parts = [o.split(batch_size) if count is None else o.tensor_split(count) for o in orders]
     sizes = [len(part) for part in parts[0]]
     drawn = draw(flat, torch.cat(orders), sizes * n_epochs)
