@@ -8,7 +8,7 @@ from torch._inductor import list_options, standalone_compile
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl.algorithms.products import onednn_is_faster, route_products
+from lightning_rl.algorithms.products import route_products, routes_products
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -37,7 +37,7 @@ def compile_graph(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor
     options = {}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options = {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-        if onednn_is_faster():
+        if routes_products():
             route_products(traced)
     compiled = standalone_compile(
         traced,
