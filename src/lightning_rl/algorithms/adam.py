@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 
+from lightning_rl.algorithms.graphs import computed_once
+
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """What `torch.optim.Adam` keeps of a parameter, beside its `step`."""
 
@@ -88,21 +90,19 @@ class TracedAdam:
         rate, step, average, square = tensors
         count = step + 1
         # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
-        corrections1 = -torch.expm1(count * math.log(beta1))
-        corrections2 = -torch.expm1(count * math.log(beta2))
+        correction1, correction2 = (
+            -torch.expm1(count * math.log(beta)) for beta in (beta1, beta2)
+        )
+        rates = computed_once(rate / correction1)
+        roots = computed_once(correction2.sqrt())
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         sizes = [parameter.numel() for parameter in parameters]
-        for parameter, own_mean, own_variance, correction1, correction2 in zip(
-            parameters,
-            mean.split(sizes),
-            variance.split(sizes),
-            corrections1,
-            corrections2,
-            strict=True,
+        for parameter, own_mean, own_variance, own_rate, root in zip(
+            parameters, mean.split(sizes), variance.split(sizes), rates, roots, strict=True
         ):
-            scale = own_variance.sqrt() / correction2.sqrt() + eps
-            moved = parameter - (rate / correction1 * own_mean / scale).view_as(parameter)
+            scale = own_variance.sqrt() / root + eps
+            moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
             parameter.copy_(torch.where(accept, moved, parameter))
         for old, new in ((step, count), (average, mean), (square, variance)):
             old.copy_(torch.where(accept, new, old))

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.adam import TracedAdam
 from lightning_rl.algorithms.flat import FlatGradient, averages, clip_factor, flattened
-from lightning_rl.algorithms.graphs import Graph, compile_graph
+from lightning_rl.algorithms.graphs import Graph, compile_graph, computed_once
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
 
@@ -151,7 +152,8 @@ class CompiledGradients:
             row = torch.stack([loss, *scalars.values()]).detach()
             if adam is None:
                 return [flattened(row, gradients, len(chunk))]
-            return [self._stepped(parameters, flattened(row, gradients, 1), adam, inputs[last:])]
+            gradient = _flatten_dense_tensors(gradients)
+            return [self._stepped(parameters, row, gradient, adam, inputs[last:])]
 
         return differentiate
 
@@ -159,8 +161,9 @@ class CompiledGradients:
         first = len(self.parameters)
 
         def update(*inputs: Tensor) -> list[Tensor]:
-            parameters, flat = inputs[:first], inputs[first]
-            return [self._stepped(parameters, flat, adam, inputs[first + 1 :])]
+            parameters = inputs[:first]
+            row, gradient = averages(inputs[first], sum(p.numel() for p in parameters))
+            return [self._stepped(parameters, row, gradient, adam, inputs[first + 1 :])]
 
         return update
 
@@ -177,17 +180,18 @@ class CompiledGradients:
     def _stepped(
         self,
         parameters: Sequence[Tensor],
-        flat: Tensor,
+        row: Tensor,
+        gradient: Tensor,
         adam: TracedAdam,
         state: Sequence[Tensor],
     ) -> Tensor:
         """Clip and step, unless something is not finite; return the scalars, the norm as well."""
-        row, gradient = averages(flat, sum(parameter.numel() for parameter in parameters))
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
-        clipped = gradient * clip_factor(norm, self.max_norm)
+        clipped = gradient * computed_once(clip_factor(norm, self.max_norm))
         # The guard's own test, so that none is counted that is not taken.
-        adam.update(parameters, clipped, state, (row[0] + norm).isfinite())
+        accept = computed_once((row[0] + norm).isfinite())
+        adam.update(parameters, clipped, state, accept)
         return row
 
 

@@ -50,6 +50,14 @@ def compile_graph(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor
     return lambda *tensors: compiled(*tensors, *held)
 
 
+def computed_once(tensor: Tensor) -> Tensor:
+    """Return a small tensor as it is; in a graph it is computed once and not once for each use.
+
+    Inductor would compute it anew for every 16 elements of what it is combined with.
+    """
+    return tensor.as_strided(tensor.shape, tensor.stride())
+
+
 def _lift_tensors(traced: GraphModule) -> list[Tensor]:
     """Make inputs of the tensors that a traced function took from elsewhere; return them.
 

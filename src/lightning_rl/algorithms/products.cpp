@@ -128,6 +128,23 @@ AtenTensorHandle wide_product(AtenTensorHandle first, AtenTensorHandle second, c
   return out;
 }
 
+Matrix transposed(const Matrix& m) {
+  return {m.data, m.columns, m.rows, m.column_stride, m.row_stride};
+}
+
+void narrow_product(const Matrix& a, const Matrix& b, float* out) {
+  static thread_local std::vector<float> for_b, for_out;
+  if (a.column_stride == 1 || a.rows <= b.columns) {
+    multiply_in_parallel(a, columns_of(b, 0, b.columns, for_b), out);
+    return;
+  }
+  // The transposed product, since the smaller matrix is then the one to transpose.
+  for_out.resize(std::max<size_t>(for_out.size(), a.rows * b.columns));
+  const Matrix left = transposed(b), right = transposed(a);
+  multiply_in_parallel(left, columns_of(right, 0, right.columns, for_b), for_out.data());
+  fbgemm::transpose_simd<float>(left.rows, a.rows, for_out.data(), a.rows, out, left.rows);
+}
+
 // product(a, b), as torch's stable C interface calls it: arguments and result on a stack.
 void product(StableIValue* stack, uint64_t, uint64_t) {
   const Handle first(to<AtenTensorHandle>(stack[0])), second(to<AtenTensorHandle>(stack[1]));
@@ -138,14 +155,12 @@ void product(StableIValue* stack, uint64_t, uint64_t) {
     stack[0] = torch::stable::detail::from(wide_product(first, second, b));
     return;
   }
-  static thread_local std::vector<float> scratch;
-  const Matrix b_rows = columns_of(b, 0, b.columns, scratch);
   const int64_t sizes[] = {a.rows, b.columns}, strides[] = {b.columns, 1};
   AtenTensorHandle out;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &out));
   stack[0] = torch::stable::detail::from(out);
-  multiply_in_parallel(a, b_rows, const_cast<float*>(matrix_of(out).data));
+  narrow_product(a, b, const_cast<float*>(matrix_of(out).data));
 }
 
 }  // namespace

@@ -52,7 +52,9 @@ def route_products(traced: GraphModule) -> int:
     for node in list(traced.graph.nodes):
         if node.target in (aten.addmm.default, aten.mm.default) and _is_worth_it(node):
             with traced.graph.inserting_before(node):
-                product = _product(traced, *node.args[-2:])
+                product = traced.graph.call_function(
+                    torch.ops.lightning_rl.product.default, node.args[-2:]
+                )
                 if node.target is aten.addmm.default:  # apart, so that it fuses with what follows
                     product = traced.graph.call_function(
                         aten.add.Tensor, (product, node.args[0])
@@ -63,19 +65,6 @@ def route_products(traced: GraphModule) -> int:
             count += 1
     traced.recompile()
     return count
-
-
-def _product(traced: GraphModule, a: Node, b: Node) -> Node:
-    """Insert a @ b; the kernels need the rows of a, so the smaller matrix is to be transposed."""
-    call = traced.graph.call_function
-    (rows, _), columns = a.meta["val"].shape, b.meta["val"].shape[1]
-    product = torch.ops.lightning_rl.product.default
-    if a.meta["val"].stride(1) == 1 or rows <= columns:
-        return call(product, (a, b))
-    a, b = (call(aten.t.default, (node,)) for node in (a, b))
-    transposed = call(aten.t.default, (call(product, (b, a)),))
-    contiguous = {"memory_format": torch.contiguous_format}
-    return call(aten.clone.default, (transposed,), contiguous)
 
 
 def _is_worth_it(node: Node) -> bool:
