@@ -15,7 +15,6 @@
 namespace {
 
 using Handle = torch::aot_inductor::RAIIAtenTensorHandle;
-using torch::stable::detail::to;
 
 constexpr int64_t kWide = 256;     // a matrix of more rows and columns needs a library's blocking
 constexpr int64_t kRows = 512;     // of the result, that one thread computes at a time
@@ -145,22 +144,23 @@ void narrow_product(const Matrix& a, const Matrix& b, float* out) {
   fbgemm::transpose_simd<float>(left.rows, a.rows, for_out.data(), a.rows, out, left.rows);
 }
 
-// product(a, b), as torch's stable C interface calls it: arguments and result on a stack.
+// product(a, b), as torch's dispatcher calls it through its stable interface.
 void product(StableIValue* stack, uint64_t, uint64_t) {
+  using torch::stable::detail::to;
   const Handle first(to<AtenTensorHandle>(stack[0])), second(to<AtenTensorHandle>(stack[1]));
   const Matrix a = matrix_of(first), b = matrix_of(second);
   STD_TORCH_CHECK(a.columns == b.rows, "lightning_rl::product: ", a.columns, " columns by ",
                   b.rows, " rows");
-  if (is_wide(a, b)) {
-    stack[0] = torch::stable::detail::from(wide_product(first, second, b));
-    return;
-  }
-  const int64_t sizes[] = {a.rows, b.columns}, strides[] = {b.columns, 1};
   AtenTensorHandle out;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &out));
+  if (is_wide(a, b)) {
+    out = wide_product(first, second, b);
+  } else {
+    const int64_t sizes[] = {a.rows, b.columns}, strides[] = {b.columns, 1};
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+        2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &out));
+    narrow_product(a, b, const_cast<float*>(matrix_of(out).data));
+  }
   stack[0] = torch::stable::detail::from(out);
-  narrow_product(a, b, const_cast<float*>(matrix_of(out).data));
 }
 
 }  // namespace

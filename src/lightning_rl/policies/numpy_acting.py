@@ -61,12 +61,20 @@ def _rows(vector: torch.Tensor, like: Array) -> Array:
     return np.broadcast_to(vector.numpy(), like.shape).copy()
 
 
+def _weights(linear: nn.Linear, like: Array) -> tuple[Array, Array]:
+    """Return the weights [in, out] and biases [N, out] of a layer, the former as views."""
+    return linear.weight.detach().numpy().T, _rows(linear.bias.detach(), like)
+
+
 def _is_default(activation: nn.Module) -> bool:
     return not isinstance(activation, nn.ELU) or activation.alpha == 1.0
 
 
 class NumpyActor(RolloutActor):
-    """Acts in NumPy, on views of the weights; log-probs come from torch, in one pass.
+    """Acts in NumPy, on views of the weights; log-probs come from torch, all at once.
+
+    They are those of the outputs that were acted on: what torch computes from the same observations
+    in an update differs from these in the last digits, and the first ratio from 1 by some 1e-6.
 
     Args:
         policy: acts; `acts_in_numpy` must hold.
@@ -85,8 +93,10 @@ class NumpyActor(RolloutActor):
             self._unsquashed = list(storage["unsquashed_action"].numpy())
         self._noise = torch.empty(slots - 1, num_envs, policy.distribution.num_outputs)
         self._noise_steps = list(self._noise.numpy())
-        linear = [layer for layer in policy.actor if isinstance(layer, nn.Linear)]
-        self._outputs = [np.empty((num_envs, layer.out_features), np.float32) for layer in linear]
+        self._outputs = torch.empty_like(self._noise)
+        self._output_steps = list(self._outputs.numpy())
+        hidden = [layer for layer in policy.actor if isinstance(layer, nn.Linear)][:-1]
+        self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
         self._draw = {
@@ -101,18 +111,12 @@ class NumpyActor(RolloutActor):
         policy.put_in_eval_mode()
         distribution: Any = policy.distribution
         layers: Any = list(policy.actor)
-        activations = [*(ACTIVATIONS[type(layer)] for layer in layers[1::2]), None]
+        activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
         self._layers = [
-            (
-                linear.weight.detach().numpy().T,
-                _rows(linear.bias.detach(), output),
-                output,
-                activate,
-            )
-            for linear, output, activate in zip(
-                layers[::2], self._outputs, activations, strict=True
-            )
+            (*_weights(linear, x), x, activate)
+            for linear, x, activate in zip(layers[:-1:2], self._hidden, activations, strict=True)
         ]
+        self._head = _weights(layers[-1], self._output_steps[0])
         normalizer = policy.normalizer
         if normalizer is not None:
             self._normalization = (
@@ -139,29 +143,32 @@ class NumpyActor(RolloutActor):
             x *= factor
             np.maximum(x, low, out=x)
             np.minimum(x, high, out=x)
-        for weight, bias, output, activate in self._layers:
-            x.dot(weight, output)
-            output += bias
-            if activate is not None:
-                activate(output)
-            x = output
-        self._draw(t, x, self._noise_steps[t])
+        for weight, bias, units, activate in self._layers:
+            x.dot(weight, units)
+            units += bias
+            activate(units)
+            x = units
+        weight, bias = self._head
+        output = self._output_steps[t]
+        x.dot(weight, output)
+        output += bias
+        self._draw(t, output, self._noise_steps[t])
 
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
         """See `RolloutActor.finish`: the log-probs, by the very function that the update uses."""
         policy = self._policy
-        keys = ["observation", "action", *policy.extra_fields]
+        keys = ["action", *policy.extra_fields]
         transitions = flat_transitions(self._rollout[:, start : stop + 1], keys)
-        fields = {key: transitions.get(key) for key in keys[1:]}
-        output = policy.actor(policy.features(transitions))
+        fields = {key: transitions.get(key) for key in keys}
+        output = self._outputs[start:stop].flatten(0, 1)
         log_prob, _ = policy.distribution.log_prob_and_entropy(output, fields)
         time_major(self._rollout)["sample_log_prob"][start:stop].view(-1).copy_(log_prob)
 
     def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
-        logits += noise
+        noise += logits
         action = self._actions[t]
-        logits.reshape(*action.shape, -1).argmax(-1, action)
+        noise.reshape(*action.shape, -1).argmax(-1, action)
 
     def _draw_gaussian(self, t: int, mean: Array, noise: Array) -> None:
         np.add(mean, noise, out=self._actions[t])
