@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.adam import TracedAdam
 from lightning_rl.algorithms.flat import FlatGradient, averages, clip_factor, flattened
-from lightning_rl.algorithms.graphs import Graph, compile_graph, computed_once
+from lightning_rl.algorithms.graphs import Graph, compile_graph, computed_once, layout
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
 
@@ -108,7 +108,7 @@ class CompiledGradients:
     def values(self, observations: TensorDict) -> Tensor:
         """Return the values [B] of observations [B]."""
         inputs: list[Any] = list(observations.values(True, True))
-        key = ("values", observations.batch_size)
+        key = ("values", layout(inputs))
         return self._call(key, lambda: self._values_graph(observations), inputs)
 
     def _pieces(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
@@ -119,8 +119,9 @@ class CompiledGradients:
 
         Without it, return scalars and gradients of a piece that is prepared, as `flattened` does.
         """
-        key = ("loss", len(chunk), self.objective.settings, adam and adam.settings)
-        inputs: list[Any] = [*self.parameters, *chunk.values(True, True)]
+        fields: list[Any] = list(chunk.values(True, True))
+        key = ("loss", layout(fields), self.objective.settings, adam and adam.settings)
+        inputs = [*self.parameters, *fields]
         if adam is not None:
             inputs += adam.tensors()
         result = self._call(key, lambda: self._loss_graph(chunk, adam), inputs)
