@@ -102,7 +102,9 @@ class RolloutLoop:
         since = steps = 0
         with self.phase("inference"):
             actor.begin(self.generator)
-        while steps < len(storage) - 1 and not self._all_have_finished(storage, steps):
+        slots = len(storage) - 1
+        may_end_early = self.plan.first_episode_only
+        while steps < slots and not (may_end_early and self._all_have_finished(storage, steps)):
             if self.renew is not None and self.renew(lambda: self._close(lane, since, steps)):  # noqa: B023  # called at once
                 actor.begin(self.generator, steps)
                 since = steps
@@ -134,8 +136,8 @@ class RolloutLoop:
         self._reports.add(info)
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
-        """Tell whether the plan ends the rollout before its next step."""
-        if not self.plan.first_episode_only or steps == 0:
+        """Tell whether each row has finished an episode, so that no further step is wanted."""
+        if steps == 0:
             return False
         self._finished |= storage["terminated"][steps - 1] | storage["truncated"][steps - 1]
         look = self._finished.device.type == "cpu" or steps % LOOK_EVERY == 0
