@@ -9,6 +9,7 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl.envs.inline import InlineVectorEnv
+from lightning_rl.envs.mujoco_profiler import stop_mujoco_profiler
 from lightning_rl.envs.replay import ReplayableEpisode
 from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -56,6 +57,7 @@ def make_gymnasium(
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
+            stop_mujoco_profiler()
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ConfigurationError(
             f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
@@ -80,6 +82,7 @@ def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)
+    stop_mujoco_profiler()
     return ReplayableEpisode(env)
 
 
