@@ -1,12 +1,14 @@
 """Time parts of the work that no library can do without.
 
 `--env` steps the envs with random actions, vectorised as the libraries do. `--unwrapped` steps them
-without wrappers and vector env (in W3: without time limit and reset). `--matmuls` multiplies the
-matrices of the update: both networks, forward and backward, all minibatches of an iteration.
+without wrappers and vector env (in W3: without time limit and reset), and without MuJoCo's
+profiler. `--matmuls` multiplies the matrices of the update: both networks, forward and backward,
+all minibatches of an iteration.
 """
 
 import timeit
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +17,9 @@ import torch
 from common import Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
+
+from lightning_rl.algorithms.graphs import compile_graph
+from lightning_rl.envs.mujoco_profiler import stop_mujoco_profiler
 
 Action = Callable[[], Any]
 
@@ -47,6 +52,7 @@ def unwrapped(run: Run) -> Action:
         return lambda: move(pendulum.state, torques)
     spec = gymnasium.spec(work.env)
     envs = [gymnasium.make(work.env).unwrapped for _ in range(work.num_envs)]
+    stop_mujoco_profiler()
     ages = [0] * work.num_envs
     for i, env in enumerate(envs):
         env.reset(seed=run.seed + i)
@@ -67,11 +73,12 @@ def unwrapped(run: Run) -> Action:
 
 
 def matmuls(run: Run) -> Action:
-    """Return one minibatch's products, each by the faster of MKL and oneDNN, block by block.
+    """Return one minibatch's products, block by block: blocks of samples stay in the cache.
 
-    Blocks of samples stay in the cache; MKL writes into the same memory every time.
+    On a CPU each is by the faster of MKL and oneDNN, or all are one compiled graph; whichever takes
+    less time.
     """
-    work, calls = run.workload, []
+    work, pairs = run.workload, []
     rows = min(BLOCK, work.batch_size)
     if run.name == "W3":
         inputs, outputs = OBSERVATION_SIZE, ACTION_SIZE
@@ -85,25 +92,44 @@ def matmuls(run: Run) -> Action:
         for layer, (wide, narrow) in enumerate(pairwise(sizes)):
             shapes = ((rows, wide), (narrow, wide), (rows, narrow))
             x, weight, y = (torch.randn(shape, device=run.device) for shape in shapes)
-            grad = torch.empty_like(weight)
-            calls += [faster(x, weight.t(), y), faster(y.t(), x, grad)]
+            pairs += [(x, weight.t()), (y.t(), x)]
             if layer > 0:
-                calls.append(faster(y, weight, torch.empty_like(x)))
+                pairs.append((y, weight))
+    block = fastest([one_by_one(pairs), *([graph(pairs)] if run.device == "cpu" else [])])
 
     def minibatch() -> None:
         for _ in range(work.batch_size // rows):
-            for call in calls:
-                call()
+            block()
 
     return minibatch
 
 
-def faster(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Action:
-    """Return the multiplication by that of both libraries which takes less time."""
-    ways: list[Action] = [lambda: torch.mm(left, right, out=out)]
-    if left.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        linear, weight = torch.ops.mkldnn._linear_pointwise.default, right.t()
-        ways.append(lambda: linear(left, weight, None, "none", [], ""))
+def one_by_one(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
+    """Return a call for each product, MKL's into the same memory every time."""
+    calls = []
+    for left, right in pairs:
+        out = left.new_empty(left.shape[0], right.shape[1])
+        ways: list[Action] = [partial(torch.mm, left, right, out=out)]
+        if left.device.type == "cpu" and torch.backends.mkldnn.is_available():
+            linear = torch.ops.mkldnn._linear_pointwise.default
+            ways.append(partial(linear, left, right.t(), None, "none", [], ""))
+        calls.append(fastest(ways))
+
+    def block() -> None:
+        for call in calls:
+            call()
+
+    return block
+
+
+def graph(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
+    """Return the products as one graph, as a compiled update of lightning_rl has them."""
+    inputs = [matrix for pair in pairs for matrix in pair]
+    calls = compile_graph(lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs)
+    return lambda: calls(*inputs)
+
+
+def fastest(ways: list[Action]) -> Action:
     return min(ways, key=lambda way: min(timeit.repeat(way, number=20, repeat=5)))
 
 

@@ -90,9 +90,7 @@ class TracedAdam:
         rate, step, average, square = tensors
         count = step + 1
         # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
-        correction1, correction2 = (
-            -torch.expm1(count * math.log(beta)) for beta in (beta1, beta2)
-        )
+        correction1, correction2 = (-torch.expm1(count * math.log(beta)) for beta in (beta1, beta2))
         rates = computed_once(rate / correction1)
         roots = computed_once(correction2.sqrt())
         mean = average + (gradient - average) * (1 - beta1)
