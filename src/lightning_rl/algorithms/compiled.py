@@ -103,13 +103,14 @@ class CompiledGradients:
             return None
         key = ("step", len(flat), adam.settings)
         inputs = [*self.parameters, flat, *adam.tensors()]
-        return self._call(key, lambda: self._step_graph(adam), inputs)
+        first = len(self.parameters)
+        return self._call(key, lambda: self._step_graph(adam), inputs, slice(first, first + 1))
 
     def values(self, observations: TensorDict) -> Tensor:
         """Return the values [B] of observations [B]."""
         inputs: list[Any] = list(observations.values(True, True))
         key = ("values", layout(inputs))
-        return self._call(key, lambda: self._values_graph(observations), inputs)
+        return self._call(key, lambda: self._values_graph(observations), inputs, slice(None))
 
     def _pieces(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
         return chunks(minibatch, piece_size(self.objective))
@@ -122,18 +123,26 @@ class CompiledGradients:
         fields: list[Any] = list(chunk.values(True, True))
         key = ("loss", layout(fields), self.objective.settings, adam and adam.settings)
         inputs = [*self.parameters, *fields]
+        moving = slice(len(self.parameters), len(inputs))
         if adam is not None:
             inputs += adam.tensors()
-        result = self._call(key, lambda: self._loss_graph(chunk, adam), inputs)
+        result = self._call(key, lambda: self._loss_graph(chunk, adam), inputs, moving)
         self.succeeded = True
         return result
 
     def _call(
-        self, key: tuple[Any, ...], make: Callable[[], Function], inputs: list[Tensor]
+        self,
+        key: tuple[Any, ...],
+        make: Callable[[], Function],
+        inputs: list[Tensor],
+        moving: slice,
     ) -> Tensor:
-        """Call the graph `key`; one that is new is compiled from the function that `make` gives."""
+        """Call the graph `key`; one that is new is compiled from the function that `make` gives.
+
+        The inputs `moving` lie elsewhere at each call.
+        """
         if key not in self._compiled:
-            self._compiled[key] = compile_graph(make(), inputs)
+            self._compiled[key] = compile_graph(make(), inputs, moving)
         return self._compiled[key](*inputs)[0]
 
     def _loss_graph(self, chunk: TensorDict, adam: TracedAdam | None) -> Function:

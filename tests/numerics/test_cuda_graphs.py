@@ -1,0 +1,117 @@
+"""What is around a CUDA graph, with a stand-in for the GPU: a recording that the CPU plays."""
+
+import pytest
+import torch
+
+from lightning_rl.algorithms import cuda_graphs, graphs
+from lightning_rl.algorithms.cuda_graphs import CapturedGraph, captures
+from tests.helpers import last, train
+
+
+class Recorder:
+    """Does as `torch.cuda.graph`: recording runs nothing, and replaying reads and writes in place."""
+
+    def __init__(self, monkeypatch, fails=False):
+        self.captures = self.replays = self.warm_ups = 0
+        self.fails = fails
+        self.written = ()
+        monkeypatch.setattr(cuda_graphs, "capture", self.capture)
+        monkeypatch.setattr(cuda_graphs, "run_aside", self.run_aside)
+
+    def run_aside(self, function):
+        self.warm_ups += 1
+        return function()
+
+    def capture(self, function):
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        self.captures += 1
+        # What it computes while it is recorded means nothing on a GPU; here it is undone.
+        inputs = [cell.cell_contents for cell in function.__closure__]
+        tensors = [t for item in inputs if isinstance(item, list) for t in item]
+        before = [tensor.clone() for tensor in tensors]
+        outputs = [torch.full_like(output, float("nan")) for output in function()]
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+
+        def replay():
+            self.replays += 1
+            for output, value in zip(outputs, function(), strict=True):
+                output.copy_(value)
+
+        return replay, outputs
+
+
+def add_up(total, addend, factor):
+    """Add in place to the first, read the second, and return two."""
+    total += addend * factor
+    return [total.sum(), addend.clone()]
+
+
+def test_it_does_what_the_graph_does_with_inputs_that_move_and_inputs_that_stay(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    graph = CapturedGraph(add_up, slice(1, 2))
+    total, factor, expected = torch.zeros(3), torch.tensor(2.0), torch.zeros(3)
+    results = []
+    for i in range(5):
+        addend = torch.full((3,), float(i))
+        factor.fill_(i + 1)  # in place, as the learning rate is
+        results.append(graph(total, addend, factor))
+        add_up(expected, addend, torch.tensor(i + 1.0))
+        assert torch.equal(total, expected)
+    assert [result[1].tolist() for result in results] == [[float(i)] * 3 for i in range(5)]
+    assert len({result[0].item() for result in results}) == 5, "each result is its own"
+    assert (recorder.warm_ups, recorder.captures, recorder.replays) == (1, 1, 4)
+
+
+def test_where_a_tensor_that_is_written_has_moved_it_is_captured_anew(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    graph = CapturedGraph(add_up, slice(1, 2))
+    factor = torch.tensor(2.0)
+    totals = [torch.zeros(3), torch.zeros(3)]
+    for total in totals:
+        for _ in range(3):
+            graph(total, torch.ones(3), factor)
+    assert [total.tolist() for total in totals] == [[6.0] * 3] * 2
+    assert (recorder.warm_ups, recorder.captures, recorder.replays) == (2, 2, 4)
+
+
+def test_where_it_cannot_be_captured_the_graph_runs_as_it_is(monkeypatch):
+    recorder = Recorder(monkeypatch, fails=True)
+    graph = CapturedGraph(add_up, slice(1, 2))
+    total, factor = torch.zeros(3), torch.tensor(2.0)
+    graph(total, torch.ones(3), factor)
+    with pytest.warns(UserWarning, match="one by one: operation not permitted when stream is capt"):
+        graph(total, torch.ones(3), factor)
+    graph(total, torch.ones(3), factor)
+    assert total.tolist() == [6.0] * 3
+    assert recorder.replays == 0
+
+
+def test_only_small_graphs_on_a_gpu_are_captured(monkeypatch):
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    small = torch.zeros(10).as_subclass(OnGPU)
+    large = torch.empty(cuda_graphs.LARGEST // 4, device="meta").as_subclass(OnGPU)
+    assert captures([small])
+    assert not captures([small, large])
+    assert not captures([small, torch.zeros(1)])
+
+
+def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(tmp_path, monkeypatch):
+    """Loss, step and values; the resumed optimizer has its state elsewhere."""
+    model = {"compile": True, "n_epochs": 2, "lr_schedule": "constant"}
+    policy = {"normalize_observation": True}
+    plain = train(tmp_path / "plain", env="Pendulum-v1", policy=policy, model=model)[0]
+    recorder = Recorder(monkeypatch)
+    monkeypatch.setattr(graphs, "captures", lambda tensors: True)
+    half = {"total_env_steps": 4 * 16 * 3}
+    train(tmp_path / "half", env="Pendulum-v1", policy=policy, model=model, data=half)
+    assert recorder.replays > 0
+    checkpoint = str(last(tmp_path / "half"))
+    rest = train(
+        tmp_path / "rest", env="Pendulum-v1", policy=policy, model=model, ckpt_path=checkpoint
+    )[0]
+    for name, value in plain.policy.state_dict().items():
+        assert torch.equal(value, rest.policy.state_dict()[name]), name
