@@ -161,10 +161,10 @@ class TurnTakingPPO(PPO):
         self.opponents_turns: list[np.ndarray] = []
         self.began = now()
 
-    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         # TensorBoard writes in a thread of its own; the opponent must not pay for it.
         self.trainer.logger.experiment.flush()
-        super().training_step(rollout, iteration)
+        super().training_step(rollout, batch_idx)
 
     def minibatches(self, rollout: TensorDict, keys: Sequence[str]) -> Iterator[TensorDict]:
         for minibatch in super().minibatches(rollout, keys):

@@ -352,7 +352,7 @@ class AWR(Algorithm):
         super().__init__(policy, **kwargs)
         self.temperature = temperature
 
-    def training_step(self, rollout, iteration):
+    def training_step(self, rollout, batch_idx):
         self.evaluate_values(rollout)
         now = rollout[:, :-1]
         advantage, target = gae(

@@ -274,12 +274,14 @@ def test_a_gradient_in_one_tensor_holds_those_of_all_dtypes():
         (parameters[0].square().sum() + parameters[1].sum().float()).backward()
     expected = [4 * parameters[0].detach(), torch.full((4,), 2.0), torch.zeros(2)]
     laid_out = flat.with_scalars(torch.tensor([0.5]), 3)
-    whole = torch.cat([torch.tensor([0.5]), *(g.flatten() for g in expected), torch.ones(1)])
+    reached = torch.tensor([1.0, 1.0, 0.0, 1.0])  # the last parameter is not; then the count
+    whole = torch.cat([torch.tensor([0.5]), *(g.flatten() for g in expected), reached])
     torch.testing.assert_close(laid_out, 3 * whole)
 
     row = flat.set_clipped(laid_out + 4 * whole, 0.25)
     norm = torch.cat([g.flatten() for g in expected]).norm()
     torch.testing.assert_close(row, torch.stack([torch.tensor(0.5), norm]))
-    for parameter, gradient in zip(parameters, expected, strict=True):
+    for parameter, gradient in zip(parameters[:2], expected[:2], strict=True):
         clipped = (gradient * 0.25 / norm).to(parameter.dtype)
         torch.testing.assert_close(parameter.grad, clipped)
+    assert parameters[2].grad is None

@@ -54,8 +54,8 @@ class Recorder(GRPO):
         super().__init__(*args, **kwargs)
         self.rollouts, self.sizes, self.seen = [], [], []
 
-    def training_step(self, rollout, iteration):
-        super().training_step(rollout, iteration)
+    def training_step(self, rollout, batch_idx):
+        super().training_step(rollout, batch_idx)
         self.rollouts.append(rollout.clone())
 
     def loss(self, minibatch):

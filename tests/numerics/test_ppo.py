@@ -21,10 +21,10 @@ class Recorder(PPO):
         super().__init__(*args, **kwargs)
         self.first_ratios, self.ratios, self.staleness_seen = [], [], []
 
-    def training_step(self, rollout, iteration):
+    def training_step(self, rollout, batch_idx):
         self.staleness_seen.append(self.staleness(rollout))
         self.ratios = []
-        super().training_step(rollout, iteration)
+        super().training_step(rollout, batch_idx)
         self.first_ratios.append(self.ratios[0])
 
     def loss(self, minibatch):

@@ -140,8 +140,8 @@ class Watching:
             self.firsts.append((new - minibatch["sample_log_prob"]).detach().exp() - 1)
         return super().loss(minibatch)
 
-    def training_step(self, rollout, iteration):
-        super().training_step(rollout, iteration)
+    def training_step(self, rollout, batch_idx):
+        super().training_step(rollout, batch_idx)
         self.counted = self.env_steps, self.data.collector.env_steps
 
 

@@ -74,6 +74,7 @@ class TracedAdam:
         gradient: Tensor,
         tensors: Sequence[Tensor],
         accept: Tensor,
+        reached: Tensor | None = None,
     ) -> None:
         """Step in place, unless `accept`, a bool tensor, is false; to be traced.
 
@@ -85,6 +86,8 @@ class TracedAdam:
             gradient: [P], of all of them.
             tensors: what `tensors` returned.
             accept: [].
+            reached: [number of parameters] bool, false where a parameter is left alone, with its
+                state; None for all.
         """
         beta1, beta2, eps = self.settings
         rate, step, average, square = tensors
@@ -96,14 +99,23 @@ class TracedAdam:
         mean = average + (gradient - average) * (1 - beta1)
         variance = square * beta2 + gradient.square() * (1 - beta2)
         sizes = [parameter.numel() for parameter in parameters]
-        for parameter, own_mean, own_variance, own_rate, root in zip(
-            parameters, mean.split(sizes), variance.split(sizes), rates, roots, strict=True
+        accepts = [accept] * len(sizes) if reached is None else (accept & reached).unbind()
+        for parameter, own_mean, own_variance, own_rate, root, own_accept in zip(
+            parameters, mean.split(sizes), variance.split(sizes), rates, roots, accepts, strict=True
         ):
             scale = own_variance.sqrt() / root + eps
             moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
-            parameter.copy_(torch.where(accept, moved, parameter))
-        for old, new in ((step, count), (average, mean), (square, variance)):
-            old.copy_(torch.where(accept, new, old))
+            parameter.copy_(torch.where(own_accept, moved, parameter))
+        one_each = elementwise = accept
+        if reached is not None:
+            one_each = torch.stack(list(accepts))
+            elementwise = torch.cat([own.expand(n) for own, n in zip(accepts, sizes, strict=True)])
+        for old, new, mask in (
+            (step, count, one_each),
+            (average, mean, elementwise),
+            (square, variance, elementwise),
+        ):
+            old.copy_(torch.where(mask, new, old))
 
     def _flat_state(self) -> list[Tensor]:
         """Move the optimizer's state into flat tensors, and return them; zeros where it is new.

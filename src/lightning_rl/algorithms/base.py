@@ -90,9 +90,6 @@ class Algorithm(EvaluatedModule):
     plan = EpisodePlan()
     """How the episodes of a rollout begin and end."""
 
-    LOSS_SETTINGS: tuple[str, ...] = ()
-    """The attributes that `loss` reads beside the policy: constants of a compiled one."""
-
     def __init__(
         self,
         policy: Policy,
@@ -143,6 +140,14 @@ class Algorithm(EvaluatedModule):
         self._hooks: MinibatchHooks  # made by on_fit_start, as is the next
         self._gradients: Gradients
 
+    @property
+    def iterations_done(self) -> int:
+        """How many iterations of the run came before this one, those before a resumption included.
+
+        For what is annealed; the second argument of `training_step` counts within an epoch.
+        """
+        return int(self.trainer.global_step)
+
     # --- what training_step is made of ---
 
     def rewards(self, rollout: TensorDict) -> Tensor:
@@ -175,11 +180,6 @@ class Algorithm(EvaluatedModule):
             yield from epoch
             if self._stops_early(first):
                 return
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """See `Objective.settings`."""
-        return (*(getattr(self, name) for name in self.LOSS_SETTINGS), *self.stale.settings)
 
     @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

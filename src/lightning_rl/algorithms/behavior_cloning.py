@@ -30,8 +30,6 @@ class BehaviorCloning(Algorithm):
         kwargs: see `Algorithm`.
     """
 
-    LOSS_SETTINGS = ("ent_coef",)
-
     def __init__(self, policy: Policy, ent_coef: float = 0.0, **kwargs: Any) -> None:
         super().__init__(policy, **kwargs)
         check_range("ent_coef", ent_coef, least=0)
@@ -47,7 +45,7 @@ class BehaviorCloning(Algorithm):
                 "what the policy does itself: set data.collector: {class_path: Demonstrations}."
             )
 
-    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, a rollout [N, T+1]."""
         mask = first_episode_mask(rollout["done"][:, :-1])
         add_transition_field(rollout, "weight", mask.float())

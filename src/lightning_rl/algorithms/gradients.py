@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -11,11 +12,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from lightning_rl import ranks
-from lightning_rl.algorithms.compiled import CompiledGradients
+from lightning_rl.algorithms.compiled import CompiledGradients, EverChangingError
 from lightning_rl.algorithms.flat import FlatGradient
 from lightning_rl.algorithms.objective import Objective, piece_size, trained_parameters
 from lightning_rl.algorithms.pieces import chunks
 from lightning_rl.algorithms.reduction import GradientReduction
+
+T = TypeVar("T")
 
 
 class Gradients:
@@ -50,7 +53,8 @@ class Gradients:
         if compile:
             self._compiled = CompiledGradients(objective, self._flat, self._limit, optimizer)
         self._reduce = GradientReduction(self._eager.parameters)
-        self._all_compiled: bool | None = None  # on all ranks; not known yet
+        self._stepper: CompiledGradients | None = None  # where all ranks step by a graph
+        self._steppers_agreed = False
         self.stepped = False
 
     def __call__(
@@ -94,15 +98,18 @@ class Gradients:
             return self._eager.names[:-1], flat
 
         names, flat = self._reduce(len(minibatch), local, self._objective.phase)
-        if self._all_compiled is None:
-            self._all_compiled = not ranks.agree(self._compiled is None)
-        row = self._compiled.step(flat) if self._compiled and self._all_compiled else None
+        if not self._steppers_agreed:
+            # By compiling it: a rank may have had no sample yet, and not know what it can do.
+            able = bool(self._tried(lambda compiled: compiled.can_step(flat)))
+            self._stepper = None if ranks.agree(not able) else self._compiled
+            self._steppers_agreed = True
+        row = None if self._stepper is None else self._stepper.step(flat)
         self.stepped = row is not None
         if row is None:
             row = self._flat.set_clipped(flat, self._limit)
         return [*names, "grad_norm"], row
 
-    def _tried(self, call: Callable[[CompiledGradients], Tensor]) -> Tensor | None:
+    def _tried(self, call: Callable[[CompiledGradients], T]) -> T | None:
         """Return what the compiled update gives, or None where it is not wanted, or not to be had.
 
         In the latter case a warning says why, and it is not tried again.
@@ -111,6 +118,8 @@ class Gradients:
             return None
         try:
             return call(self._compiled)
+        except EverChangingError as error:
+            rank_zero_warn(f"From here on the update runs uncompiled, since the loss, {error}.")
         except Exception as error:
             if self._compiled.succeeded:
                 raise
@@ -120,8 +129,8 @@ class Gradients:
                 "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
                 "in which no Python decision depends on the values of tensors.",
             )
-            self._compiled = None
-            return None
+        self._compiled = None
+        return None
 
     @torch.no_grad()
     def values(self, observations: TensorDict) -> Tensor:

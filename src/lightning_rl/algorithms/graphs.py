@@ -1,6 +1,8 @@
 """Compile a function of tensors to one graph, and call it with as little Python as that takes."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl.algorithms.cuda_graphs import CapturedGraph, captures
 from lightning_rl.algorithms.products import route_products, routes_products
+from lightning_rl.algorithms.reads import Reads
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -20,7 +23,10 @@ around 1."""
 
 
 def compile_graph(
-    function: Callable[..., list[Tensor]], inputs: Sequence[Tensor], moving: slice = slice(0)
+    function: Callable[..., list[Tensor]],
+    inputs: Sequence[Tensor],
+    moving: slice = slice(0),
+    reads: Reads | None = None,
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -36,13 +42,20 @@ def compile_graph(
         function: is traced.
         inputs: to trace and compile it with.
         moving: which of them, only read, lie elsewhere at each call.
+        reads: record what the function reads of Python objects. The graph is right as long as
+            `reads.hold()`.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
     """
     # Of copies: tracing runs the function, and it may write.
-    traced = make_fx(function)(*(tensor.detach().clone() for tensor in inputs))
+    copies = [tensor.detach().clone() for tensor in inputs]
+    with nullcontext() if reads is None else reads.recorded():
+        traced = make_fx(function)(*copies)
     held = _lift_tensors(traced)
+    if reads is not None:
+        for i, tensor in enumerate(held):
+            reads.rebind(tensor, partial(held.__setitem__, i))
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}

@@ -53,8 +53,6 @@ class GRPO(Algorithm):
         ConfigurationError: for a number out of range, or settings that exclude each other.
     """
 
-    LOSS_SETTINGS = ("clip_coef", "clip_high", "kl_coef", "ent_coef")
-
     def __init__(
         self,
         policy: Policy,
@@ -121,7 +119,7 @@ class GRPO(Algorithm):
             f"{self.group_size * max(1, round(num_envs / self.group_size))}.",
         )
 
-    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Improve the policy by one rollout [N, T+1]."""
         with self.phase("advantage"):
             mask = self.add_advantages(rollout)

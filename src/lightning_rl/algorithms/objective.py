@@ -1,6 +1,6 @@
 """Say what a loss has to offer to be differentiated."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -17,10 +17,6 @@ class Objective(Protocol):
     @property
     def policy(self) -> Policy:
         """Whose parameters are trained."""
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """The plain numbers in the loss: where one changes, a compiled loss is compiled anew."""
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Do what needs the whole minibatch at once, such as normalising."""

@@ -46,15 +46,6 @@ class PPO(Algorithm):
         kwargs: see `Algorithm`.
     """
 
-    LOSS_SETTINGS = (
-        "clip_coef",
-        "clip_value_loss",
-        "normalize_advantage",
-        "ent_coef",
-        "vf_coef",
-        "warms_up",
-    )
-
     def __init__(
         self,
         policy: Policy,
@@ -87,7 +78,7 @@ class PPO(Algorithm):
         self.critic_warmup_iterations = critic_warmup_iterations
         self.warms_up = False
 
-    def training_step(self, rollout: TensorDict, iteration: int) -> None:
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Improve the policy by one rollout [N, T+1]."""
         self.warms_up = int(self.policy.version) < self.critic_warmup_iterations
         with self.phase("values"):

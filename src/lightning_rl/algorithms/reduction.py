@@ -21,7 +21,8 @@ class GradientReduction:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._size = sum(parameter.numel() for parameter in parameters)
+        # A gradient, what it reaches, and a one: see `flattened`.
+        self._size = sum(parameter.numel() for parameter in parameters) + len(parameters) + 1
         self._device = parameters[0].device
         self._names: list[str] = []
 
@@ -40,7 +41,7 @@ class GradientReduction:
         if not self._names:  # the first call: a rank without samples learns what is reported
             self._names = next(filter(None, ranks.gather_over_ranks(names)))
         if flat is None:
-            flat = torch.zeros(len(self._names) + self._size + 1, device=self._device)
+            flat = torch.zeros(len(self._names) + self._size, device=self._device)
         with phase("reduction"):
             return self._names, ranks.sum_over_ranks(flat)
 

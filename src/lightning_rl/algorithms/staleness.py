@@ -1,6 +1,6 @@
 """Learn from rollouts that older weights have collected."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
@@ -60,11 +60,6 @@ class StaleData:
         if self.kind == "bypass":
             return ()
         return ("lag",) if self.kind == "loglinear" else ("proximal_log_prob",)
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """The constants of the loss; see `Objective.settings`."""
-        return (self.kind, self.weight_cap, self.joint_ratio)
 
     @torch.no_grad()
     def add_fields(self, policy: Policy, rollout: TensorDict) -> dict[str, Tensor]:

@@ -1,0 +1,226 @@
+"""A compiled loss notices what it reads of its algorithm, and of all that hangs on it."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lightning_rl import PPO, Algorithm
+from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
+from lightning_rl.algorithms.compiled import MOST_GRAPHS
+from lightning_rl.algorithms.gradients import Gradients
+from lightning_rl.algorithms.graphs import compile_graph
+from lightning_rl.algorithms.reads import Reads
+from tests.helpers import make_data, make_ppo, train
+from tests.numerics.test_gradients import minibatch_for
+
+
+class Settings:
+    __slots__ = ("weight",)
+
+    def __init__(self):
+        self.weight = 0.5
+
+
+class Inner:
+    def __init__(self):
+        self.weight = 0.5
+        self.weights = {"a": 0.5}
+        self.terms = [Settings()]
+
+
+class Loss(nn.Module):
+    shared = 0.5
+
+    def __init__(self):
+        super().__init__()
+        self.number, self.flag, self.kind, self.inner = 0.5, True, "half", Inner()
+        self.array = np.array([0.5])
+        self.tensor = torch.tensor([0.5])
+        self.register_buffer("buffer", torch.tensor([0.5]))
+        self.register_buffer("version", torch.tensor(1))
+        self.layer = nn.Dropout(0.5)
+
+    @property
+    def half(self):
+        return self.number * 1.0
+
+
+READERS = {
+    "number": lambda m: m.number,
+    "flag": lambda m: 0.5 if m.flag else 2.0,
+    "string": lambda m: {"half": 0.5, "two": 2.0}[m.kind],
+    "class attribute": lambda m: m.shared,
+    "number of an object": lambda m: m.inner.weight,
+    "slot in a list": lambda m: m.inner.terms[0].weight,
+    "item of a dict": lambda m: m.inner.weights["a"],
+    "array": lambda m: float(m.array[0]),
+    "property": lambda m: m.half,
+    "number of a module": lambda m: m.layer.p,
+    "item of a buffer": lambda m: 0.5 * m.version.item(),
+    "tensor": lambda m: m.tensor,
+    "buffer": lambda m: m.buffer,
+}
+CHANGES = {
+    "number": lambda m: setattr(m, "number", 2.0),
+    "flag": lambda m: setattr(m, "flag", False),
+    "string": lambda m: setattr(m, "kind", "two"),
+    "class attribute": lambda m: setattr(m, "shared", 2.0),
+    "number of an object": lambda m: setattr(m.inner, "weight", 2.0),
+    "slot in a list": lambda m: setattr(m.inner.terms[0], "weight", 2.0),
+    "item of a dict": lambda m: m.inner.weights.update(a=2.0),
+    "array": lambda m: m.array.fill(2.0),
+    "property": lambda m: setattr(m, "number", 2.0),
+    "number of a module": lambda m: setattr(m.layer, "p", 2.0),
+    "item of a buffer": lambda m: m.version.fill_(4),
+    "tensor": lambda m: setattr(m, "tensor", torch.zeros(3)),
+    "buffer": lambda m: setattr(m, "buffer", torch.zeros(3)),
+}
+
+
+def recorded(module, read):
+    reads = Reads(module, [], torch.device("cpu"))
+    with reads.recorded():
+        make_fx(lambda x: x * read(module))(torch.ones(1))
+    return reads
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_change_of_what_was_read_is_noticed_and_nothing_else(name):
+    module = Loss()
+    before = nn.Module.__getattribute__, Inner.__getattribute__
+    reads = recorded(module, READERS[name])
+    assert (nn.Module.__getattribute__, Inner.__getattribute__) == before
+    assert reads.hold()
+    module.unrelated, module.inner.unrelated = 1.0, 2.0
+    module.number = float(str(module.number))  # equal, but another object
+    assert reads.hold()
+    assert reads.changed() == []
+    CHANGES[name](module)
+    assert not reads.hold()
+
+
+def test_what_is_read_in_another_thread_or_of_another_object_does_not_count():
+    module, other = Loss(), Loss()
+    reads = recorded(module, lambda m: m.number + other.number)
+    other.number = 3.0
+    assert reads.hold()
+
+
+class MyAlgorithm(Algorithm):
+    """README's, with a coefficient that goes to 0."""
+
+    def __init__(self, policy, my_coef=1.0, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.my_coef = my_coef
+        self.losses = []
+
+    def training_step(self, rollout, batch_idx):
+        self.my_coef = 1.0 - self.iterations_done / 4
+        self.evaluate_values(rollout)
+        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
+            self.optimizer_update(minibatch)
+        self.finish_iteration(rollout)
+        self.losses.append(self.metrics["train/loss"])
+
+    def loss(self, minibatch):
+        new = self.policy.evaluate_actions(minibatch)
+        loss = -(self.my_coef * minibatch["reward"] * new["sample_log_prob"]).mean()
+        return loss, {"policy_loss": loss}
+
+
+@pytest.fixture
+def traced_only(monkeypatch):
+    """Run traces as they are: compiling one takes seconds, and is tested elsewhere."""
+
+    def run_as_it_is(traced, inputs, **kwargs):
+        return lambda *tensors: traced(*tensors)
+
+    monkeypatch.setattr("lightning_rl.algorithms.graphs.standalone_compile", run_as_it_is)
+
+
+def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp_path):
+    kwargs = {
+        "data": {"total_env_steps": 4 * 16 * 5},
+        "model": {"algorithm": MyAlgorithm, "n_epochs": 1, "batch_size": 64},
+        "trainer": {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
+    }
+    eager, _, _ = train(tmp_path / "eager", **kwargs)
+    kwargs["model"]["compile"] = True
+    compiled, _, _ = train(tmp_path / "compiled", **kwargs)
+    assert eager.losses == pytest.approx(compiled.losses, abs=1e-5)
+    assert compiled.losses[-1] == 0.0 != compiled.losses[0]
+    graphs = compiled._gradients._compiled._compiled.items()
+    assert [len(made) for key, made in graphs if key[0] == "loss"] == [2]
+
+
+class Deciding(PPO):
+    step = 0
+
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return (2.0 if self.step % 2 else float(self.step)) * loss, scalars
+
+
+def test_what_changes_at_each_call_and_cannot_vary_ends_compiling_with_a_message(traced_only):
+    """It decides by the number, so each value has a graph of its own, and there are ever more of them."""
+    data = make_data()
+    module = make_ppo(data, algorithm=Deciding)
+    minibatch = minibatch_for(module, data, 8)
+    differ = Gradients(module, None, compile=True)
+    expected = Gradients(module, None, compile=False)
+    messages = r"From here on the update runs uncompiled.*Deciding\.step"
+    with pytest.warns(UserWarning, match=messages):
+        for module.step in range(1, 4 + MOST_GRAPHS):
+            _, scalars = differ(minibatch.clone(), torch.Tensor.backward)
+            _, eager = expected(minibatch.clone(), torch.Tensor.backward)
+            torch.testing.assert_close(scalars, eager, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.AdamW, "in pieces"])
+@pytest.mark.parametrize("algorithm", [PPO, BehaviorCloning])
+def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
+    algorithm, optimizer, monkeypatch, traced_only
+):
+    """In critic warm-up the actor, in cloning the critic: no step, no decay, no state."""
+    if optimizer == "in pieces":
+        monkeypatch.setattr("lightning_rl.algorithms.pieces.CPU_CHUNK", 16)
+    data = make_data()
+    states = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        module = make_ppo(data, algorithm=algorithm)
+        module.warms_up = True
+        make = partial(optimizer, weight_decay=0.1) if callable(optimizer) else torch.optim.Adam
+        adam = make(module.policy.parameters(), lr=1e-2)
+        differ = Gradients(module, 0.5, compile=compile, optimizer=adam)
+        minibatch = minibatch_for(module, data, 32).set("weight", torch.ones(32))
+        untouched = module.policy.critic if algorithm is BehaviorCloning else module.policy.actor
+        before = [p.clone() for p in untouched.parameters()]
+        for _ in range(3):
+            differ(minibatch.clone(), torch.Tensor.backward)
+            if not differ.stepped:
+                adam.step()
+        assert differ.stepped == (compile and optimizer is not torch.optim.AdamW)
+        for old, new in zip(before, untouched.parameters(), strict=True):
+            assert torch.equal(old, new)
+        steps = {n: int(adam.state[p].get("step", 0)) for n, p in module.policy.named_parameters()}
+        left, trained = ("critic", "actor") if algorithm is BehaviorCloning else ("actor", "critic")
+        assert steps[f"{left}.0.weight"] == 0
+        assert steps[f"{trained}.0.weight"] == 3
+        states.append([p.clone() for p in module.policy.parameters()])
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_that_reads_a_rebound_tensor_takes_the_new_one(traced_only):
+    module = Loss()
+    reads = Reads(module, [], torch.device("cpu"))
+    graph = compile_graph(
+        lambda x: [x * module.tensor + module.tensor], [torch.ones(1)], reads=reads
+    )
+    module.tensor = torch.tensor([3.0])
+    assert reads.hold()
+    assert graph(torch.ones(1))[0].item() == 6.0
