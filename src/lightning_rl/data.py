@@ -189,6 +189,11 @@ class RLDataModule(LightningDataModule):
         """Whether the env says of an episode that it succeeded or not."""
         return self.collector is not None and self.collector.reports_success
 
+    @property
+    def acted_by_policy(self) -> bool:
+        """Whether the actions of a rollout are the policy's own."""
+        return self.collector is not None and self.collector.acted_by_policy
+
     def publish(self) -> None:
         """Tell the collector that the policy has new weights."""
         if self.collector is not None:

@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl import ranks
-from lightning_rl.algorithms.checks import check_before_fit, check_checkpoint, check_rollout
+from lightning_rl.algorithms.checks import (
+    check_before_fit,
+    check_checkpoint,
+    check_first_ratio,
+    check_rollout,
+)
 from lightning_rl.algorithms.epochs import epochs
 from lightning_rl.algorithms.evaluated import EvaluatedModule
 from lightning_rl.algorithms.gradients import Gradients
@@ -134,6 +139,7 @@ class Algorithm(EvaluatedModule):
         self.metrics: dict[str, float] = {}
         self.generator = torch.Generator()
         self._restored: list[RankState] | None = None
+        self._ratio_checked = False
         self.compile_loss = compile
         self.phase: PhaseTimer = no_phases
         self._value_of: Callable[[TensorDict], Tensor] | None = None
@@ -166,13 +172,19 @@ class Algorithm(EvaluatedModule):
     ) -> Iterator[TensorDict]:
         """Yield the minibatches [B] of `n_epochs` passes, freshly shuffled.
 
-        It ends early, after a pass, where `target_kl` says so.
+        It ends early, after a pass, where `target_kl` says so. Before the first of a run the policy
+        has to give its actions the log-probs that it chose them by, if `keys` ask for these.
 
         Args:
             rollout: [N, T+1].
             keys: the fields that the loss reads; the policy's own come beside them.
             mask: [N, T]; where it is false, a transition is left out.
+
+        Raises:
+            ConfigurationError: where the first ratio of the run would not be 1.
         """
+        if not self._ratio_checked and "sample_log_prob" in keys and self.data.acted_by_policy:
+            self._ratio_checked = check_first_ratio(self.policy, rollout)
         flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
         drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
         for epoch in epochs(flat, mask, *drawing):
@@ -283,6 +295,7 @@ class Algorithm(EvaluatedModule):
         A checkpoint's state is taken up afterwards.
         """
         self.phase = phases_of(cast(Any, self.trainer).profiler)
+        self._ratio_checked = False
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         self.schedule.horizon = (

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from tensordict import TensorDict
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.evaluated import TrainingData
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.policies import Policy
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that are tested."""
@@ -79,6 +82,78 @@ def check_rollout(rollout: TensorDict) -> None:
     fault = _first_fault(rollout)
     if ranks.agree(fault is not None):
         raise FloatingPointError(next(filter(None, ranks.gather_over_ranks(fault))))
+
+
+EXACT, ROUGH = 1e-3, 1e-1
+"""How far a log-prob x may be from the one that was stored, in units of 1 + |x|: in float32, and
+where networks compute in less. Rounding gives a thousandth of it, a policy with a memory a hundred
+times more."""
+
+
+def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
+    """Refuse a policy that gives its own actions another log-prob than when it acted.
+
+    The ratio of an update begins at 1, or clipping and KL are about something else. All ranks do so
+    together. Random streams are left as they are.
+
+    Args:
+        policy: acted.
+        rollout: [N, T+1], with `sample_log_prob`; steps of older weights are not looked at.
+
+    Returns:
+        whether there was a step to look at.
+
+    Raises:
+        ConfigurationError: naming the steps, and what usually makes them differ.
+    """
+    fresh = rollout["policy_version"][:, :-1] == policy.version
+    if not ranks.agree(bool(fresh.any())):
+        return False
+    fault = _ratio_fault(policy, rollout, fresh)
+    if ranks.agree(fault is not None):
+        raise ConfigurationError(next(filter(None, ranks.gather_over_ranks(fault))))
+    return True
+
+
+def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | None:
+    """Say which of the steps `fresh` [N, T] have another log-prob now, or return None."""
+    name = type(policy).__name__
+    stored: Tensor = rollout["sample_log_prob"][:, :-1]
+    with torch.random.fork_rng(devices=[stored.device] if stored.is_cuda else []):
+        again = log_prob_of(policy, rollout)
+    if again.shape != stored.shape:
+        return (
+            f"{name}.evaluate_actions returned sample_log_prob of shape "
+            f"{list(again.shape[2:])} for each step, and forward one of {list(stored.shape[2:])}: "
+            "both must be the same, without a trailing dimension of one."
+        )
+    rough = policy.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+    rough |= any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters())
+    distance = (again.float() - stored).abs() / (1.0 + stored.abs())
+    # Not what is no number: the guard of the update's steps tells of that.
+    differs = distance.flatten(2).amax(2) if distance.dim() > 2 else distance
+    differs = (differs > (ROUGH if rough else EXACT)) & differs.isfinite() & fresh
+    if not differs.any():
+        return None
+    row, step = differs.nonzero()[0].tolist()
+    share = f"{int(differs.sum())} of {int(fresh.sum())} steps"
+    if not differs[:, 0].any():
+        share += ", but in no first step of the rollout"
+    return (
+        f"{name} gives its own actions other log-probs when it evaluates them than when it chose "
+        f"them, with the same weights, in {share}. The first is env {row}, step {step}: "
+        f"{_numbers(stored[row, step])} by forward, {_numbers(again[row, step])} by "
+        "evaluate_actions. The usual causes: a state that the module keeps from call to call (a "
+        "GRU's; state has to be data: store it by extra_fields), a second sampling in "
+        "evaluate_actions, dropout or noise that eval mode does not switch off, batch norm, or "
+        "what was sampled being changed before it was stored (clipped, squashed)."
+    )
+
+
+def _numbers(value: Tensor) -> str:
+    """Write one number, or the first few of several."""
+    numbers = [f"{number:.5g}" for number in value.flatten()[:3].tolist()]
+    return ", ".join(numbers) + (", ..." if value.numel() > 3 else "")
 
 
 def _first_fault(rollout: TensorDict) -> str | None:

@@ -33,6 +33,9 @@ class TrainingData(Protocol):
     def reports_success(self) -> bool: ...
 
     @property
+    def acted_by_policy(self) -> bool: ...
+
+    @property
     def eval_env(self) -> VectorEnv: ...
 
     @property

@@ -54,12 +54,15 @@ class Collector(ABC):
             is trained on.
         in_background: whether a thread collects while the learner goes on.
         num_rollouts: how many rollouts there is memory for.
+        acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
+            log-probs are too.
         phase: times the phases `env` and `inference`, for a profiler.
     """
 
     max_staleness: int = 0
     in_background: bool = False
     num_rollouts: int = 1
+    acted_by_policy: bool = True
 
     def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
         self.env = env

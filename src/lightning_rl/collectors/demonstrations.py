@@ -34,6 +34,8 @@ class Demonstrations(Collector):
             another env.
     """
 
+    acted_by_policy = False
+
     def __init__(
         self,
         env: VectorEnv,

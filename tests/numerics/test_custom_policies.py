@@ -1,0 +1,254 @@
+"""A policy of a user's own: however it writes its outputs they count, and what cannot be learnt from is refused."""
+
+import re
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import PPO, AsyncCollector, Policy
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.envs import ActionProbe
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same
+from tests.helpers import train as train_run
+
+QUIET = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+
+
+class MyPolicy(Policy):
+    """A categorical policy over flat observations, as a user would write it."""
+
+    def __init__(self, observation_space, action_space, write="set"):
+        super().__init__(observation_space, action_space)
+        size = observation_space.shape[0]
+        self.actor = nn.Sequential(nn.Linear(size, 16), nn.Tanh(), nn.Linear(16, 2))
+        self.critic = nn.Linear(size, 1)
+        self.write = WAYS[write]
+
+    def logits(self, observation):
+        return self.actor(observation)
+
+    def forward(self, td, deterministic=False, generator=None):
+        log_probs = self.logits(td["observation"]).log_softmax(-1)
+        action = torch.multinomial(log_probs.exp(), 1, generator=generator).squeeze(-1)
+        if deterministic:
+            action = log_probs.argmax(-1)
+        return self.write(td, action, log_probs.gather(-1, action[:, None]).squeeze(-1))
+
+    def get_value(self, td):
+        return td.set("value", self.critic(td["observation"]).squeeze(-1))
+
+    def evaluate_actions(self, td):
+        log_probs = self.logits(td["observation"]).log_softmax(-1)
+        result = {
+            "sample_log_prob": log_probs.gather(-1, td["action"][:, None]).squeeze(-1),
+            "entropy": -(log_probs.exp() * log_probs).sum(-1),
+            "value": self.critic(td["observation"]).squeeze(-1),
+        }
+        return TensorDict(result, td.batch_size)
+
+
+def by_item(td, action, log_prob):
+    td["action"] = action
+    td["sample_log_prob"] = log_prob
+    return td
+
+
+def by_set(td, action, log_prob):
+    return td.set("action", action).set("sample_log_prob", log_prob)
+
+
+def by_update(td, action, log_prob):
+    return td.update({"action": action, "sample_log_prob": log_prob})
+
+
+def anew(td, action, log_prob):
+    return TensorDict({"action": action, "sample_log_prob": log_prob}, td.batch_size)
+
+
+def in_place(td, action, log_prob):
+    td.set("action", action, inplace=True)
+    return td.set("sample_log_prob", log_prob, inplace=True)
+
+
+def into_the_tensors(td, action, log_prob):
+    if "action" not in td.keys():  # an evaluation gives observations alone
+        return by_set(td, action, log_prob)
+    td["action"].copy_(action)
+    td["sample_log_prob"][:] = log_prob
+    return td
+
+
+WAYS = {
+    "item": by_item,
+    "set": by_set,
+    "update": by_update,
+    "new": anew,
+    "in place": in_place,
+    "into the tensors": into_the_tensors,
+    "none": lambda td, action, log_prob: None,
+    "no action": lambda td, action, log_prob: td.set("sample_log_prob", log_prob),
+    "no log-prob": lambda td, action, log_prob: TensorDict({"action": action}, td.batch_size),
+    "a dimension too many": lambda td, action, log_prob: by_set(td, action, log_prob[:, None]),
+    "int32": lambda td, action, log_prob: by_set(td, action.int(), log_prob),
+    "float64": lambda td, action, log_prob: by_set(td, action, log_prob.double()),
+    "once": lambda td, action, log_prob: by_set(td, action, log_prob) if action.sum() < 5 else td,
+}
+
+
+def train(
+    tmp_path,
+    policy_class=MyPolicy,
+    write="set",
+    algorithm=PPO,
+    collector=None,
+    iterations=3,
+    **model,
+):
+    data = {"num_envs": 8, "buffer_size": 32, "total_env_steps": 8 * 32 * iterations}
+    if collector is not None:
+        data["collector"] = collector
+
+    class Made(algorithm):  # so that `train` builds ours where it would build an ActorCritic
+        def __init__(self, policy, **kwargs):
+            torch.manual_seed(1)
+            spaces = policy.observation_space, policy.action_space
+            super().__init__(policy_class(*spaces, write=write), **kwargs)
+
+    settings = {"algorithm": Made, "learning_rate": 1e-2, "lr_schedule": "constant"}
+    kwargs = {"data": data, "model": settings | model, "trainer": QUIET}
+    return train_run(tmp_path, env=ActionProbe, **kwargs)[0]
+
+
+def test_six_ways_of_writing_the_outputs_learn_the_same_and_learn(tmp_path):
+    ways = ["item", "set", "update", "new", "in place", "into the tensors"]
+    runs = [train(tmp_path / way, write=way, iterations=12, n_epochs=4) for way in ways]
+    states = [module.policy.state_dict() for module in runs]
+    for state in states[1:]:
+        assert_same(state, states[0])
+    returns = [module.metrics["train/loss"] for module in runs]
+    assert len(set(returns)) == 1
+    observation = torch.tensor([[1.0], [-1.0]])
+    probability = runs[0].policy.logits(observation).softmax(-1)
+    assert probability[0, 1] > 0.9
+    assert probability[1, 0] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        ("none", "MyPolicy.forward returned NoneType, not a TensorDict with action"),
+        (
+            "no action",
+            "MyPolicy.forward returned no 'action'; it must be torch.int64 of shape [8], as the action",
+        ),
+        ("once", "MyPolicy.forward returned no 'action'"),
+        (
+            "no log-prob",
+            "MyPolicy.forward returned no 'sample_log_prob'; it must be torch.float32 of shape [8]",
+        ),
+        (
+            "a dimension too many",
+            "'sample_log_prob' as torch.float32 of shape [8, 1]; it must be torch.float32 of",
+        ),
+        ("int32", "'action' as torch.int32 of shape [8]; it must be torch.int64 of shape [8]"),
+        ("float64", "'sample_log_prob' as torch.float64 of shape [8]; it must be torch.float32"),
+    ],
+)
+def test_what_is_missing_or_of_another_kind_is_named(write, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        train(tmp_path, write=write)
+
+
+class Recurrent(MyPolicy):
+    """It keeps its state in the module, from call to call."""
+
+    def __init__(self, observation_space, action_space, write="set"):
+        super().__init__(observation_space, action_space, write)
+        self.cell = nn.GRUCell(1, 16)
+        self.head = nn.Linear(16, 2)
+        self.state = None
+
+    def logits(self, observation):
+        if self.state is None or len(self.state) != len(observation):
+            self.state = observation.new_zeros(len(observation), 16)
+        self.state = self.cell(observation, self.state.detach())
+        return self.head(self.state)
+
+
+class Dropping(MyPolicy):
+    """Its dropout pays no heed to eval mode."""
+
+    def logits(self, observation):
+        return nn.functional.dropout(self.actor(observation), 0.5, training=True)
+
+
+class SamplingAgain(MyPolicy):
+    """Its update is about another action than the one that was taken."""
+
+    def evaluate_actions(self, td):
+        other = torch.randint_like(td["action"], 2)
+        return super().evaluate_actions(td.copy().set("action", other))
+
+
+class Columns(MyPolicy):
+    """The log-prob of the update has a dimension too many, and would be broadcast to [B, B]."""
+
+    def evaluate_actions(self, td):
+        result = super().evaluate_actions(td)
+        return result.set("sample_log_prob", result["sample_log_prob"][:, None])
+
+
+REFUSED = {
+    Recurrent: "with the same weights, in 248 of 256 steps, but in no first step of the rollout. The first is env 0, step 1: ",
+    Dropping: "Dropping gives its own actions other log-probs when it evaluates them than when it chose them",
+    SamplingAgain: "a second sampling in evaluate_actions",
+    Columns: "Columns.evaluate_actions returned sample_log_prob of shape [1] for each step, and forward one of []",
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("policy_class", REFUSED)
+def test_a_policy_whose_first_ratio_is_not_one_is_refused(policy_class, compile, tmp_path):
+    with pytest.raises(ConfigurationError, match=re.escape(REFUSED[policy_class])):
+        train(tmp_path, policy_class, compile=compile)
+
+
+def test_in_the_background_it_is_refused_too(tmp_path):
+    with pytest.raises(ConfigurationError, match="log-probs when it evaluates"):
+        train(tmp_path, Recurrent, collector=AsyncCollector)
+
+
+class Rewarded(Algorithm):
+    """Its loss does not ask what the log-prob was."""
+
+    def training_step(self, rollout, batch_idx):
+        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
+            self.optimizer_update(minibatch)
+        self.finish_iteration(rollout)
+
+    def loss(self, minibatch):
+        new = self.policy.evaluate_actions(minibatch)
+        return -(minibatch["reward"] * new["sample_log_prob"]).mean(), {}
+
+
+def test_where_no_ratio_is_taken_none_is_asked_for(tmp_path):
+    assert train(tmp_path, SamplingAgain, algorithm=Rewarded).optimizer_steps > 0
+
+
+def test_the_check_draws_nothing(tmp_path, monkeypatch):
+    """A resumed run has a first iteration of its own, and must not differ by it."""
+
+    class Drawing(MyPolicy):
+        def evaluate_actions(self, td):
+            torch.rand(3)
+            return super().evaluate_actions(td)
+
+    checked = train(tmp_path / "checked", Drawing)
+    drawn = torch.rand(1)
+    monkeypatch.setattr("lightning_rl.algorithms.base.check_first_ratio", lambda *_: True)
+    unchecked = train(tmp_path / "unchecked", Drawing)
+    assert torch.equal(drawn, torch.rand(1))
+    assert_same(checked.policy.state_dict(), unchecked.policy.state_dict())
