@@ -203,6 +203,7 @@ class Clock:
         }
         if run.device == "cuda":
             row["gpu"] = torch.cuda.get_device_name()
+            row["peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 2**20
         print(json.dumps(row), flush=True)
 
 

@@ -1,0 +1,192 @@
+"""Train with several processes: equal on all ranks, and equal to one process with all envs.
+
+Started once by the check, and by it as a worker on each rank:
+
+    python -m torch.distributed.run ... processes.py DIRECTORY DEVICE small|full PER_NODE
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from findings import Findings
+from lightning.pytorch.strategies import DDPStrategy
+from tensordict import TensorDict
+from training import Watch, difference, said, state_of, train
+
+from lightning_rl import GRPO, ActorCritic, PushCube, ranks
+from lightning_rl.collectors import Collector, SyncCollector
+
+RECORDED, STEPS, ITERATIONS = 16, 16, 3
+"""Envs of all ranks together and their steps, in the rollouts that all runs learn the same from."""
+
+TOLERANCE = 1e-5
+"""Between ranks that add up gradients of their parts, and one process that has the whole."""
+
+TIMEOUT = 200.0
+
+
+def in_processes(findings: Findings) -> None:
+    """Compare one process, one with a group of its own, and two ranks."""
+    _record(findings)
+    alone = {name: state_of(run.module) for name, run in _runs(findings, 1, {}).items()}
+    _compare(findings, "one process in a group", alone, _launch(findings, 1, 1))
+    if findings.device == "cpu" or torch.cuda.device_count() > 1:
+        _compare(findings, "two ranks", alone, _launch(findings, 2, 2))
+        return
+    findings.add("two ranks, a device each (NCCL)", None, "one device here")
+    # NCCL refuses two ranks on one device; gloo takes its tensors.
+    _compare(findings, "two ranks on one device (gloo)", alone, _launch(findings, 2, 1))
+
+
+def _record(findings: Findings) -> None:
+    """Collect rollouts of all envs with some policy, for every run to learn from."""
+    torch.manual_seed(1)
+    env = PushCube(RECORDED, device=findings.device)
+    spaces = env.single_observation_space, env.single_action_space
+    policy = ActorCritic(*spaces, (64, 64)).to(findings.device)
+    collector = SyncCollector(env, policy, STEPS, seed=5)
+    rollouts = []
+    for version in range(ITERATIONS):
+        rollout = collector.collect().clone()
+        rollout["policy_version"].fill_(version)
+        rollouts.append(rollout.cpu().to_dict())
+    torch.save(rollouts, findings.directory / "rollouts.pt")
+
+
+class Replayed(Collector):
+    """Hand out recorded rollouts: to each rank its rows."""
+
+    def __init__(self, path: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        rows = slice(ranks.rank() * self.env.num_envs, (ranks.rank() + 1) * self.env.num_envs)
+        device = self.policy.version.device
+        self.rollouts = [
+            TensorDict(fields, [RECORDED, STEPS + 1])[rows].to(device)
+            for fields in torch.load(path, weights_only=True)
+        ]
+
+    def collect(self) -> TensorDict:
+        return self.account_for(self.rollouts.pop(0).clone(), begins_anew=False, reports={})
+
+
+def _runs(findings: Findings, world: int, trainer: dict[str, Any]) -> dict[str, Watch]:
+    """Train in each way, as one of `world` processes."""
+    replayed = {
+        "num_envs": RECORDED // world,
+        "buffer_size": STEPS,
+        "collector": partial(Replayed, findings.directory / "rollouts.pt"),
+        "total_env_steps": RECORDED * STEPS * ITERATIONS,
+        "iterations_per_epoch": ITERATIONS,
+    }
+    # All that a rank has at once: shuffled apart, smaller minibatches would not be the same ones.
+    batch = {"batch_size": RECORDED * STEPS // world, "n_epochs": 3}
+    named = partial(train, findings, trainer=trainer)
+    suffix = f" {world}.{ranks.rank()}"
+    runs = {
+        "PPO": named(f"PPO replayed{suffix}", data=replayed, model=batch),
+        "GRPO": named(
+            f"GRPO replayed{suffix}",
+            algorithm=GRPO,
+            data=replayed,
+            model=batch | {"group_size": 4},
+        ),
+    }
+    if findings.device == "cuda" or not findings.small:
+        model = batch | {"compile": True}
+        runs["PPO compiled"] = named(f"PPO compiled{suffix}", data=replayed, model=model)
+    # Envs of their own, which no single process has: ranks are compared with each other alone.
+    own = {"num_envs": 16, "buffer_size": 16, "total_env_steps": 16 * 16 * 3 * world}
+    runs["own envs"] = named(f"own envs{suffix}", data=own, model={"batch_size": 64})
+    return runs
+
+
+def _launch(findings: Findings, world: int, per_node: int) -> list[dict[str, Any]]:
+    """Run the worker on all ranks, `per_node` on what counts as one machine; return the states."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size = "small" if findings.small else "full"
+    worker = [__file__, str(findings.directory), findings.device, size, str(per_node)]
+    nodes = world // per_node
+    processes = []
+    for node in range(nodes):
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"]
+        launcher += [f"--node_rank={node}", f"--nproc_per_node={per_node}"]
+        launcher += ["--master_addr=127.0.0.1", f"--master_port={port}"]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        processes.append(subprocess.Popen([*launcher, *worker], env=env))
+    statuses = [process.wait(timeout=TIMEOUT) for process in processes]
+    if any(statuses):
+        raise RuntimeError(f"The launcher of {world} ranks left with {statuses}; see stderr.")
+    return [
+        torch.load(findings.directory / f"{world}.{rank}.pt", weights_only=True)
+        for rank in range(world)
+    ]
+
+
+def _compare(
+    findings: Findings,
+    title: str,
+    alone: dict[str, dict[str, torch.Tensor]],
+    found: list[dict[str, Any]],
+) -> None:
+    """Compare the ranks with each other, and those with rollouts of all envs with one process."""
+    backend = found[0]["backend"]
+    states = [rank["states"] for rank in found]
+    if len(states) > 1:
+        gap = max(difference(states[0][name], states[1][name]) for name in states[0])
+        bar = "equal bit for bit"
+        findings.add(f"{title}, {backend}: the ranks", gap == 0, said(gap), bar, difference=gap)
+    for name, state in states[0].items():
+        if name == "own envs" and len(states) > 1:
+            continue
+        expected = {key: value for key, value in alone[name].items() if key in state}
+        gap, bar = difference(expected, state), f"differs by at most {TOLERANCE:g}"
+        title_of = f"{title}, {backend}: {name}, to one process"
+        findings.add(title_of, gap <= TOLERANCE, said(gap), bar, difference=gap)
+
+
+def work() -> None:
+    """Train on this rank, and leave what became of it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("device")
+    parser.add_argument("size", choices=("small", "full"))
+    parser.add_argument("per_node", type=int)
+    args = parser.parse_args()
+    _end_with_launcher()
+    world = int(os.environ["WORLD_SIZE"])
+    if args.device == "cuda":
+        # Before envs are made: their device is `cuda`, which is the current one.
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    findings = Findings(args.device, args.size == "small", args.directory)
+    # Not the directory's own findings, which the check is writing.
+    findings.save = lambda: None  # type: ignore[method-assign]
+    shared = args.device == "cuda" and args.per_node < world
+    strategy = DDPStrategy(process_group_backend="gloo") if shared else "ddp"
+    trainer = {"strategy": strategy, "devices": args.per_node, "num_nodes": world // args.per_node}
+    runs = _runs(findings, world, trainer)
+    content = {
+        "backend": torch.distributed.get_backend(),
+        "states": {name: state_of(run.module) for name, run in runs.items()},
+    }
+    torch.save(content, args.directory / f"{world}.{os.environ['RANK']}.pt")
+
+
+def _end_with_launcher() -> None:
+    """Have this process killed with its launcher, which starts it in a session of its own."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+if __name__ == "__main__":
+    work()

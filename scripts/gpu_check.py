@@ -1,0 +1,479 @@
+"""Run on a GPU everything of this package that was never run on one, and write one report.
+
+    PYTHONPATH=src python scripts/gpu_check.py                     # all that fits in 9 minutes
+    PYTHONPATH=src python scripts/gpu_check.py --only compiled w3  # see --list
+    PYTHONPATH=src python scripts/gpu_check.py --device cpu        # the same, small: a test of it
+
+Every check runs in a process of its own (`scripts/gpu`), with a time-out, so that one that raises,
+runs out of memory or hangs does not take the others along. Writes `report.md`, `report.json` with
+the raw numbers, and what each check printed, to `--output`.
+
+What is timed runs alone, and first; of the rest `--jobs` run at a time. Checks that the time limit
+leaves no room for are reported as not run, with the command that runs them.
+
+Exit code 1 where a check failed; 2 for a mistake in the command line.
+"""
+
+import argparse
+import contextlib
+import difflib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PACKAGES = ("lightning-rl", "torch", "triton", "lightning", "tensordict", "gymnasium", "numpy")
+PATIENCE = 2.5
+"""How many times as long as foreseen a check may take before it is ended."""
+
+SMALL_SECONDS = 240.0
+"""What a small check may take, whatever it is; on a busy CPU that compiles."""
+
+TIME_LIMIT = 540.0
+"""Seconds for everything on a GPU: machines are lent for ten minutes a command."""
+
+SECONDS_TO_SAY = 1.0
+"""What a check that hangs may take to print where."""
+
+LINES = 60
+"""Of what a failed check printed last, in the report."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One process.
+
+    Attributes:
+        target: `module:function` of `scripts/gpu`, which gets the check's `Findings`.
+        seconds: that it is expected to take on a data-centre GPU, compiling included.
+        alone: whether nothing may run beside it.
+    """
+
+    name: str
+    target: str
+    about: str
+    seconds: float
+    alone: bool = False
+
+
+CHECKS = (
+    Check("w3", "speed:w3", "W3: env steps/s, beside RSL-RL", 150, alone=True),
+    Check("compiled", "equality:compiled", "compiled updates and CUDA graphs, to eager", 80),
+    Check("processes", "processes:in_processes", "NCCL (gloo on a CPU) with one and two ranks", 90),
+    Check("async", "equality:asynchronous", "collection in the background, to that in turns", 50),
+    Check("resume", "equality:resume", "resumed runs, to uninterrupted ones", 50),
+    Check("bf16", "precision:bf16", "bf16-mixed: first ratio, float32 weights, learning", 70),
+    Check("memory", "memory:memory", "peak memory to its estimate, and growth", 60),
+    Check("vla_ppo", "learning:vla_ppo", "the VLA toy: clone, then PPO", 120),
+    Check("ppo_push_cube", "learning:ppo_push_cube", "ppo_push_cube.yaml to its bar", 90),
+    Check("ppo_cart_pole", "learning:ppo_cart_pole", "ppo_cart_pole_task.yaml to its bar", 60),
+    Check("grpo_push_cube", "learning:grpo_push_cube", "grpo_push_cube.yaml to its bar", 110),
+    Check("ppo_point_mass", "learning:ppo_point_mass", "ppo_point_mass.yaml to its bar", 90),
+    Check("vla_grpo", "learning:vla_grpo", "the VLA toy: clone, then GRPO", 150),
+    Check("grpo_cart_pole", "learning:grpo_cart_pole", "grpo_cart_pole_task.yaml to its bar", 180),
+)
+"""By importance, after what has to run alone."""
+
+FAILED, NOT_RUN = "failed", "not run"
+
+
+def main(argv: Sequence[str] | None = None, checks: Sequence[Check] = CHECKS) -> int:
+    args = arguments(argv, checks)
+    if args.list:
+        width = max(len(check.name) for check in checks)
+        print("\n".join(f"{check.name:{width}}  {check.about}" for check in checks))
+        return 0
+    args.output.mkdir(parents=True, exist_ok=True)
+    chosen = [check for check in checks if not args.only or check.name in args.only]
+    print(f"{len(chosen)} checks on {args.device}{', small' if args.small else ''}", flush=True)
+    report = {
+        "command": [Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)],
+        "began": args.began,
+        "device": args.device,
+        "small": args.small,
+        "machine": machine(args.device),
+    }
+
+    def write(outcomes: list[dict[str, Any]]) -> str:
+        content = report | {"checks": outcomes}
+        text = as_markdown(content)
+        (args.output / "report.json").write_text(json.dumps(content, indent=1))
+        (args.output / "report.md").write_text(text)
+        return text
+
+    outcomes = Runs(args, write).all(chosen)
+    print(f"\n{write(outcomes)}\nReport: {args.output / 'report.md'}")
+    return int(any(outcome["status"] == FAILED for outcome in outcomes))
+
+
+def arguments(argv: Sequence[str] | None, checks: Sequence[Check]) -> argparse.Namespace:
+    """Read the command line, and settle what depends on the device."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu", "auto"), default="auto")
+    small = "a few iterations each, and no bar that needs more; the default on a CPU"
+    parser.add_argument("--small", action=argparse.BooleanOptionalAction, help=small)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="checks by name, see --list")
+    parser.add_argument("--list", action="store_true", help="print the checks and stop")
+    parser.add_argument("--output", type=Path, default=Path("gpu_check"), metavar="DIR")
+    limit = f"over everything; {TIME_LIMIT:.0f} on a GPU, none where small, if not given"
+    parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=limit)
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="of each check")
+    parser.add_argument("--jobs", type=int, help="at a time; a quarter of the cores on a GPU, or 1")
+    args = parser.parse_args(argv)
+    names = [check.name for check in checks]
+    for name in args.only or []:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            parser.error(f"--only: there is no check '{name}'; there are {', '.join(names)}.{hint}")
+    for option in ("time_limit", "timeout", "jobs"):
+        value = getattr(args, option)
+        if value is not None and value <= 0:
+            named = f"--{option.replace('_', '-')}"
+            parser.error(f"{named} must be above 0, got {value:g}; leave it out for the default.")
+    if not args.list:
+        args.device = chosen_device(args.device, parser)
+    on_gpu = args.device == "cuda"
+    args.small = not on_gpu if args.small is None else args.small
+    args.time_limit = args.time_limit or (TIME_LIMIT if not args.small else float("inf"))
+    args.jobs = args.jobs or (max(1, min(4, (os.cpu_count() or 1) // 4)) if on_gpu else 1)
+    args.began = time.strftime("%Y-%m-%d %H:%M:%S")
+    args.output = args.output.absolute()
+    return args
+
+
+def chosen_device(wanted: str, parser: argparse.ArgumentParser) -> str:
+    if wanted == "cpu":
+        return wanted
+    import torch  # here, so that --help and what is run on a CPU do not wait for it
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if wanted == "cuda":
+        parser.error(
+            f"--device cuda: torch {torch.__version__} sees no GPU. Use --device cpu for a small "
+            "run of every check, or install a torch built for CUDA and look at nvidia-smi."
+        )
+    return "cpu"
+
+
+class Runs:
+    """Run checks in processes of their own, within the time limit.
+
+    Args:
+        args: of the command line.
+        write: takes down what became of the checks so far, after each; so that a machine that is
+            taken away in the middle leaves a report.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, write: Callable[[list[dict[str, Any]]], Any]
+    ) -> None:
+        self._args = args
+        self._write = write
+        self._deadline = time.monotonic() + args.time_limit
+        self._outcomes: dict[str, dict[str, Any]] = {}
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+
+    def all(self, checks: Sequence[Check]) -> list[dict[str, Any]]:
+        """Return what became of each check: of those that run alone, then of the others."""
+        order = [*(c for c in checks if c.alone), *(c for c in checks if not c.alone)]
+        pool = ThreadPoolExecutor(self._args.jobs)
+        try:
+            for check in order:
+                if check.alone:
+                    self._one(check, order)
+            beside = [check for check in order if not check.alone]
+            list(pool.map(lambda check: self._one(check, order), beside))
+        finally:  # Ctrl-C included: processes in sessions of their own would run on
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self._running):
+                end_group(process)
+        return self._in_order(order)
+
+    def _in_order(self, order: Sequence[Check]) -> list[dict[str, Any]]:
+        return [self._outcomes[check.name] for check in order if check.name in self._outcomes]
+
+    def _one(self, check: Check, order: Sequence[Check]) -> None:
+        """Run a check, unless there is no time left for it, and report."""
+        left = self._deadline - time.monotonic()
+        outcome: dict[str, Any] = {"name": check.name, "about": check.about, "seconds": 0.0}
+        outcome |= {"rows": [], "memory": [], "error": None, "output": ""}
+        expected = 1.0 if self._args.small else check.seconds
+        if left < expected:
+            error = f"{max(0.0, left):.0f} s were left of --time-limit, {expected:.0f} are needed"
+            outcome |= {"status": NOT_RUN, "error": error}
+        else:
+            timeout = SMALL_SECONDS if self._args.small else PATIENCE * check.seconds
+            outcome |= self._run(check, min(left, self._args.timeout or timeout))
+        with self._lock:
+            self._outcomes[check.name] = outcome
+            print("\n".join(progress(outcome)), flush=True)
+            self._write(self._in_order(order))
+
+    def _run(self, check: Check, timeout: float) -> dict[str, Any]:
+        directory = self._args.output / check.name
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        command = [sys.executable, str(HERE / "gpu" / "run_check.py"), check.target]
+        command += [self._args.device, str(directory), *(["--small"] if self._args.small else [])]
+        began = time.monotonic()
+        with (directory / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=environment(self._args.output),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # so that its own processes can be ended with it
+            )
+            self._running.add(process)
+            error = None
+            try:
+                status = process.wait(timeout)
+                if status < 0:
+                    error = f"ended by {signal.Signals(-status).name}"
+                elif status > 0:
+                    error = f"exit code {status}"
+            except subprocess.TimeoutExpired:
+                error = f"no end within {timeout:.0f} s"
+                process.send_signal(signal.SIGQUIT)  # it prints where its threads are
+                time.sleep(SECONDS_TO_SAY)
+            finally:
+                end_group(process)
+                self._running.discard(process)
+        printed = (directory / "output.txt").read_text(errors="replace")
+        if error is not None and (last := last_error(printed)):
+            error += f": {last}"
+        found = read_findings(directory / "findings.json")
+        judged = [row["passed"] for row in found["rows"]]
+        passed = error is None and False not in judged
+        return {
+            "status": "passed" if passed else FAILED,
+            "error": error,
+            "seconds": time.monotonic() - began,
+            "output": "" if passed else "\n".join(printed.splitlines()[-LINES:]),
+            **found,
+        }
+
+
+def environment(output: Path) -> dict[str, str]:
+    """Return that of a check: the package of this checkout, and metadata where it has none."""
+    paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    try:
+        importlib.metadata.version("lightning-rl")
+    except importlib.metadata.PackageNotFoundError:
+        # A checkpoint says which version wrote it, and a bare checkout has none installed.
+        paths.append(str(stand_in(output / "metadata")))
+    absolute = [str(Path(path).absolute()) for path in paths]
+    # One thread each, unless a check sets more: several of them run at once.
+    own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}
+    return {"OMP_NUM_THREADS": "1"} | os.environ | own
+
+
+def stand_in(directory: Path) -> Path:
+    """Write the metadata of a package that is not installed; return where it is found."""
+    info = directory / "lightning_rl-0.1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning-rl\nVersion: 0.1.0\n")
+    return directory
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what a check may have left running, itself included."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def read_findings(path: Path) -> dict[str, Any]:
+    """Return what a check has written, which is nothing where it died before its first row."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        found = {"rows": [], "memory": []}
+    return found
+
+
+def last_error(printed: str) -> str:
+    """Return the last line of the last traceback."""
+    if "Traceback (most recent call last)" not in printed:
+        return ""
+    lines = printed.rpartition("Traceback (most recent call last)")[2].splitlines()
+    return next((line for line in lines[1:] if line and not line.startswith(" ")), "")
+
+
+def progress(outcome: dict[str, Any]) -> list[str]:
+    """Say what became of a check, for whoever watches."""
+    head = f"{outcome['status']:8} {outcome['name']:15} {outcome['seconds']:5.0f} s"
+    lines = [head + (f"  {outcome['error']}" if outcome["error"] else "")]
+    return lines + [f"    {verdict(row['passed']):3} {said(row)}" for row in outcome["rows"]]
+
+
+def said(row: dict[str, Any]) -> str:
+    bar = f" ({row['bar']})" if row["bar"] else ""
+    return f"{row['name']}: {row['figure']}{bar}"
+
+
+def verdict(passed: bool | None) -> str:
+    return "-" if passed is None else "yes" if passed else "NO"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """Return what a figure depends on: device, driver, cores and versions."""
+    about: dict[str, Any] = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "commit": commit(),
+        "versions": {"python": platform.python_version()} | versions(),
+    }
+    if device == "cuda":
+        import torch
+
+        query = "--query-gpu=name,driver_version,memory.total"
+        told = subprocess.run(
+            ["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True
+        )
+        about["gpus"] = told.stdout.strip().splitlines() or [torch.cuda.get_device_name()]
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+        about["versions"] |= {"cuda": str(torch.version.cuda), "nccl": nccl}
+    return about
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def commit() -> str:
+    told = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in (*PACKAGES, "rsl-rl-lib"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    outcomes = report["checks"]
+    counts = {s: sum(o["status"] == s for o in outcomes) for s in ("passed", FAILED, NOT_RUN)}
+    size = "small: a few iterations each, bars of learning not applied" if report["small"] else ""
+    lines = [
+        f"# Checks on {report['device']}{f' ({size})' if size else ''}",
+        "",
+        f"{report['began']}: {', '.join(f'{n} {s}' for s, n in counts.items())}.",
+        "",
+        *results_table(outcomes),
+        *memory_table(outcomes),
+        *details(outcomes),
+        *about_machine(report["machine"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def results_table(outcomes: list[dict[str, Any]]) -> list[str]:
+    lines = ["| check | passed | figure | bar | seconds |", "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        for row in outcome["rows"]:
+            cells = [f"{outcome['name']}: {row['name']}", verdict(row["passed"]), row["figure"]]
+            lines.append(table_row(*cells, row["bar"], f"{row['seconds']:.1f}"))
+        if outcome["error"] or not outcome["rows"]:
+            passed = NOT_RUN if outcome["status"] == NOT_RUN else "NO"
+            error = outcome["error"] or "it found nothing"
+            lines.append(table_row(outcome["name"], passed, error, "", f"{outcome['seconds']:.1f}"))
+    missing = [outcome["name"] for outcome in outcomes if outcome["status"] == NOT_RUN]
+    if missing:
+        lines += ["", f"Not run; run them by `scripts/gpu_check.py --only {' '.join(missing)}`."]
+    return lines
+
+
+def memory_table(outcomes: list[dict[str, Any]]) -> list[str]:
+    """Set what each run took of the device's memory beside the package's own estimate."""
+    lines = [
+        "",
+        "## Memory",
+        "",
+        "Bytes allocated at the peak, beyond what was before the run. The estimate is of what "
+        "training keeps: cuBLAS's workspace (tens of MiB) is not in it, and outweighs a small run.",
+        "",
+        "| run | iterations | estimated | peak | peak / estimated | growth, second half |",
+        "|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        for row in outcome["memory"]:
+            peak, estimate = row["peak"], row["estimate"]
+            ratio = f"{peak / estimate:.2f}" if peak and estimate else ""
+            cells = [f"{outcome['name']}: {row['run']}", str(row["iterations"])]
+            sizes = [mebi(estimate), mebi(peak), ratio, mebi(row["growth"])]
+            lines.append(table_row(*cells, *sizes))
+    return lines
+
+
+def mebi(size: float | None) -> str:
+    return "" if size is None else f"{size / 2**20:,.1f} MiB"
+
+
+def details(outcomes: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for outcome in outcomes:
+        if outcome["status"] != FAILED:
+            continue
+        lines += ["", f"## {outcome['name']} failed", "", outcome["about"] + ".", ""]
+        lines += [f"- {said(row)}" for row in outcome["rows"] if row["passed"] is False]
+        if outcome["error"]:
+            lines.append(f"- {outcome['error']}")
+        lines += ["", "The end of what it printed:", "", "```", outcome["output"], "```"]
+    return lines
+
+
+def about_machine(about: dict[str, Any]) -> list[str]:
+    lines = ["", "## Machine", ""]
+    lines += [f"- GPU (name, driver, memory): {gpu}" for gpu in about.get("gpus", [])]
+    lines += [f"- {about['processor']}, {about['cores']} cores, {about['platform']}"]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return [*lines, f"- commit {about['commit']}; {versions}"]
+
+
+def table_row(*cells: str) -> str:
+    return "| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |"
+
+
+def leave(number: int, frame: object) -> None:
+    """End as by Ctrl-C, which ends what runs."""
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, leave)
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The script for machines with a GPU: run small on the CPU, and made to fail."""
+
+import ast
+import importlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+MADE_UP = """
+import os, signal, time
+
+def fine(findings):
+    findings.add("sum", True, "2", "2", raw=2)
+
+def too_low(findings):
+    findings.add("success", False, ".90 | rounded", "at least .95")
+
+def raises(findings):
+    findings.add("before", True, "done")
+    raise ValueError(f"what went wrong on {findings.device}")
+
+def rl_cli(findings):
+    raise SystemExit(1)
+
+def dies(findings):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hangs(findings):
+    findings.add("before", True, "done")
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("gpu_check")
+
+
+@pytest.fixture
+def made_up(script, tmp_path, monkeypatch):
+    """Return what runs checks of a module that is written here, and gives status and report."""
+    (tmp_path / "made_up.py").write_text(MADE_UP)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+    def run(*names, options=()):
+        checks = [script.Check(name, f"made_up:{name}", f"About {name}", 5.0) for name in names]
+        output = tmp_path / "out"
+        status = script.main(["--device", "cpu", "--output", str(output), *options], checks)
+        report = json.loads((output / "report.json").read_text())
+        found = {check["name"]: check for check in report["checks"]}
+        return status, found, (output / "report.md").read_text()
+
+    return run
+
+
+def test_an_unknown_check_is_an_error_that_names_the_known_ones(script, capsys):
+    with pytest.raises(SystemExit) as stop:
+        script.main(["--only", "resum"])
+    assert stop.value.code == 2
+    message = capsys.readouterr().err
+    assert "there is no check 'resum'; there are w3, compiled" in message
+    assert "Did you mean resume?" in message
+
+
+@pytest.mark.parametrize("option", ["--time-limit", "--timeout", "--jobs"])
+def test_a_number_out_of_range_is_an_error(option, script, capsys):
+    with pytest.raises(SystemExit):
+        script.main([option, "-1"])
+    assert f"{option} must be above 0, got -1" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--device", "cuda"])
+    assert "sees no GPU. Use --device cpu" in capsys.readouterr().err
+
+
+def test_all_checks_are_listed_and_are_functions(script, capsys):
+    assert script.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [check.name for check in script.CHECKS]
+    for check in script.CHECKS:
+        module, function = check.target.split(":")
+        tree = ast.parse((SCRIPTS / "gpu" / f"{module}.py").read_text())
+        assert function in [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+
+
+def test_what_fails_is_reported_with_its_traceback_and_the_others_run(made_up):
+    status, found, text = made_up("raises", "too_low", "rl_cli", "dies", "fine")
+    assert status == 1
+    assert {name: check["status"] for name, check in found.items()} == {
+        "raises": "failed",
+        "too_low": "failed",
+        "rl_cli": "failed",
+        "dies": "failed",
+        "fine": "passed",
+    }
+    assert "| raises: before | yes | done |" in text, "what it had found is kept"
+    assert "| raises | NO | exit code 1: ValueError: what went wrong on cpu |" in text
+    assert "## raises failed" in text
+    assert "Traceback (most recent call last)" in text
+    assert 'raise ValueError(f"what went wrong on {findings.device}")' in text
+    assert "| too_low: success | NO | .90 \\| rounded | at least .95 |" in text
+    assert "| rl_cli | NO | exit code 1: RuntimeError: rl-cli left with status 1 |" in text
+    assert "| dies | NO | ended by SIGKILL |" in text
+    assert "| fine: sum | yes | 2 | 2 |" in text
+    assert found["fine"]["rows"][0]["numbers"] == {"raw": 2}
+    assert "1 passed, 4 failed, 0 not run" in text
+
+
+def test_what_hangs_is_ended_and_says_where(made_up):
+    status, found, text = made_up("hangs", "fine", options=["--timeout", "2"])
+    assert status == 1
+    assert found["hangs"]["error"] == "no end within 2 s"
+    assert "| hangs: before | yes | done |" in text
+    assert 'made_up.py", line' in found["hangs"]["output"], "where it hung"
+    assert found["fine"]["status"] == "passed"
+
+
+def test_where_all_pass_the_status_is_0(made_up):
+    status, _, text = made_up("fine")
+    assert status == 0
+    assert "1 passed, 0 failed, 0 not run" in text
+    assert "failed\n" not in text
+    assert f"torch {torch.__version__}" in text
+
+
+def test_what_no_longer_fits_is_not_run_and_is_named_with_the_command(made_up):
+    status, found, text = made_up("fine", options=["--time-limit", "0.5"])
+    assert status == 0
+    assert found["fine"]["status"] == "not run"
+    assert "| fine | not run |" in text
+    assert "`scripts/gpu_check.py --only fine`" in text
+
+
+def test_graphs_are_counted_where_they_are_captured(monkeypatch):
+    """With a stand-in for the GPU, in which what was recorded is run."""
+    from lightning_rl.algorithms import cuda_graphs, graphs
+
+    monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
+    equality = importlib.import_module("equality")
+    monkeypatch.setattr(cuda_graphs, "run_aside", lambda function: function())
+    monkeypatch.setattr(cuda_graphs, "capture", lambda function: (lambda: None, function()))
+    with equality.counted_graphs() as count:
+        made = [graphs.CapturedGraph(lambda x: [x + 1], slice(0, 1)) for _ in range(2)]
+        for graph, calls in zip(made, (4, 3), strict=True):
+            for _ in range(calls):
+                graph(torch.zeros(3))
+    assert count == {"graphs": 2, "calls": 7, "captures": 2, "replays": 5}
+    assert graphs.CapturedGraph is cuda_graphs.CapturedGraph, "and left as it was"
+
+
+def small(script, tmp_path, *options):
+    output = tmp_path / "out"
+    status = script.main(["--device", "cpu", "--output", str(output), *options])
+    text = (output / "report.md").read_text()
+    return status, json.loads((output / "report.json").read_text()), text
+
+
+def test_it_runs_small_on_a_cpu(script, tmp_path):
+    status, report, text = small(script, tmp_path, "--only", "resume", "memory", "ppo_push_cube")
+    assert status == 0, text
+    assert report["small"] is True
+    assert report["device"] == "cpu"
+    assert "| resume: resumed and uninterrupted, sync | yes | equal bit for bit |" in text
+    assert "| resume: resumed and uninterrupted, async | yes | equal bit for bit |" in text
+    assert "| memory: peak over estimate, eager | - | no device memory on a CPU; estimate" in text
+    assert "| ppo_push_cube: ppo_push_cube.yaml | - | success_rate" in text
+    assert "not applied: success_rate at least 0.95" in text
+    assert "| memory: memory eager | 6 | 0.3 MiB |" in text
+    assert "## Machine" in text
+    (row,) = report["checks"][2]["memory"]
+    assert row["parts"].keys() >= {"weights", "gradients", "optimizer", "rollouts"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_check_runs_small_on_a_cpu(script, tmp_path):
+    status, report, text = small(script, tmp_path)
+    assert status == 0, text
+    assert [check["status"] for check in report["checks"]] == ["passed"] * len(script.CHECKS)
+    for row in (
+        "| compiled: PPO compiled and eager | yes |",
+        "| compiled: PPO replayed as CUDA graphs | - | not on a CPU |",
+        "| compiled: GRPO replayed as CUDA graphs | - | not on a CPU |",
+        "| processes: two ranks, gloo: the ranks | yes | equal bit for bit |",
+        "| async: async without lag, and sync | yes | equal bit for bit |",
+        "| bf16: PPO bf16-mixed: first ratio | yes |",
+        "| w3: W3, 64 envs, eager | yes |",
+        "| vla_ppo: vla_ppo.yaml from the clone | - |",
+        "| grpo_cart_pole: grpo_cart_pole_task.yaml | - |",
+    ):
+        assert row in text, row
