@@ -16,12 +16,17 @@ without a copy.
 | reward                        | -                   | float32 | env                           |
 | terminated, truncated, done   | -                   | bool    | env (done is their or)        |
 | policy_version                | -                   | int64   | collector                     |
+| continues, of slot 0          | -                   | bool    | collector: see below          |
+| padding, where rows differ in length | -            | bool    | collector: nothing happened   |
 | success, where the env says so | -                  | bool    | collector                     |
 | executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
 | step_reward, likewise         | K                   | float32 | env: what each of them earned |
 
 `sample_log_prob` may be [N, T+1, L], of the parts of an action in their order: L is a multiple of
 the K actions of a chunk. `reward` is the plain sum over a chunk; see `env_steps`.
+
+`continues` says of the first step whether it goes on where the rollout before this one, as the
+learner got it, has ended; it does not after a reset, nor where a rollout in between was dropped.
 
 An algorithm adds fields of its own (`advantage`, `return`).
 """
@@ -291,9 +296,26 @@ def env_steps(rollout: TensorDict) -> Tensor | None:
 
 
 def env_steps_in(rollout: TensorDict) -> int:
-    """Return how many env steps a rollout [N, T+1] holds."""
+    """Return how many env steps a rollout [N, T+1] holds, padding left out."""
     steps = env_steps(rollout)
-    return rollout["reward"][:, :-1].numel() if steps is None else int(steps.sum())
+    if steps is not None:
+        return int(steps.sum())
+    if "padding" in rollout.keys():
+        return int((~rollout["padding"][:, :-1]).sum())
+    reward: Tensor = rollout["reward"]
+    return reward[:, :-1].numel()
+
+
+def without_padding(rollout: TensorDict) -> TensorDict:
+    """Return a rollout [N, T+1] in which something happened at each step.
+
+    Where there is padding, that is one row [1, M + 1] of all M steps, for statistics of steps; it
+    says nothing of time.
+    """
+    if "padding" not in rollout.keys():
+        return rollout
+    kept = gather(rollout.flatten(), (~rollout["padding"]).flatten().nonzero().flatten())
+    return torch.cat([kept, kept[-1:]])[None]  # type: ignore[return-value]  # a TensorDict
 
 
 def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:

@@ -1,11 +1,16 @@
 import io
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from lightning_rl import PPO, AsyncCollector, BehaviorCloning, Demonstrations, SyncCollector
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors.demonstrations import save
 from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.normalization import RunningMoments
+from tests.helpers import assert_same, make_data, train
 from tests.references import forward_returns
 
 
@@ -137,11 +142,14 @@ def scaled_rewards(data, gamma, limit=10.0):
     return result
 
 
-def scale(normalizer, data):
-    return [
-        normalizer(torch.from_numpy(reward).float(), torch.from_numpy(done))
-        for reward, done in data
-    ]
+def scale(normalizer, data, gamma, continues=True):
+    result = []
+    for reward, done in data:
+        rewards = torch.from_numpy(reward).float()
+        flags = None if continues else torch.zeros(len(reward), dtype=torch.bool)
+        normalizer.observe(rewards, torch.from_numpy(done), discount=gamma, continues=flags)
+        result.append(normalizer(rewards))
+    return result
 
 
 def assert_all_close(actual, expected):
@@ -153,28 +161,28 @@ def assert_all_close(actual, expected):
 @pytest.mark.parametrize("seed", range(3))
 def test_rewards_are_scaled_by_the_spread_of_their_running_return(gamma, seed):
     data = rollouts(seed=seed)
-    assert_all_close(scale(RewardNormalizer(gamma), data), scaled_rewards(data, gamma))
+    assert_all_close(scale(RewardNormalizer(), data, gamma), scaled_rewards(data, gamma))
 
 
 def test_the_running_return_goes_on_from_rollout_to_rollout():
     whole = [(np.ones((2, 20)), np.zeros((2, 20), dtype=bool))]
     parts = [(np.ones((2, 10)), np.zeros((2, 10), dtype=bool))] * 2
-    one, two = RewardNormalizer(0.95), RewardNormalizer(0.95)
-    scale(one, whole)
-    scale(two, parts)
+    one, two = RewardNormalizer(), RewardNormalizer()
+    scale(one, whole, 0.95)
+    scale(two, parts, 0.95)
     torch.testing.assert_close(one.var, two.var)
     # Negative control: with an end between the parts the returns are others.
-    other = RewardNormalizer(0.95)
+    other = RewardNormalizer()
     ended = parts[0][1].copy()
     ended[:, -1] = True
-    scale(other, [(parts[0][0], ended), parts[1]])
+    scale(other, [(parts[0][0], ended), parts[1]], 0.95)
     assert abs(float(other.var - one.var)) > 0.1
 
 
 def test_scaled_rewards_are_clipped():
     data = rollouts(count=1, scale=0.1)
     data[0][0][2, 3] = 500.0
-    result = scale(RewardNormalizer(0.0, limit=4.0), data)[0]
+    result = scale(RewardNormalizer(limit=4.0), data, 0.0)[0]
     assert float(result.max()) == 4.0
     assert_all_close([result], scaled_rewards(data, 0.0, limit=4.0))
 
@@ -183,12 +191,12 @@ def test_a_reward_that_is_not_finite_leaves_the_statistics_alone():
     good = rollouts(count=3)
     bad = good[1][0].copy()
     bad[1, 2] = np.nan
-    normalizer = RewardNormalizer(0.9)
-    scale(normalizer, good[:1])
+    normalizer = RewardNormalizer()
+    scale(normalizer, good[:1], 0.9)
     before = normalizer.var.clone()
-    scale(normalizer, [(bad, good[1][1])])
+    scale(normalizer, [(bad, good[1][1])], 0.9)
     assert torch.equal(normalizer.var, before)
-    result = scale(normalizer, good[2:])[0]
+    result = scale(normalizer, good[2:], 0.9)[0]
     assert result.isfinite().all()
     assert int(normalizer.count) == 2 * good[0][0].size
 
@@ -196,23 +204,128 @@ def test_a_reward_that_is_not_finite_leaves_the_statistics_alone():
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_reward_scaling_survives_a_checkpoint(cut):
     data = rollouts()
-    whole, begun = RewardNormalizer(0.97), RewardNormalizer(0.97)
-    expected = scale(whole, data)
-    scale(begun, data[:cut])
-    resumed = reload(begun, RewardNormalizer(0.97))
-    for a, b in zip(scale(resumed, data[cut:]), expected[cut:], strict=True):
+    whole, begun = RewardNormalizer(), RewardNormalizer()
+    expected = scale(whole, data, 0.97)
+    scale(begun, data[:cut], 0.97)
+    resumed = reload(begun, RewardNormalizer())
+    for a, b in zip(scale(resumed, data[cut:], 0.97), expected[cut:], strict=True):
         assert torch.equal(a, b)
 
 
 def test_a_fresh_normalizer_survives_a_checkpoint():
     data = rollouts(count=2)
-    resumed = reload(RewardNormalizer(0.97), RewardNormalizer(0.97))
-    assert_all_close(scale(resumed, data), scaled_rewards(data, 0.97))
+    resumed = reload(RewardNormalizer(), RewardNormalizer())
+    assert_all_close(scale(resumed, data, 0.97), scaled_rewards(data, 0.97))
 
 
 def test_another_number_of_envs_starts_new_returns_and_keeps_the_statistics():
     wide, narrow = rollouts(count=2, n_envs=5), rollouts(count=2, n_envs=3, seed=9)
-    begun = RewardNormalizer(0.97)
-    scale(begun, wide)
-    resumed = reload(begun, RewardNormalizer(0.97))
-    assert_all_close(scale(resumed, narrow), scaled_rewards([*wide, *narrow], 0.97)[2:])
+    begun = RewardNormalizer()
+    scale(begun, wide, 0.97)
+    resumed = reload(begun, RewardNormalizer())
+    assert_all_close(scale(resumed, narrow, 0.97), scaled_rewards([*wide, *narrow], 0.97)[2:])
+
+
+def test_asking_for_scaled_rewards_moves_no_statistics():
+    normalizer = RewardNormalizer()
+    scale(normalizer, rollouts(count=1), 0.9)
+    before = reload(normalizer, RewardNormalizer()).state_dict()
+    normalizer(torch.randn(3, 4))
+    assert_same(normalizer.state_dict(), before)
+
+
+def test_the_running_return_ends_where_the_rollout_does_not_go_on():
+    """Ten rollouts whose envs were reset before each: the returns of one rollout, ten times."""
+    data = [(np.ones((2, 20)), np.zeros((2, 20), dtype=bool))]
+    once, anew, merged = RewardNormalizer(), RewardNormalizer(), RewardNormalizer()
+    scale(once, data, 0.99)
+    scale(anew, data * 10, 0.99, continues=False)
+    scale(merged, data * 10, 0.99)
+    torch.testing.assert_close(anew.var, once.var)
+    assert merged.var > 4 * once.var  # what was reported: rewards scaled far too small
+
+
+def test_a_chunk_of_k_steps_decays_the_running_return_by_gamma_to_the_k():
+    """Rewards of 1 per env step: the running return is the same by chunks as by steps, at their ends."""
+    gamma, chunk = 0.99, 4
+    rewards = torch.full((3, 100), float(sum(gamma**i for i in range(chunk))))
+    done = torch.zeros(3, 100, dtype=torch.bool)
+    by_chunk, taken_for_steps = RewardNormalizer(), RewardNormalizer()
+    discount = torch.full((3, 100), gamma**chunk)
+    by_chunk.observe(rewards, done, discount=discount)
+    taken_for_steps.observe(rewards, done, discount=gamma)
+    by_step = forward_returns(np.ones((1, 400)), np.zeros((1, 400), dtype=bool), np.zeros(1), gamma)
+    assert float(by_chunk.carry[0]) == pytest.approx(by_step[0, -1], rel=1e-5)
+    assert float(taken_for_steps.carry[0]) > 2 * by_step[0, -1]
+
+
+class Watching(PPO):
+    def on_train_start(self):
+        super().on_train_start()
+        self.carries = []
+
+    def training_step(self, rollout, batch_idx):
+        expected = forward_returns(
+            rollout["reward"][:, :-1].numpy(),
+            rollout["done"][:, :-1].numpy(),
+            self.carries[-1] * rollout["continues"][:, 0].numpy()
+            if self.carries
+            else np.zeros(len(rollout)),
+            self.gamma,
+        )
+        carry = np.where(rollout["done"][:, -2], 0.0, expected[:, -1])
+        np.testing.assert_allclose(self.reward_normalizer.carry, carry, rtol=1e-5)
+        self.carries.append(carry)
+        super().training_step(rollout, batch_idx)
+
+
+class Resetting(Watching):
+    plan = EpisodePlan(reset_every_rollout=True)
+
+
+@pytest.mark.parametrize("collector", [SyncCollector, AsyncCollector])
+@pytest.mark.parametrize("algorithm", [Watching, Resetting])
+def test_in_a_run_the_running_return_goes_on_where_the_episodes_do(algorithm, collector, tmp_path):
+    continued = []
+
+    class Noting(algorithm):
+        def training_step(self, rollout, batch_idx):
+            continued.append(rollout["continues"][:, 0].tolist())
+            super().training_step(rollout, batch_idx)
+
+    data = {"collector": collector}
+    model = {"algorithm": Noting, "normalize_reward": True}
+    train(tmp_path, data=data, model=model, trainer={"limit_val_batches": 0})
+    goes_on = algorithm is Watching
+    assert continued == [[False] * 4] + [[goes_on] * 4] * 5
+
+
+def test_padding_is_neither_counted_nor_taken_into_the_statistics(tmp_path):
+    """Demonstrations of 3, 5 and 9 steps of a plain env, filled up with zeros."""
+    lengths, width = (3, 5, 9), 9
+    env = make_data(num_envs=3)._env
+    shape = (3, width + 1)
+    fields = {
+        "observation": torch.zeros(*shape, 4),
+        "action": torch.zeros(shape, dtype=torch.int64),
+        "reward": torch.zeros(shape),
+        **{
+            key: torch.zeros(shape, dtype=torch.bool)
+            for key in ("terminated", "truncated", "success")
+        },
+    }
+    for row, length in enumerate(lengths):
+        fields["observation"][row, :length] = 5.0 + row
+        fields["terminated"][row, length - 1] = True
+    save(tmp_path / "demonstrations.pt", fields)
+    collector = partial(Demonstrations, path=str(tmp_path / "demonstrations.pt"))
+    data = {"collector": collector, "num_envs": 3, "buffer_size": 12, "total_env_steps": 10}
+    model = {"algorithm": BehaviorCloning, "batch_size": 8, "n_epochs": 1}
+    trainer = {"limit_val_batches": 0, "enable_checkpointing": False}
+    policy = {"normalize_observation": True}
+    module, _, _ = train(tmp_path / "run", data=data, model=model, policy=policy, trainer=trainer)
+    env.close()
+    assert module.env_steps == sum(lengths)
+    seen = [5.0 + row for row, length in enumerate(lengths) for _ in range(length)]
+    assert module.policy.normalizer.count == sum(lengths)
+    assert module.policy.normalizer.mean.tolist() == pytest.approx([np.mean(seen)] * 4)

@@ -41,9 +41,11 @@ from lightning_rl.errors import check_range
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import (
+    discount_of,
     discounted_reward,
     env_steps_in,
     flat_transitions,
+    without_padding,
 )
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
@@ -132,7 +134,7 @@ class Algorithm(EvaluatedModule):
         self.stale.joint_ratio = policy.joint_ratio
         self.make_optimizer = optimizer
         self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
-        self.reward_normalizer = RewardNormalizer(gamma) if normalize_reward else None
+        self.reward_normalizer = RewardNormalizer() if normalize_reward else None
         self.optimizer_steps = 0
         self.statistics = UpdateStatistics()
         self.guard = NonFiniteGuard(max_nonfinite_steps)
@@ -161,7 +163,7 @@ class Algorithm(EvaluatedModule):
         reward = discounted_reward(rollout, self.gamma)
         if self.reward_normalizer is None:
             return reward
-        return self.reward_normalizer(reward, rollout["done"][:, :-1])  # type: ignore[no-any-return]  # nn.Module
+        return self.reward_normalizer(reward)  # type: ignore[no-any-return]  # nn.Module
 
     def evaluate_values(self, rollout: TensorDict) -> None:
         """Write `value` [N, T+1], and `final_value` where only the time ran out."""
@@ -260,7 +262,9 @@ class Algorithm(EvaluatedModule):
         if self.guard.exhausted:
             raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
         self._gradients.settle()
-        self.policy.update_normalization(rollout)
+        if type(self.policy).update_normalization is not Policy.update_normalization:
+            # Padding is left out by a copy, which takes time where there are pictures.
+            self.policy.update_normalization(without_padding(rollout))
         self.policy.version += 1
         self.data.publish()
         steps = torch.tensor(env_steps_in(rollout))
@@ -320,7 +324,9 @@ class Algorithm(EvaluatedModule):
             self._restored = None
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Refuse a rollout that is too old, set the learning rate, and put the policy in eval mode.
+        """Refuse a rollout that is too old, and get ready to learn from it.
+
+        That is: the learning rate, the policy in eval mode, the statistics of the rewards.
 
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
@@ -338,6 +344,14 @@ class Algorithm(EvaluatedModule):
         self.stale.active = allowed > 0
         self.schedule.apply(self.trainer.optimizers[0], self.env_steps)
         self.policy.put_in_eval_mode()
+        if self.reward_normalizer is not None:
+            continues = batch.get("continues", None)
+            self.reward_normalizer.observe(
+                discounted_reward(batch, self.gamma),
+                batch["done"][:, :-1],
+                discount=discount_of(batch, self.gamma),
+                continues=None if continues is None else continues[:, 0],
+            )
 
     def staleness(self, rollout: TensorDict) -> int:
         """Return how many updates the oldest step of a rollout lags the learner."""

@@ -9,7 +9,6 @@ from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.parts import spread
 from lightning_rl.collectors import Demonstrations
 from lightning_rl.errors import ConfigurationError, check_range
-from lightning_rl.functional import first_episode_mask
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field
 
@@ -47,7 +46,7 @@ class BehaviorCloning(Algorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, a rollout [N, T+1]."""
-        mask = first_episode_mask(rollout["done"][:, :-1])
+        mask = ~rollout["padding"][:, :-1]
         add_transition_field(rollout, "weight", mask.float())
         for minibatch in self.minibatches(rollout, self.fields, mask):
             self.optimizer_update(minibatch)

@@ -115,7 +115,7 @@ class AsyncCollector(Collector):
             raise TimeoutError(f"{error} {self._whereabouts()}") from error
         self.reports_success = self._loop.reports_success
         if window.notes["number"] != self._read + 1:
-            self.statistics.skip_rollout()
+            self.skip_rollout()
         self._read = window.notes["number"]
         rollout = window.rollout().to(self.policy.version.device)
         return self.account_for(rollout, window.notes["begins_anew"], window.notes["reports"])

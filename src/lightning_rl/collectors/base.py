@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 
 from lightning_rl import ranks
@@ -75,6 +76,7 @@ class Collector(ABC):
         self.reports_success = False
         self.env_steps = 0
         self.phase: PhaseTimer = no_phases
+        self._skipped = False
 
     @abstractmethod
     def collect(self) -> TensorDict:
@@ -103,6 +105,9 @@ class Collector(ABC):
             begins_anew: whether its envs were reset, and the episodes under way were lost.
             reports: what its envs said, on average.
         """
+        follows = torch.tensor(not (begins_anew or self._skipped), device=rollout.device)
+        rollout["continues"] = follows.expand(rollout.batch_size)
+        self._skipped = False
         if begins_anew:
             self.statistics.restart_episodes()
         done = rollout["done"][:, :-1]
@@ -115,6 +120,11 @@ class Collector(ABC):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)
         return rollout
+
+    def skip_rollout(self) -> None:
+        """Take note that what comes next does not go on where the last rollout ended."""
+        self.statistics.skip_rollout()
+        self._skipped = True
 
     def _of_all_ranks(self, ended: Episodes, reports: dict[str, float]) -> list[Episodes]:
         """Set what envs say, on average over ranks; return the ranks' finished episodes."""

@@ -12,6 +12,7 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.files import write_atomically
+from lightning_rl.functional import first_episode_mask
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import allocate_rollout, copy_tree
 
@@ -84,6 +85,9 @@ class Demonstrations(Collector):
                     "with the env, and the chunk_size, of this run."
                 ) from error
         torch.logical_or(rollout["terminated"], rollout["truncated"], out=rollout["done"])
+        counts = first_episode_mask(rollout["done"][:, :-1])
+        rollout["padding"] = torch.ones_like(rollout["done"])
+        rollout["padding"][:, :-1] = ~counts
         action: Tensor = rollout["action"]
         for key, value in policy.fields_of(action.flatten(0, 1).to(policy.version.device)).items():
             rollout[key] = value.unflatten(0, rollout.batch_size).cpu()

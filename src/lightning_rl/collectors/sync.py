@@ -56,6 +56,6 @@ class SyncCollector(Collector):
                 "ahead, are dropped: they are of older weights.",
                 stacklevel=2,
             )
-            self.statistics.skip_rollout()
+            self.skip_rollout()
         self._loop.plan = self.plan
         self._loop.load_state_dict(state["loop"])

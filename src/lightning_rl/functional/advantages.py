@@ -116,8 +116,10 @@ def vtrace(
     return rho * torch.addcmul(delta, decay, following), correction + value[:, :-1]
 
 
-def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float) -> Tensor:
-    """Accumulate rewards forward in time: G_t = r_t + gamma * (1 - done_{t-1}) * G_{t-1}.
+def discounted_return(
+    reward: Tensor, done: Tensor, initial: Tensor, *, gamma: float | Tensor
+) -> Tensor:
+    """Accumulate rewards forward in time: G_t = r_t + gamma_t * (1 - done_{t-1}) * G_{t-1}.
 
     The running quantity whose variance scales rewards (Engstrom et al. 2020, "Implementation
     Matters in Deep RL", 3.2); it is not the return-to-go.
@@ -127,7 +129,7 @@ def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: f
         done: [N, T] bool.
         initial: [N], gamma-free carry: G of the step before the first, zero where an episode
             begins.
-        gamma: discount per step.
+        gamma: discount per step, or [N, T], of each: gamma^k where it took k env steps.
 
     Returns:
         G, [N, T].
@@ -136,7 +138,7 @@ def discounted_return(reward: Tensor, done: Tensor, initial: Tensor, *, gamma: f
         torch.cat([torch.ones_like(reward[:, :1]), (~done[:, :-1]).to(reward.dtype)], dim=1) * gamma
     )
     start = reward.clone()
-    start[:, 0] += gamma * initial
+    start[:, 0] += (gamma[:, 0] if isinstance(gamma, Tensor) else gamma) * initial
     decay[:, 0] = 0.0
     return _reversed_scan(start.flip(1), decay.flip(1)).flip(1)
 

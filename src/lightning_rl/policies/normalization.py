@@ -86,27 +86,43 @@ class RewardNormalizer(RunningMoments):
             first rollout.
     """
 
-    def __init__(self, gamma: float, *, limit: float = 10.0, eps: float = 1e-8) -> None:
+    def __init__(self, *, limit: float = 10.0, eps: float = 1e-8) -> None:
         super().__init__(1)
-        self.gamma = gamma
         self.limit = limit
         self.eps = eps
         self.carry: Tensor | None = None
 
     @torch.no_grad()
-    def forward(self, reward: Tensor, done: Tensor) -> Tensor:
-        """Take a rollout into the statistics, and return its scaled rewards.
+    def observe(
+        self,
+        reward: Tensor,
+        done: Tensor,
+        *,
+        discount: float | Tensor,
+        continues: Tensor | None = None,
+    ) -> None:
+        """Take the rewards of a rollout into the statistics; once, before they are scaled.
 
         Args:
             reward: [N, T].
             done: [N, T] bool.
+            discount: gamma, or [N, T]: gamma^k where an action took k env steps.
+            continues: [N] bool, where the rollout goes on with the episode that the one before it
+                ended in; None for everywhere.
         """
         if self.carry is None or self.carry.shape[0] != reward.shape[0]:
             self.carry = torch.zeros_like(reward[:, 0])
-        returns = discounted_return(reward, done, self.carry.to(reward.device), gamma=self.gamma)
+        carry = self.carry.to(reward.device)
+        if continues is not None:
+            carry = torch.where(continues, carry, 0.0)
+        returns = discounted_return(reward, done, carry, gamma=discount)
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
         self.update(returns.reshape(-1, 1))
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor) -> Tensor:
+        """Return rewards of any shape scaled, by the statistics as they are."""
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:
