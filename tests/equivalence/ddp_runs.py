@@ -22,6 +22,7 @@ from lightning_rl import (
     VLAPolicy,
     ranks,
 )
+from lightning_rl.algorithms import graphs
 from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from tests.helpers import last, make_data, make_ppo, train
@@ -61,6 +62,25 @@ SAME_ROLLOUTS = {
             "aggregation": "trajectory",
         }
     },
+    "ppo warm-up": {
+        "model": {
+            "batch_size": N * 16,
+            "critic_warmup_iterations": 2,
+            "optimizer": partial(torch.optim.AdamW, weight_decay=0.1),
+        }
+    },
+    "ppo warm-up, compiled": {
+        "model": {"batch_size": N * 16, "critic_warmup_iterations": 2, "compile": True}
+    },
+    "grpo, one rank without samples or compiler": {
+        "model": {
+            "algorithm": GRPO,
+            "group_size": 2,
+            "batch_size": N * 16,
+            "filter_groups": True,
+            "compile": True,
+        }
+    },
     "grpo, one rank without samples": {
         "model": {"algorithm": GRPO, "group_size": 2, "batch_size": N * 16, "filter_groups": True}
     },
@@ -69,6 +89,8 @@ SAME_ROLLOUTS = {
 
 class Replayed(Collector):
     """Hand out rollouts from a file: to each rank its rows."""
+
+    acted_by_policy = False  # but another one's
 
     def __init__(self, path, env, policy, num_steps, seed):
         super().__init__(env, policy, num_steps, seed)
@@ -266,6 +288,10 @@ def spied(original, local_gradients, gradients):
     return reduce
 
 
+def no_compiler(*args, **kwargs):
+    raise RuntimeError("no compiler")
+
+
 def no_reduction(self, count, local, phase):
     return local()
 
@@ -282,8 +308,12 @@ def main(directory):
         findings[name] |= {"local_gradients": ins, "gradients": outs}
     GradientReduction.__call__ = original
 
+    compile = graphs.standalone_compile
     for name in SAME_ROLLOUTS:
+        if "compiler" in name and ranks.rank() == 1:
+            graphs.standalone_compile = no_compiler
         module = same_rollouts(directory, name, 2)
+        graphs.standalone_compile = compile
         findings[name] = {
             k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
         }

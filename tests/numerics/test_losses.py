@@ -13,6 +13,7 @@ from lightning_rl.functional import (
     decoupled_surrogate_loss,
     effective_sample_size,
     explained_variance,
+    kl_penalty,
     loglinear_proximal,
     masked_mean,
     normalize_advantage,
@@ -110,6 +111,27 @@ def test_normalized_advantages_have_mean_zero_and_unit_std():
     mask = torch.arange(1000) < 400
     part = normalize_advantage(advantage, mask)[mask]
     assert float(part.std()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, -7e-4, 123.456])
+@pytest.mark.parametrize("count", [1, 3, 7, 100, 999])
+def test_equal_advantages_are_normalized_to_zero_whichever_count(value, count):
+    """Rounding would leave something between them, which the small deviation scales up to 1."""
+    advantage, mask = torch.full((1000,), value), torch.arange(1000) < count
+    assert normalize_advantage(advantage, mask)[mask].eq(0).all()
+    assert normalize_advantage(advantage).eq(0).all()
+
+
+def test_a_stale_sample_beyond_the_cap_has_no_part_in_the_penalty():
+    log_prob = torch.tensor([-1.0, -1.0], requires_grad=True)
+    proximal, reference = torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -2.0])
+    behavior = torch.tensor([-1.5, -4.0])  # prox / mu is 1.6 and 20
+    weight = behavior_weight(proximal, behavior, weight_cap=2.0)
+    penalty = kl_penalty(log_prob, proximal, reference, weight)
+    penalty.sum().backward()
+    plain = kl_penalty(torch.tensor([-1.0]), torch.tensor([-1.5]), torch.tensor([-2.0]))
+    assert penalty.tolist() == pytest.approx([float(plain), 0.0])
+    assert log_prob.grad[1] == 0 != log_prob.grad[0]
 
 
 # --- learning from an older policy's samples ---

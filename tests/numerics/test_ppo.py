@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_rl import PPO
+from lightning_rl import GRPO, PPO
 from lightning_rl.algorithms.schedule import LearningRateSchedule
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.errors import ConfigurationError
@@ -170,11 +170,45 @@ def test_the_adaptive_rate_follows_the_kl():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = LearningRateSchedule("adaptive", 1e-3, 0.01)
     schedule.apply(optimizer, 0)
-    for kl, expected in ((0.03, 1e-3 / 1.5), (0.001, 1e-3), (0.01, 1e-3), (0.0, 1e-3)):
+    for kl, expected in ((0.03, 1e-3 / 1.5), (0.001, 1e-3), (0.01, 1e-3), (1e-17, 1e-3)):
         schedule.adapt(optimizer, kl)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
     schedule.apply(optimizer, 5)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("initial", "kl", "expected"),
+    [
+        (1e-6, 0.05, 1e-6),  # too much KL does not raise a rate below the usual bounds
+        (1e-6, 0.001, 1.5e-6),
+        (0.05, 0.001, 0.05),  # nor too little lower one above them
+        (0.05, 0.05, 0.05 / 1.5),
+        (1e-5, 0.05, 1e-5),
+        (1e-2, 0.001, 1e-2),
+    ],
+)
+def test_the_bounds_of_the_adaptive_rate_include_the_initial_one(initial, kl, expected):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    schedule = LearningRateSchedule("adaptive", initial, 0.01)
+    schedule.apply(optimizer, 0)
+    schedule.adapt(optimizer, kl)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_adaptive_rate_stands_still_while_the_actor_does(compile, tmp_path):
+    """In critic warm-up, and in GRPO as long as all members of a group earn the same."""
+    adaptive = {"lr_schedule": "adaptive", "desired_kl": 0.01, "compile": compile}
+    data = {"total_env_steps": 4 * 16 * 3}
+    warm_up = adaptive | {"critic_warmup_iterations": 3}
+    module, _, trainer = train(tmp_path / "ppo", data=data, model=warm_up)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 3e-4
+    assert module.optimizer_steps > 0
+    alike = adaptive | {"algorithm": GRPO, "group_size": 4, "mode": "trajectory"}
+    # -1 a step, and nobody arrives
+    _, _, trainer = train(tmp_path / "grpo", env="MountainCar-v0", data=data, model=alike)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 3e-4
 
 
 def test_an_optimizer_of_choice_keeps_its_own_defaults(tmp_path):

@@ -1,5 +1,6 @@
 """Background collection keeps its bound, its order and its versions, and stale data is weighed as the formulas say."""
 
+import math
 import random
 import threading
 import time
@@ -317,6 +318,43 @@ def test_with_a_lag_corrections_differ_from_the_plain_ratio(algorithm, correctio
         assert scalars["async/behavior_kl"] > 1e-4
         assert 0 < scalars["async/effective_samples"] < 1
         assert stats["approx_kl"] == pytest.approx(0, abs=1e-6), "the update begins at prox"
+
+
+@pytest.mark.parametrize("correction", ["decoupled", "loglinear"])
+def test_stale_samples_beyond_the_cap_are_left_out_of_the_kl_to_the_reference_too(correction):
+    torch.manual_seed(1)
+    data = make_data("Pendulum-v1")
+    module = make_ppo(data, algorithm=GRPO, group_size=4, batch_size=64, kl_coef=1.0)
+    rollout = stale_rollout(data, module, lag=1, change=0.1)
+    module.stale = StaleData(correction, 1.0)
+    module.stale.active = True
+    module.stale.add_fields(module.policy, rollout)
+    rollout["reference_log_prob"] = torch.zeros_like(rollout["sample_log_prob"])
+    log_prob = log_prob_of(module.policy, rollout).flatten()
+    samples = rollout[:, :-1].clone().flatten()
+    proximal = module.stale._proximal(log_prob, samples)
+    beyond = proximal > samples["sample_log_prob"]
+    assert 0 < beyond.sum() < beyond.numel()
+    penalty = module.stale.kl_penalty(log_prob, samples)
+    assert penalty[beyond].eq(0).all()
+    assert penalty[~beyond].ne(0).all()
+
+
+def test_the_kl_of_an_action_in_parts_is_that_of_all_of_them_together():
+    """Two parts that each move by the same log ratio: reported was that of one part."""
+    samples = TensorDict(
+        {"sample_log_prob": torch.zeros(5, 2), "executed": torch.ones(5, 2).bool()}, [5]
+    )
+    samples["executed"][4, 1] = False
+    log_prob = torch.full((5, 2), 0.3)
+    for joint_ratio in (False, True):
+        stale = StaleData("bypass", 2.0)
+        stale.joint_ratio = joint_ratio
+        _, scalars = stale.policy_loss(
+            log_prob, samples, torch.ones(5), clip_low=0.2, clip_high=0.2
+        )
+        both, one = (math.expm1(x) - x for x in (0.6, 0.3))
+        assert float(scalars["approx_kl"]) == pytest.approx((4 * both + one) / 5, rel=1e-5)
 
 
 def test_fields_say_which_policy_is_which():

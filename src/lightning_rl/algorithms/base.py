@@ -68,7 +68,7 @@ class Algorithm(EvaluatedModule):
         learning_rate: initial learning rate.
         lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided
             by 1.5 where the KL of an epoch exceeds twice `desired_kl` and multiplied by 1.5 where
-            it is below half of it.
+            it is below half of it, between 1e-5 and 1e-2 (and `learning_rate`, if that is beyond).
         desired_kl: of the adaptive schedule.
         n_epochs: passes over a rollout.
         batch_size: transitions per minibatch, of each process; the last one of a pass is smaller
@@ -156,6 +156,14 @@ class Algorithm(EvaluatedModule):
         """
         return int(self.trainer.global_step)
 
+    @property
+    def trains_actor(self) -> bool:
+        """Whether the update under way is to move the actor: else its KL says nothing of the rate.
+
+        Of a subclass that leaves it where it is for some iterations.
+        """
+        return True
+
     # --- what training_step is made of ---
 
     def rewards(self, rollout: TensorDict) -> Tensor:
@@ -185,8 +193,7 @@ class Algorithm(EvaluatedModule):
         Raises:
             ConfigurationError: where the first ratio of the run would not be 1.
         """
-        if not self._ratio_checked and "sample_log_prob" in keys and self.data.acted_by_policy:
-            self._ratio_checked = check_first_ratio(self.policy, rollout)
+        self._check_first_ratio(rollout, keys)
         flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
         drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
         for epoch in epochs(flat, mask, *drawing):
@@ -194,6 +201,13 @@ class Algorithm(EvaluatedModule):
             yield from epoch
             if self._stops_early(first):
                 return
+
+    def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
+        """Check it once in a run, where the loss takes a ratio of the policy's own actions."""
+        if self._ratio_checked or self._trainer is None:
+            return
+        if "sample_log_prob" in keys and self.data.acted_by_policy:
+            self._ratio_checked = check_first_ratio(self.policy, rollout)
 
     @abstractmethod
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -249,7 +263,8 @@ class Algorithm(EvaluatedModule):
         if self.target_kl is None and self.schedule.kind != "adaptive":
             return False
         kl = self.statistics.mean_since("approx_kl", first)
-        self.schedule.adapt(self.trainer.optimizers[0], kl)
+        if self.trains_actor:
+            self.schedule.adapt(self.trainer.optimizers[0], kl)
         return self.target_kl is not None and kl > self.target_kl
 
     def finish_iteration(self, rollout: TensorDict) -> None:

@@ -12,7 +12,7 @@ from lightning_rl.algorithms.parts import spread
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.functional import group_relative_advantage, kl_penalty
+from lightning_rl.functional import group_relative_advantage
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
@@ -192,7 +192,7 @@ class GRPO(Algorithm):
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
-        log_prob, sample_log_prob = new["sample_log_prob"], minibatch["sample_log_prob"]
+        log_prob = new["sample_log_prob"]
         weight: Tensor = minibatch["weight"]
         policy_loss, distances = self.stale.policy_loss(
             log_prob,
@@ -206,7 +206,7 @@ class GRPO(Algorithm):
         loss = policy_loss - self.ent_coef * entropy
         scalars = {"policy_loss": policy_loss, "entropy": entropy, **distances}
         if self.reference is not None:
-            reference_kl = kl_penalty(log_prob, sample_log_prob, minibatch["reference_log_prob"])
+            reference_kl = self.stale.kl_penalty(log_prob, minibatch)
             scalars["reference_kl"] = (part_weight * reference_kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

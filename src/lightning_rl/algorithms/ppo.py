@@ -91,6 +91,11 @@ class PPO(Algorithm):
         self.finish_iteration(rollout)
 
     @property
+    def trains_actor(self) -> bool:
+        """Whether the critic's warm-up is over."""
+        return not self.warms_up
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """What the loss reads of a rollout, beside the policy's own fields."""
         own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")

@@ -8,10 +8,13 @@ class LearningRateSchedule:
 
     The adaptive rule is rsl_rl's (Rudin et al. 2022, "Learning to Walk in Minutes", section 3),
     once per epoch instead of once per minibatch; its state is the optimizer's own learning rate.
+    Differs from it: a KL that is rounding noise says nothing, and the bounds include the initial
+    rate, so that too much KL never raises a rate and too little never lowers it.
 
     Args:
         kind: `constant`, `linear` or `adaptive`.
-        initial: learning rate of the first iteration.
+        initial: learning rate of the first iteration; the adaptive one stays within it and
+            `BOUNDS`.
         desired_kl: KL per epoch that the adaptive schedule aims at.
 
     Attributes:
@@ -20,6 +23,9 @@ class LearningRateSchedule:
 
     FACTOR = 1.5
     BOUNDS = (1e-5, 1e-2)
+    NOISE = 1e-10
+    """A KL below it is that of a policy that has not moved: log-probs of float32 are off by 1e-6 or
+    so, which makes a KL of 1e-12."""
 
     def __init__(self, kind: str, initial: float, desired_kl: float) -> None:
         self.kind = kind
@@ -43,10 +49,13 @@ class LearningRateSchedule:
             return
         group = optimizer.param_groups[0]
         rate = group["lr"] / group.get("lr_scale", 1.0)
+        # The rate itself is within the bounds too: a run may go on with another initial one.
+        lowest = min(self.BOUNDS[0], self.initial, rate)
+        highest = max(self.BOUNDS[1], self.initial, rate)
         if kl > 2.0 * self.desired_kl:
-            _set_rate(optimizer, max(self.BOUNDS[0], rate / self.FACTOR))
-        elif 0.0 < kl < 0.5 * self.desired_kl:
-            _set_rate(optimizer, min(self.BOUNDS[1], rate * self.FACTOR))
+            _set_rate(optimizer, max(lowest, rate / self.FACTOR))
+        elif self.NOISE < kl < 0.5 * self.desired_kl:
+            _set_rate(optimizer, min(highest, rate * self.FACTOR))
 
 
 def _set_rate(optimizer: Optimizer, rate: float) -> None:

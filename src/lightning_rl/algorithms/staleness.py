@@ -16,6 +16,7 @@ from lightning_rl.functional import (
     clipped_surrogate_loss,
     decoupled_surrogate_loss,
     effective_sample_size,
+    kl_penalty,
     loglinear_proximal,
 )
 from lightning_rl.policies import Policy
@@ -99,7 +100,8 @@ class StaleData:
         """Return the policy loss of samples [B], and how far the policy is from the proximal one.
 
         Log-probs of parts, [B, L], have a ratio each, and share the advantage of their sample; or,
-        with `joint_ratio`, one ratio.
+        with `joint_ratio`, one ratio. `approx_kl` is that of whole actions in any case, `target_kl`
+        and the adaptive rate go by it; `clip_fraction` is the share of ratios.
 
         Args:
             log_prob: [B] or [B, L], of the policy being trained.
@@ -110,6 +112,7 @@ class StaleData:
         """
         proximal = self._proximal(log_prob.detach(), minibatch)
         behavior: Tensor = minibatch["sample_log_prob"]
+        new, old = log_prob.detach(), proximal
         mask = None
         if self.joint_ratio:
             log_prob, proximal, behavior = (
@@ -132,11 +135,32 @@ class StaleData:
                 log_prob, proximal, advantage, clip_low=clip_low, clip_high=clip_high
             )
         return loss, {
-            "approx_kl": approx_kl(log_prob.detach(), proximal, mask),
+            "approx_kl": approx_kl(*(joint(each, minibatch) for each in (new, old))),
             "clip_fraction": clip_fraction(
                 log_prob.detach(), proximal, clip_low=clip_low, clip_high=clip_high, mask=mask
             ),
         }
+
+    def kl_penalty(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
+        """Return KL(policy || reference) of each sample, [B] or [B, L]; see `kl_penalty`.
+
+        Stale samples weigh as in the policy loss, and those beyond the cap do not count.
+
+        Args:
+            log_prob: [B] or [B, L], of the policy being trained.
+            minibatch: [B], with `reference_log_prob`, `sample_log_prob` and `fields`.
+        """
+        behavior: Tensor = minibatch["sample_log_prob"]
+        reference: Tensor = minibatch["reference_log_prob"]
+        if self.kind not in ("decoupled", "loglinear"):
+            return kl_penalty(log_prob, behavior, reference)
+        proximal = self._proximal(log_prob.detach(), minibatch)
+        acted = (proximal, behavior)
+        if self.joint_ratio:
+            acted = (joint(proximal, minibatch), joint(behavior, minibatch))
+        weight = behavior_weight(*acted, weight_cap=self.weight_cap)
+        weight = weight.view(*weight.shape, *[1] * (log_prob.dim() - weight.dim()))
+        return kl_penalty(log_prob, proximal, reference, weight)
 
     def _proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
         """Return the log-prob [B] under the policy that the update began at."""

@@ -229,11 +229,19 @@ def simple_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = N
     return masked_mean(sample_log_prob - log_prob, mask)
 
 
-def kl_penalty(log_prob: Tensor, sample_log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+def kl_penalty(
+    log_prob: Tensor,
+    sample_log_prob: Tensor,
+    reference_log_prob: Tensor,
+    behavior_weight: Tensor | None = None,
+) -> Tensor:
     """Estimate KL(pi || reference) per sample of mu, so that value and gradient are both right.
 
         value     rho * (exp(d) - 1 - d),              d = log reference - log pi
         gradient  rho * (-d) * grad log pi,            rho = pi / mu
+
+    Of a stale sample rho is pi / prox * w, with the weight w of `behavior_weight`, which is 0
+    beyond its cap; prox is then given in place of mu.
 
     Both are unbiased under samples of mu: the value is k3 (Schulman 2020, "Approximating KL
     Divergence"), whose own gradient is that of another divergence; the gradient is that of
@@ -242,13 +250,16 @@ def kl_penalty(log_prob: Tensor, sample_log_prob: Tensor, reference_log_prob: Te
 
     Args:
         log_prob: [B], of the policy being trained.
-        sample_log_prob: [B], of the policy that acted.
+        sample_log_prob: [B], of the policy that acted; with a weight, of the proximal policy.
         reference_log_prob: [B], of the policy to stay close to.
+        behavior_weight: [B], prox / mu of stale samples; None for 1.
 
     Returns:
         [B].
     """
     rho = ratio(log_prob.detach(), sample_log_prob)
+    if behavior_weight is not None:
+        rho = rho * behavior_weight
     d = (reference_log_prob - log_prob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     value = torch.expm1(d) - d
     return rho * (value - d * (log_prob - log_prob.detach()))
@@ -296,9 +307,9 @@ def normalize_advantage(
     if mask is None:
         std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
         return (advantage - mean) / (std + eps)
-    count = mask.sum()
-    centered = advantage - masked_mean(advantage, mask)
-    variance = masked_mean(centered.square(), mask)
-    correction = torch.as_tensor(count, device=advantage.device, dtype=advantage.dtype)
-    std = (variance * correction / (correction - 1).clamp(min=1)).sqrt()
-    return centered / (std + eps)
+    # In float64, in which a mean of equal numbers is that number: what float32 leaves between them
+    # would be scaled up to 1.
+    exact, count = advantage.double(), mask.sum()
+    centered = exact - masked_mean(exact, mask)
+    variance = torch.where(mask, centered.square(), 0.0).sum() / (count - 1).clamp(min=1)
+    return (centered / (variance.sqrt() + eps)).to(advantage.dtype)
