@@ -1,4 +1,4 @@
-"""The house keeps its shape: imports go down, files stay short, names are documented."""
+"""The house keeps its shape: imports go down, functions stay short, names are documented."""
 
 import ast
 from pathlib import Path
@@ -15,7 +15,7 @@ LEVELS = {
     "phases": 0,
     "registration": 0,
     "arguments": 6,
-    "allocator": 0,
+    "process": 0,
     "ranks": 0,
     "shared_table": 0,
     "rollout": 0,
@@ -86,10 +86,8 @@ def test_rooms_do_not_import_each_other_in_a_circle():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_and_functions_stay_short(path):
-    text = path.read_text()
-    assert text.count("\n") <= 350, "is it one room or two?"
-    for node in ast.walk(ast.parse(text)):
+def test_functions_stay_short(path):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
             assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
 

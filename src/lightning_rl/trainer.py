@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.loggers import Logger
 
 from lightning_rl.algorithms.checks import check_strategy
-from lightning_rl.allocator import keep_freed_memory
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -32,6 +31,7 @@ from lightning_rl.callbacks import (
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
+from lightning_rl.process import flush_denormals, keep_freed_memory
 from lightning_rl.runs import find_checkpoint, new_run_dir
 
 NOISE = (
@@ -68,6 +68,9 @@ class RLTrainer(Trainer):
             for small networks (two threads that wait for each other on a busy machine can be a
             hundred times slower), and results do not depend on the number of cores; raise it for
             large networks on a CPU.
+        flush_denormal: take numbers below 1.2e-38 for zero, in every thread that computes: learner,
+            collector and evaluation. Intel's CPUs are many times slower on them, and nothing is
+            learnt from them. Set for the thread that makes the trainer, and those it starts.
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
@@ -90,11 +93,13 @@ class RLTrainer(Trainer):
 
     Attributes:
         stop_signal: the signal that ended training, or None.
+        flush_denormal: whether denormal numbers are taken for zero; not every CPU can.
     """
 
     def __init__(
         self,
         num_threads: int = 1,
+        flush_denormal: bool = True,
         exp_name: str = "run",
         output_dir: str = "outputs",
         run_dir: str | None = None,
@@ -117,6 +122,8 @@ class RLTrainer(Trainer):
     ) -> None:
         quieten_framework()
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
+        # First: threads that torch starts from here on inherit it.
+        self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
         keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)

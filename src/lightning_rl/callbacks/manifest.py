@@ -56,6 +56,7 @@ class RunManifest(Callback):
             "command": sys.argv,
             "git_commit": _git_commit(),
             "device": _device(trainer),
+            "flush_denormal": getattr(trainer, "flush_denormal", None),
             "world_size": trainer.world_size,
             "platform": platform.platform(),
             "versions": {"python": platform.python_version()} | _versions(),

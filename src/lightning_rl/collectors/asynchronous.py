@@ -17,6 +17,7 @@ from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
 from lightning_rl.policies import Policy
+from lightning_rl.process import flush_denormals, flushes_denormals
 
 JOIN_SECONDS = 5.0
 """How long `close` waits for the thread, which stops between two env steps."""
@@ -94,6 +95,7 @@ class AsyncCollector(Collector):
         self._boundary = threading.Lock()  # between two rollouts: guards what a checkpoint holds
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
+        self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
 
     def collect(self) -> TensorDict:
@@ -193,10 +195,12 @@ class AsyncCollector(Collector):
         self._acting.load_state_dict(self.policy.state_dict())
         self._weights.publish(self.policy)
         self._first_version = self._weights.version
+        self._flush_denormal = flushes_denormals()  # a thread has a setting of its own
         self._thread = threading.Thread(target=self._work, name="collector", daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
+        flush_denormals(self._flush_denormal)
         try:
             while True:
                 self._weights.wait_until(self._may_begin)

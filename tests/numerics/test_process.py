@@ -1,0 +1,103 @@
+"""How the process computes: freed memory stays with it, denormal numbers are zero where that is wanted."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lightning_rl import PPO, AsyncCollector, SyncCollector
+from lightning_rl.policies.numpy_acting import NumpyActor
+from lightning_rl.process import flush_denormals, flushes_denormals
+from tests.helpers import train
+
+FAULTS = """
+import resource, torch
+from lightning_rl.process import keep_freed_memory
+print(int(keep_freed_memory()))
+def allocate():
+    blocks = [torch.ones(2**22) for _ in range(4)]  # 16 MiB each
+for _ in range(5):
+    allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    allocate()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+
+
+def run(code, **environment):
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(
+        command, env=inherited | environment, capture_output=True, text=True, check=True
+    )
+    return [int(line) for line in out.stdout.split()]
+
+
+@glibc
+def test_blocks_that_were_freed_are_used_again_without_page_faults():
+    kept, faults = run(FAULTS)
+    assert kept == 1
+    assert faults < 1000  # each of the 40 blocks has 4,096 pages
+
+
+@glibc
+def test_the_environment_has_the_last_word():
+    kept, faults = run(FAULTS, MALLOC_MMAP_THRESHOLD_="1000000", MALLOC_TRIM_THRESHOLD_="0")
+    assert kept == 0
+    assert faults > 1000, "or the test above could not fail"
+
+
+@pytest.fixture
+def restored():
+    before = flushes_denormals()
+    yield
+    flush_denormals(before)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("collector", [SyncCollector, AsyncCollector])
+def test_denormals_are_flushed_in_every_thread_that_computes(
+    wanted, collector, tmp_path, monkeypatch, restored
+):
+    """In the learner, where the collector steps, and in evaluations; run.json says so."""
+    if not flush_denormals(True):
+        pytest.skip("this CPU cannot")
+    flush_denormals(not wanted)
+    seen = {"learner": [], "collector": [], "evaluation": []}
+    act, play = NumpyActor.act, PPO.play
+
+    def acting(self, t):
+        seen["collector"].append(flushes_denormals())
+        act(self, t)
+
+    class Noting(PPO):
+        def training_step(self, rollout, batch_idx):
+            seen["learner"].append(flushes_denormals())
+            super().training_step(rollout, batch_idx)
+
+        def play(self, *args):
+            seen["evaluation"].append(flushes_denormals())
+            return play(self, *args)
+
+    monkeypatch.setattr(NumpyActor, "act", acting)
+    data = {"collector": collector, "total_env_steps": 4 * 16 * 3}
+    trainer = {"flush_denormal": wanted}
+    train(tmp_path, data=data, model={"algorithm": Noting}, trainer=trainer)
+    assert {name: set(flags) for name, flags in seen.items()} == {name: {wanted} for name in seen}
+    assert json.loads((tmp_path / "run.json").read_text())["flush_denormal"] is wanted
+
+
+def test_a_denormal_number_is_zero_where_they_are_flushed(restored):
+    if not flush_denormals(True):
+        pytest.skip("this CPU cannot")
+    tiny = torch.full((3,), 1e-20)
+    assert (tiny * tiny).eq(0).all()
+    flush_denormals(False)
+    assert (tiny * tiny).ne(0).all()
