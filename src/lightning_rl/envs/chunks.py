@@ -190,20 +190,18 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
         silent = torch.zeros_like(active)
         said, before = info.get("success", silent), merged.get("success", silent)
         merged["success"] = torch.where(active, said, before)
-    silence = torch.full(active.shape, torch.nan, device=active.device)
+    for name, value in _numbers(info, "rewards").items():
+        terms = merged.setdefault("rewards", {})
+        terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)
     metrics, known = _numbers(info, "metrics"), merged.get("metrics", {})
     if metrics or known:
+        silence = torch.full(active.shape, torch.nan, device=active.device)
         merged["metrics"] = {
             name: torch.where(active, metrics.get(name, silence), known.get(name, silence))
             for name in known | metrics
         }
-    for name, value in _numbers(info, "rewards").items():
-        terms = merged.setdefault("rewards", {})
-        total = value + terms.get(name, silence).nan_to_num(0.0)
-        terms[name] = torch.where(active & ~value.isnan(), total, terms.get(name, silence))
 
 
 def _numbers(info: dict[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the entries of a dict in an info that are one number per env, [N], as floats."""
-    values = info.get(kind, {}).items()
-    return {name: value.float() for name, value in values if value.dim() == 1}
+    """Return the entries of a dict in an info that are one number per env, [N]."""
+    return {name: value for name, value in info.get(kind, {}).items() if value.dim() == 1}
