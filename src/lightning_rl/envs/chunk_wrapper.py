@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl.envs.infos import is_number
 from lightning_rl.errors import ConfigurationError
 
 
@@ -48,8 +49,11 @@ class ChunkWrapper(gymnasium.Wrapper):
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
             step_reward[k], executed[k] = float(reward), 1
-            for name, value in info.get("rewards", {}).items():
-                terms[name] = terms.get(name, 0.0) + value
+            said = info.get("rewards")
+            if isinstance(said, dict):
+                for name, value in said.items():
+                    if is_number(value):
+                        terms[name] = terms.get(name, 0.0) + value
             if terminated or truncated:
                 break
         if terms:

@@ -40,8 +40,13 @@ def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
         if isinstance(numbers, dict):
             tree = said.setdefault(kind, {})
             for name, value in numbers.items():
-                if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf":
+                if is_number(value):
                     _column(tree, name, num_envs)[i] = value
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether something is one number, or one truth value."""
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
 
 
 def read_arrays(info: dict[str, Any], num_envs: int, done: np.ndarray) -> Said:
