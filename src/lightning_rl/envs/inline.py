@@ -90,7 +90,7 @@ class InlineVectorEnv(SyncVectorEnv):
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             observation, self._rewards[i], terminated, truncated, info = step(action)
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
-            if says_something(info):
+            if info and says_something(info):
                 gather(infos.setdefault("said", {}), info, i, self.num_envs)
             self._terminations[i], self._truncations[i] = terminated, truncated
             if terminated or truncated:
