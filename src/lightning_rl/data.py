@@ -109,8 +109,9 @@ class RLDataModule(LightningDataModule):
             when all are through: an episode depends on its seed alone.
         eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
             Where not given, the run's seed + 10,000.
-        eval_deterministic: evaluate by the mode of the policy's distribution; false draws actions,
-            from a generator of the evaluation's own.
+        eval_deterministic: evaluate by the mode of the policy's distribution; false draws the
+            actions of an episode from a generator with its seed, one call of the policy per episode
+            and step.
         eval_env: which env the evaluation uses; where not given, that of the training.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
@@ -193,6 +194,11 @@ class RLDataModule(LightningDataModule):
     def acted_by_policy(self) -> bool:
         """Whether the actions of a rollout are the policy's own."""
         return self.collector is not None and self.collector.acted_by_policy
+
+    @property
+    def eval_env_reports_success(self) -> bool:
+        """Whether the env of the evaluation is known, from training on it, to say success."""
+        return self.reports_success and self._make_eval_env is self._make_env
 
     def publish(self) -> None:
         """Tell the collector that the policy has new weights."""

@@ -44,22 +44,23 @@ def run_episodes(
     is ignored: counting the first episodes to finish would favour the short ones. No random stream
     but the env's own is touched.
 
+    Drawn actions come from a generator per episode, seeded by the episode's seed, and each row acts
+    by itself: what any policy draws for an episode is then the same whichever episodes are played
+    beside it. It costs one call of the policy per running episode and step.
+
     Args:
         policy: acts by the mode of its distribution, or by samples of it.
         env: with at least as many envs as there are seeds.
         seeds: at most N.
-        deterministic: false draws actions, from a generator of its own with the first seed.
+        deterministic: false draws actions.
         watch: looks on.
 
     Returns:
         one `Episode` per seed, in their order.
     """
     count, total = len(seeds), env.num_envs
-    device = policy.version.device
     policy.eval()
-    generator = None
-    if not deterministic:
-        generator = torch.Generator(device).manual_seed(int(seeds[0]))
+    act = _actor(policy, seeds, deterministic)
     observation, _ = env.reset(seed=[*seeds, *(seeds[0] for _ in range(total - count))])
     returns = torch.zeros(total, dtype=torch.float64)
     lengths = torch.zeros(total, dtype=torch.int64)
@@ -68,9 +69,8 @@ def run_episodes(
     if watch is not None:
         watch(0, returns, running)
     for step in range(1, MAX_EPISODE_STEPS + 1):
-        td = TensorDict({"observation": observation}, [total]).to(device)
-        td = policy(td, deterministic=deterministic, generator=generator)
-        observation, reward, terminated, truncated, info = env.step(td["action"])
+        td = TensorDict({"observation": observation}, [total]).to(policy.version.device)
+        observation, reward, terminated, truncated, info = env.step(act(td, running))
         terminated = terminated.cpu()
         returns += torch.where(running, reward.cpu(), 0.0)
         executed = info.get("executed")  # where an action is a chunk
@@ -92,6 +92,26 @@ def run_episodes(
     return [episodes[i] for i in range(count)]
 
 
+def _actor(
+    policy: Policy, seeds: Sequence[int], deterministic: bool
+) -> Callable[[TensorDict, Tensor], Tensor]:
+    """Return what gives the actions [N, *A] for observations [N], of which some rows [N] run."""
+    if deterministic:
+        return lambda td, running: policy(td, deterministic=True)["action"]
+    generators = [torch.Generator(policy.version.device).manual_seed(int(seed)) for seed in seeds]
+
+    def draw(td: TensorDict, running: Tensor) -> Tensor:
+        rows = running.nonzero().flatten()
+        drawn = torch.cat(
+            [policy(td[i : i + 1], generator=generators[i])["action"] for i in rows.tolist()]
+        )
+        # Rows that no longer run do as the first that does: nobody looks at them.
+        everyone = drawn[:1].expand(len(td), *drawn.shape[1:])
+        return everyone.index_copy(0, rows.to(drawn.device), drawn)
+
+    return draw
+
+
 def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
     """Return what an env says of its episode at the last step, from before the reset."""
     success = info.get("success")
@@ -103,10 +123,20 @@ def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
     }
 
 
-def summarize(episodes: Sequence[Episode]) -> dict[str, Any]:
-    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode."""
+def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
+    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode.
+
+    Some envs say `success` only where there is one. So an episode of which it is not said has
+    failed, as in training, unless the env is not known to say it of any.
+
+    Args:
+        episodes: of all processes and batches of seeds.
+        reports_success: the env is known to say of an episode that it succeeded, even where it says
+            so of none of these.
+    """
     returns = np.array([episode["return"] for episode in episodes])
-    successes = [episode["success"] for episode in episodes if episode["success"] is not None]
+    reports_success |= any(episode["success"] is not None for episode in episodes)
+    successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
     names = sorted({name for episode in episodes for name in episode["metrics"]})
     return {
         "episodes": len(episodes),

@@ -112,6 +112,7 @@ def record_rollouts(path, count=4):
     for _ in range(count):
         rollout = collector.collect().clone()
         done = torch.rand(rollout.shape) < 0.1
+        done[N:, -2] = True  # a group that has not ended is no group that agrees
         rollout["terminated"], rollout["truncated"] = done, torch.zeros_like(done)
         rollout["done"] = done
         rollout["reward"] = torch.rand_like(rollout["reward"])

@@ -207,6 +207,81 @@ def test_evaluation_and_collection_count_env_steps():
     assert torch.equal(resumed.step(action)[0], env.step(action)[0])
 
 
+class Passing(TorchEnv):
+    """Stand at the goal at odd steps alone; end after as many steps as the start draws, 3 to 10.
+
+    Says what is of the step only where `says` says so.
+    """
+
+    start_size = 1
+
+    def __init__(self, num_envs, says=lambda age, info: info):
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        super().__init__(num_envs, box, gymnasium.spaces.Discrete(2), 100)
+        self.says, self.now = says, 0
+
+    def initial_state(self, uniform):
+        return TensorDict({"age": uniform * 0, "length": 3 + (uniform * 8).floor()}, [len(uniform)])
+
+    def observe(self, state):
+        return torch.cat((state["age"], state["length"]), 1)
+
+    def transition(self, state, action):
+        moved = TensorDict({"age": state["age"] + 1, "length": state["length"]}, state.batch_size)
+        age = moved["age"][:, 0]
+        one = torch.ones_like(age)
+        info = {"success": age % 2 == 1, "metrics": {"age": age}, "rewards": {"one": one}}
+        self.now += 1
+        return moved, age, age >= moved["length"][:, 0], self.says(self.now, info)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5])
+def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chunk):
+    plain, chunked = Passing(24), ActionChunk(24, Passing, chunk)
+    policy, by_chunks = (
+        ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+        for env in (plain, chunked)
+    )
+    expected = run_episodes(policy, plain, list(range(24)))
+    assert {e["success"] for e in expected} == {True, False}
+    for ours, theirs in zip(
+        run_episodes(by_chunks, chunked, list(range(24))), expected, strict=True
+    ):
+        assert ours["success"] == theirs["success"] == (theirs["length"] % 2 == 1)
+        assert ours["metrics"] == theirs["metrics"] == {"age": theirs["length"]}
+    collector = SyncCollector(chunked, by_chunks, 6, seed=1)
+    rollout = collector.collect()
+    lengths = collector.statistics.lengths
+    assert list(collector.statistics.successes) == [length % 2 == 1 for length in lengths]
+    assert rollout["done"].sum() == len(lengths) > 5
+
+
+def test_what_is_not_said_of_the_last_action_of_a_chunk_is_not_said():
+    """As in the plain env: said of the first action alone, then of none, then of the last."""
+    env = ActionChunk(2, lambda n: Passing(n, lambda now, info: info if now in (1, 9) else {}), 3)
+    starts, _ = Passing(50).reset(seed=0)
+    env.reset(seed=(starts[:, 1] > 9).nonzero().flatten()[:2].tolist())
+    first, silent, last = (env.step(torch.zeros(2, 3, dtype=torch.int64))[4] for _ in range(3))
+    assert first["success"].tolist() == [False, False]
+    assert first["metrics"]["age"].isnan().all()
+    assert first["rewards"]["one"].tolist() == [1.0, 1.0]
+    assert not {"success", "metrics", "rewards"} & silent.keys()
+    assert last["success"].tolist() == [True, True]
+    assert last["metrics"]["age"].tolist() == [9.0, 9.0]
+
+
+def test_a_chunk_leaves_out_what_is_not_one_number_per_env():
+    def vectors(now, info):
+        vector = {"vector": torch.ones(2, 3)}
+        return {key: info[key] | vector for key in ("metrics", "rewards")}
+
+    env = ActionChunk(2, lambda n: Passing(n, vectors), 3)
+    env.reset(seed=0)
+    info = env.step(torch.zeros(2, 3, dtype=torch.int64))[4]
+    assert set(info["metrics"]) == {"age"}
+    assert set(info["rewards"]) == {"one"}
+
+
 def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_is_cut():
     torch.manual_seed(3)
     steps = torch.randint(1, K + 1, (6,))

@@ -692,10 +692,14 @@ def test_a_summary_says_what_was_played():
     }
 
 
-def test_the_success_rate_is_over_the_episodes_that_tell():
+def test_an_episode_of_which_success_is_not_said_has_failed_where_it_is_said_of_any():
     assert summarize([episode(0, 1)] * 3)["success_rate"] is None
-    told = [episode(0, 1, success=True), episode(0, 1, success=False), episode(0, 1)]
-    assert summarize(told)["success_rate"] == 0.5
+    assert summarize([episode(0, 1)] * 3, reports_success=True)["success_rate"] == 0.0
+    told = [episode(0, 1, success=True), episode(0, 1, success=False), *[episode(0, 1)] * 2]
+    for order in (told, told[::-1]):
+        summary = summarize(order)
+        assert summary["success_rate"] == 0.25
+        assert summary["success_ci95"] == evaluation.wilson_interval(1, 4)
 
 
 def test_the_interval_covers_the_mean_about_as_often_as_it_says():

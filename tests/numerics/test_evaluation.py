@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from tensordict import TensorDict
 
-from lightning_rl import ActorCritic, GymnasiumEnv
+from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv
 from lightning_rl.data import EpisodeSeeds
 from lightning_rl.envs import PointMass, PushCube, TorchEnv
 from lightning_rl.errors import ConfigurationError
@@ -20,6 +20,7 @@ from lightning_rl.evaluation import (
     summarize,
     wilson_interval,
 )
+from lightning_rl.policies import Policy
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 
@@ -137,6 +138,120 @@ def test_a_metric_that_only_some_episodes_have_is_averaged_over_those():
     env = GymnasiumEnv(2, "Partly-v0")
     summary = summarize(run_episodes(policy_for(env), env, [0, 1]))
     assert summary["metrics"] == {"speed": 2.0}
+
+
+class Rare(gymnasium.Env):
+    """Succeed where the seed divides by 4, and say it then alone; the others end without a word."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+    SAYS = True
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.own = int(self.np_random.integers(100)) if seed is None else seed
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        info = {"success": True} if self.own % 4 == 0 and self.SAYS else {}
+        return np.zeros(1, np.float32), 0.0, True, False, info
+
+
+class Silent(Rare):
+    SAYS = False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    gymnasium.register("Rare-v0", Rare)
+    gymnasium.register("Silent-v0", Silent)
+    yield
+    del gymnasium.registry["Rare-v0"], gymnasium.registry["Silent-v0"]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("num_envs", [1, 3, 12])
+def test_an_episode_that_ends_without_a_word_of_success_has_failed(num_envs, vectorization):
+    if vectorization == "async" and num_envs != 3:
+        return
+    env, episodes = GymnasiumEnv(num_envs, "Rare-v0", vectorization=vectorization), []
+    for seeds in EpisodeSeeds(1, 12, num_envs):  # the first three fail
+        episodes += run_episodes(policy_for(env), env, seeds)
+    env.close()
+    summary = summarize(episodes)
+    assert summary["success_rate"] == 3 / 12
+    assert summary["success_ci95"] == wilson_interval(3, 12)
+
+
+def test_an_env_that_never_says_success_has_no_rate(tmp_path):
+    module, _, _ = train(tmp_path, env="Silent-v0")
+    assert module.evaluation["success_rate"] is None
+    assert "eval/success_rate" not in scalars(tmp_path)
+    assert "charts/success_rate_avg_100" not in scalars(tmp_path)
+
+
+@pytest.mark.parametrize("own_env", [False, True])
+def test_a_rate_of_zero_is_said_where_training_has_met_successes(own_env, tmp_path):
+    """Of the training's env alone: one of another class may never say success."""
+    data = {"eval_seed": 1, "num_eval_episodes": 3}
+    if own_env:
+        data["eval_env"] = partial(GymnasiumEnv, id="Silent-v0")
+    module, _, _ = train(tmp_path, env="Rare-v0", data=data)
+    assert module.evaluation["success_rate"] == (None if own_env else 0.0)
+    rate = scalars(tmp_path)["charts/success_rate_avg_100"][-1][1]
+    assert 0.1 < rate < 0.45
+
+
+class Dice(Policy):
+    """A policy of a user's, which draws in a way of its own."""
+
+    def __init__(self, env):
+        super().__init__(env.single_observation_space, env.single_action_space)
+        self.size = env.single_action_space.shape
+
+    def forward(self, td, deterministic=False, generator=None):
+        noise = torch.rand(len(td), *self.size, generator=generator)
+        return td.set("action", (noise * 2).long() if not self.size else noise * 2 - 1)
+
+    def get_value(self, td):
+        raise AssertionError("evaluation needs no value")
+
+    evaluate_actions = get_value
+
+
+DRAWN = {
+    "discrete": (partial(GymnasiumEnv, id="CartPole-v1"), policy_for),
+    "continuous": (
+        partial(GymnasiumEnv, id="Pendulum-v1", env_kwargs={"max_episode_steps": 20}),
+        policy_for,
+    ),
+    "task": (partial(PointMass, max_episode_steps=20), policy_for),
+    "chunks": (lambda n: ActionChunk(n, partial(PushCube, max_episode_steps=18), 4), policy_for),
+    "own": (partial(GymnasiumEnv, id="CartPole-v1"), Dice),
+    "own, continuous": (partial(PushCube, max_episode_steps=20), Dice),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_drawn_episode_depends_on_its_seed_and_not_on_how_many_are_played_at_once(name):
+    make, policy_of = DRAWN[name]
+
+    def play(num_envs, seeds=range(7, 12)):
+        env, found = make(num_envs), []
+        policy = policy_of(env)
+        for first in range(0, len(seeds), num_envs):
+            batch = list(seeds[first : first + num_envs])
+            found += run_episodes(policy, env, batch, deterministic=False)
+        env.close()
+        return found
+
+    together = play(5)
+    assert len({episode["return"] for episode in together}) > 1
+    for num_envs in (1, 2, 3, 8):
+        assert play(num_envs) == together
+    assert play(5, [11, 9, 7, 8, 10]) == [together[i] for i in (4, 2, 0, 1, 3)]
+    twice = play(3, [9, 9, 9])
+    assert twice == [together[2]] * 3
 
 
 def test_a_stochastic_evaluation_repeats_itself_and_leaves_the_global_generator_alone():

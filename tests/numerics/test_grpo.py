@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -207,6 +208,66 @@ def test_groups_that_agree_on_success_are_left_out(tmp_path):
 def test_a_filter_needs_an_env_that_says_success(tmp_path):
     with pytest.raises(ConfigurationError, match=r"needs an env that says info\['success'\]"):
         learn(tmp_path, filter_groups=True)
+
+
+class Slow(gymnasium.Env):
+    """Pay the action; end after 30 steps, and say of success nothing before."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        ended = self.age == 30
+        info = {"success": bool(action)} if ended else {}
+        return np.full(1, self.age, np.float32), float(action), ended, False, info
+
+
+@pytest.fixture
+def slow():
+    gymnasium.register("SlowGRPO-v0", Slow)
+    yield "SlowGRPO-v0"
+    del gymnasium.registry["SlowGRPO-v0"]
+
+
+def test_a_filter_waits_for_episodes_to_end_before_it_judges_the_env(slow, tmp_path):
+    """No episode ends in rollouts 0, 1, 3, 4: their groups may yet part, and are learnt from."""
+    data = GROUPS | {"buffer_size": 12, "total_env_steps": 8 * 12 * 6}
+    settings = {"env": slow, "data": data, "filter_groups": True, "reset_every_rollout": False}
+    module, _, _ = learn(tmp_path, **settings)
+    undecided = [value for _, value in scalars(tmp_path)["train/undecided_groups"]]
+    for t, rollout in enumerate(module.rollouts):
+        success = rollout["success"][:, :-1].any(1).view(2, 4)
+        parted = success.any(1) & ~success.all(1)
+        ended = t in (2, 5)
+        assert bool(rollout["done"].any()) == ended
+        assert undecided[t] == (parted.float().mean() if ended else 1.0)
+    assert len(module.sizes) >= 4, "these have been learnt from"
+
+
+def test_a_group_is_left_out_only_where_all_its_members_have_ended_alike(tmp_path):
+    data = make_data("CartPole-v1", **GROUPS)
+    module = make_ppo(data, algorithm=Recorder, group_size=4, filter_groups=True)
+    module.trainer = SimpleNamespace(datamodule=SimpleNamespace(reports_success=True))
+    # Rows by what became of them: success, failure, still under way.
+    outcomes = {"SSSS": 0, "FFFF": 0, "SSFF": 1, "SSSU": 1, "FFFU": 1, "UUUU": 1, "SUUU": 1}
+    rows = "".join(outcomes)
+    done, success = torch.zeros(2, len(rows), 6, dtype=torch.bool)
+    for n, outcome in enumerate(rows):
+        done[n, n % 5] = outcome != "U"
+        success[n, n % 5] = outcome == "S"
+        if outcome != "U":  # what follows the first episode of a row is not asked
+            done[n, 4], success[n, 4] = True, success[n, 4] | (outcome == "F" and n % 5 < 4)
+    rollout = TensorDict({"done": done, "success": success}, [len(rows), 6])
+    kept = module._undecided(rollout)
+    assert kept.view(-1, 4).all(1).tolist() == [bool(keep) for keep in outcomes.values()]
+    assert torch.equal(kept.view(-1, 4).any(1), kept.view(-1, 4).all(1))
+    data.close()
 
 
 def test_the_reference_is_the_policy_that_training_began_with(tmp_path):

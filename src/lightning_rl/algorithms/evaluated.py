@@ -39,6 +39,9 @@ class TrainingData(Protocol):
     def eval_env(self) -> VectorEnv: ...
 
     @property
+    def eval_env_reports_success(self) -> bool: ...
+
+    @property
     def eval_deterministic(self) -> bool: ...
 
     def seed_for(self, purpose: str) -> int: ...
@@ -95,7 +98,7 @@ class EvaluatedModule(LightningModule):
         """Summarise the episodes of all ranks, for the monitors and the log."""
         gathered = ranks.gather_over_ranks(self._episodes)
         episodes = [episode for one in gathered for episode in one]  # by seed, as by rank
-        self.evaluation = summarize(episodes) | {
+        self.evaluation = summarize(episodes, self.data.eval_env_reports_success) | {
             "deterministic": self.data.eval_deterministic,
             "env_steps": self.env_steps,
         }

@@ -40,7 +40,8 @@ class GRPO(Algorithm):
         leave_one_out: compare with the mean of the other members.
         eps: least standard deviation of a group that is divided by, in units of the reward.
         filter_groups: leave out groups whose members all succeed or all fail, by
-            `info["success"]`.
+            `info["success"]`. A member whose episode has not ended may yet do either: its group
+            stays in.
         aggregation: average the loss over steps (`token`), or over steps within each episode first
             (`trajectory`), so that long episodes do not outweigh short ones.
         clip_coef: how far the ratio may fall below 1.
@@ -163,16 +164,23 @@ class GRPO(Algorithm):
         return mask
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
-        """Return which rows [N] are in a group of which some members succeed and others do not."""
-        if not self.data.reports_success:
+        """Return which rows [N] are in a group whose members do not all succeed, nor all fail.
+
+        Raises:
+            ConfigurationError: where episodes have ended and the env has said success of none.
+        """
+        done: Tensor = rollout["done"][:, :-1]
+        if not self.data.reports_success and ranks.agree(bool(done.any())):
             raise ConfigurationError(
-                "filter_groups: true needs an env that says info['success'], and this one does "
-                "not. Set filter_groups: false; groups of equal returns have advantage 0 anyway."
+                "filter_groups: true needs an env that says info['success'], and this one has not "
+                "said it of any episode. Set filter_groups: false; groups of equal returns have "
+                "advantage 0 anyway."
             )
-        first = rollout["done"][:, :-1].long().argmax(1, keepdim=True)
-        ended = rollout["done"].gather(1, first) & rollout["success"].gather(1, first)
-        share = ended.float().view(-1, self.group_size).mean(1)
-        undecided: Tensor = (share > 0) & (share < 1)
+        first = done.long().argmax(1, keepdim=True)
+        ended = done.any(1)
+        succeeded = ended & rollout["success"].gather(1, first).squeeze(1)
+        ended, succeeded = (rows.view(-1, self.group_size) for rows in (ended, succeeded))
+        undecided = ~(succeeded.all(1) | (ended & ~succeeded).all(1))
         self.statistics.set("undecided_groups", undecided.float().mean())
         return undecided.repeat_interleave(self.group_size)
 

@@ -91,7 +91,7 @@ class Collector(ABC):
     def metrics(self) -> dict[str, float]:
         """Return what there is to log, under the names of the charts."""
         episodes = {"charts/episodes": float(self.statistics.episodes)}
-        return episodes | self.statistics.averages() | self.reports
+        return episodes | self.statistics.averages(self.reports_success) | self.reports
 
     def account_for(
         self, rollout: TensorDict, begins_anew: bool, reports: dict[str, float]
@@ -110,12 +110,9 @@ class Collector(ABC):
         self._skipped = False
         if begins_anew:
             self.statistics.restart_episodes()
-        done = rollout["done"][:, :-1]
-        if self.plan.first_episode_only:
-            done = done & first_episode_mask(done)
-        success = rollout["success"][:, :-1] if self.reports_success else None
-        taken = env_steps(rollout)
-        ended = self.statistics.follow(rollout["reward"][:, :-1], done, success, taken)
+        reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
+        counted = first_episode_mask(done) if self.plan.first_episode_only else None
+        ended = self.statistics.follow(reward, done, success, env_steps(rollout), counted)
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)

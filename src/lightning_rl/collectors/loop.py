@@ -13,7 +13,7 @@ from lightning_rl.buffers import Segment
 from lightning_rl.collectors.base import EpisodePlan
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.envs import RestoreError, VectorEnv
-from lightning_rl.envs.shapes import check_like
+from lightning_rl.envs.shapes import check_like, refuse_missing_end
 from lightning_rl.envs.stepping import RolloutStepper
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import ConfigurationError
@@ -33,6 +33,7 @@ class Lane(NamedTuple):
     """What writes into one segment, made once."""
 
     storage: TensorDict
+    success: tuple[Tensor, ...]
     actor: RolloutActor
     stepper: RolloutStepper
 
@@ -69,9 +70,11 @@ class RolloutLoop:
         self.renew: Callable[[Callable[[], None]], bool] | None = None
         self.reports_success = False
         self._reports = EnvReports()
+        self._with_final: list[int] = []
         self._lanes = [
             Lane(
                 time_major(segment.rollout),
+                time_major(segment.rollout)["success"].unbind(0),
                 policy.rollout_actor(segment.rollout),
                 env.rollout_stepper(segment.rollout),
             )
@@ -97,8 +100,9 @@ class RolloutLoop:
         copy_tree(segment.steps[0].get("observation"), observation)
         self.rollouts += 1
         self._finished.zero_()
-        storage, actor, stepper = lane = self._lanes[segment.index]
+        storage, success, actor, stepper = lane = self._lanes[segment.index]
         storage["success"].zero_()
+        self._with_final.clear()
         since = steps = 0
         with self.phase("inference"):
             actor.begin(self.generator)
@@ -113,9 +117,10 @@ class RolloutLoop:
             with self.phase("env"):
                 info = stepper.step(steps)
             if info:
-                self._record(storage, steps, info)
+                self._record(success, steps, info)
             steps += 1
         self._close(lane, since, steps)
+        self._check_ends(storage, steps)
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = segment.steps[steps].get("observation")
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
@@ -128,12 +133,27 @@ class RolloutLoop:
             lane.actor.finish(start, stop)
         lane.storage["policy_version"][start:stop].fill_(self.policy.version)
 
-    def _record(self, storage: TensorDict, t: int, info: dict[str, Any]) -> None:
+    def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
         """Write what only some envs say, or only at some steps."""
+        if "final_obs" in info:
+            self._with_final.append(t)
         if "success" in info:
-            storage["success"][t].copy_(info["success"])
+            success[t].copy_(info["success"])
             self.reports_success = True
         self._reports.add(info)
+
+    def _check_ends(self, storage: TensorDict, steps: int) -> None:
+        """Refuse a rollout in which time cut an episode and the env hid what it had come to.
+
+        Once per rollout, and without a look at a device where every step had a final observation.
+
+        Raises:
+            ConfigurationError: naming the env, the key, and what to return.
+        """
+        if len(self._with_final) < steps:
+            cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
+            cut[self._with_final] = False
+            refuse_missing_end(type(self.env).__name__, cut.cpu())
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
         """Tell whether each row has finished an episode, so that no further step is wanted."""

@@ -24,7 +24,8 @@ class EpisodeStatistics:
     Attributes:
         returns, lengths: of the last 100 finished episodes (undiscounted sum of raw rewards; env
             steps).
-        successes: of the last 100 finished episodes of which the env said it.
+        successes: of the last 100 finished episodes; an episode of which the env did not say it has
+            failed, and where it says it of none they mean nothing.
         episodes: finished so far.
     """
 
@@ -43,9 +44,10 @@ class EpisodeStatistics:
         done: Tensor,
         success: Tensor | None = None,
         env_steps: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> None:
         """Take in the next T actions of all envs, and the episodes that ended; see `follow`."""
-        self.add(self.follow(reward, done, success, env_steps))
+        self.add(self.follow(reward, done, success, env_steps, counted))
 
     def follow(
         self,
@@ -53,6 +55,7 @@ class EpisodeStatistics:
         done: Tensor,
         success: Tensor | None = None,
         env_steps: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> Episodes:
         """Take in the next T actions of all envs, in order; return the episodes that ended.
 
@@ -60,22 +63,27 @@ class EpisodeStatistics:
 
         Args:
             reward: [N, T].
-            done: [N, T] bool, where an episode ended that counts.
+            done: [N, T] bool, where an episode ended. All of them: else the next one of the row
+                would be taken for more of the same.
             success: [N, T] bool, or None; read where done.
             env_steps: [N, T], how many each action took; None where each took one.
+            counted: [N, T] bool, true where an end is to be among those returned; all of them where
+                not given.
         """
         rewards = reward.double().cpu()
         ends = done.t().nonzero().tolist()
-        ended = Episodes([], [], [] if success is None else success.t()[done.t()].tolist())
+        returned = done if counted is None else done & counted
+        ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist())
         begins = [0] * len(rewards)
         if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
             incomplete = self._incomplete.numpy()
             taken = None if env_steps is None else env_steps.cpu().numpy()
+            counts = returned.cpu().numpy()
             for t, n in ends:
                 begin = begins[n]
                 steps = t + 1 - begin if taken is None else int(taken[n, begin : t + 1].sum())
-                if not incomplete[n]:
+                if counts[n, t] and not incomplete[n]:
                     ended.returns.append(float(before[n] + rows[n, begin : t + 1].sum()))
                     ended.lengths.append(int(lasted[n]) + steps)
                 incomplete[n] = False
@@ -94,10 +102,13 @@ class EpisodeStatistics:
         self.successes.extend(ended.successes)
         self.episodes += len(ended.returns)
 
-    def averages(self) -> dict[str, float]:
+    def averages(self, reports_success: bool = False) -> dict[str, float]:
         """Return the averages under the names of their charts.
 
         Empty before the first episode has finished.
+
+        Args:
+            reports_success: whether the env says of an episode that it succeeded or not.
         """
         if not self.returns:
             return {}
@@ -105,7 +116,7 @@ class EpisodeStatistics:
             "charts/episode_reward_avg_100": sum(self.returns) / len(self.returns),
             "charts/episode_length_avg_100": sum(self.lengths) / len(self.lengths),
         }
-        if self.successes:
+        if reports_success and self.successes:
             averages["charts/success_rate_avg_100"] = sum(self.successes) / len(self.successes)
         return averages
 
@@ -145,30 +156,45 @@ class EpisodeStatistics:
 class EnvReports:
     """Average what an env says of itself at each step: `info["rewards"]` and `info["metrics"]`.
 
-    Summed on the device, and read once per rollout.
+    Each over the envs and steps that say it: NaN is what an env does not say. Summed on the device,
+    and read once per rollout.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._steps = 0
+        # By the names that came together, which are the same at most steps: sums and counts [K].
+        self._sums: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
 
     def add(self, info: dict[str, Any]) -> None:
         """Take in what came with a step: a tree of tensors [N]; others than [N] are left out."""
-        self._steps += 1
-        for kind in ("rewards", "metrics"):
-            for name, value in info.get(kind, {}).items():
-                if value.dim() == 1:
-                    key = f"{kind}/{name}"
-                    self._sums[key] = self._sums.get(key, 0.0) + value.float().mean()
+        said = {
+            f"{kind}/{name}": value.float()
+            for kind in ("rewards", "metrics")
+            for name, value in info.get(kind, {}).items()
+            if value.dim() == 1
+        }
+        if not said:
+            return
+        values = torch.stack(list(said.values()))
+        names = tuple(said)
+        if names not in self._sums:
+            zeros = values.new_zeros(len(said))
+            self._sums[names] = zeros, zeros.clone()
+        total, count = self._sums[names]
+        total += values.nansum(1)
+        count += (values == values).sum(1)
 
     def close_rollout(self) -> dict[str, float]:
         """Return the averages since the last call: `rewards/<term>` and `metrics/<name>`.
 
         One transfer from the device.
         """
-        averages: dict[str, float] = {}
-        if self._sums:
-            means = (torch.stack(list(self._sums.values())) / self._steps).tolist()
-            averages = dict(zip(self._sums, means, strict=True))
-        self._sums, self._steps = {}, 0
-        return averages
+        if not self._sums:
+            return {}
+        names = [name for together in self._sums for name in together]
+        totals, counts = (torch.cat(parts) for parts in zip(*self._sums.values(), strict=True))
+        added: dict[str, tuple[float, float]] = {}
+        for name, total, count in zip(names, *torch.stack((totals, counts)).tolist(), strict=True):
+            before = added.get(name, (0.0, 0.0))
+            added[name] = before[0] + total, before[1] + count
+        self._sums = {}
+        return {name: total / count for name, (total, count) in added.items() if count}

@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl.envs.infos import is_number
 from lightning_rl.errors import ConfigurationError
 
 
@@ -13,7 +14,8 @@ class ChunkWrapper(gymnasium.Wrapper):
 
     The observation is a dict: `observation`, the env's own after the last action executed; and of
     the chunk before it `step_reward` [K] and `executed` [K], 1 for the actions that were executed.
-    It travels with the observation because that is what reaches the learner with every step.
+    It travels with the observation because that is what reaches the learner with every step. The
+    info is that of the last action executed, but for `rewards`, which are summed.
 
     Args:
         env: is stepped.
@@ -43,11 +45,19 @@ class ChunkWrapper(gymnasium.Wrapper):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
         step_reward, executed = self._nothing()
+        terms: dict[str, Any] = {}
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
             step_reward[k], executed[k] = float(reward), 1
+            said = info.get("rewards")
+            if isinstance(said, dict):
+                for name, value in said.items():
+                    if is_number(value):
+                        terms[name] = terms.get(name, 0.0) + value
             if terminated or truncated:
                 break
+        if terms:
+            info = {**info, "rewards": terms}
         told = self._told(observation, step_reward, executed)
         return told, step_reward.sum(), terminated, truncated, info
 

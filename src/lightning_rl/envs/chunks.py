@@ -58,7 +58,8 @@ class ActionChunk(VectorEnv):
     that were executed. An algorithm discounts by its own gamma within a chunk, and by gamma^k over
     the k actions executed of one. Episode lengths and budgets count env steps.
 
-    In `info`, metrics are of the last action executed, reward terms are summed.
+    In `info`, success and metrics are of the last action executed, as in the plain env: a success
+    that was gone before the episode ended is none. Reward terms are summed.
 
     Args:
         num_envs: N.
@@ -181,12 +182,26 @@ class ActionChunk(VectorEnv):
 
 
 def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None:
-    """Take in what the env said of one action of a chunk, of the rows that took it."""
-    if "success" in info:
-        merged["success"] = merged.get("success", False) | (active & info["success"])
-    for name, value in info.get("rewards", {}).items():
+    """Take in what the env said of one action of a chunk, of the rows [N] that took it.
+
+    What it did not say of a row's last action, though of one before, it has not said: false, NaN.
+    """
+    if "success" in info or "success" in merged:
+        silent = torch.zeros_like(active)
+        said, before = info.get("success", silent), merged.get("success", silent)
+        merged["success"] = torch.where(active, said, before)
+    for name, value in _numbers(info, "rewards").items():
         terms = merged.setdefault("rewards", {})
         terms[name] = terms.get(name, 0.0) + torch.where(active, value, 0.0)
-    for name, value in info.get("metrics", {}).items():
-        metrics = merged.setdefault("metrics", {})
-        metrics[name] = torch.where(active, value, metrics.get(name, value))
+    metrics, known = _numbers(info, "metrics"), merged.get("metrics", {})
+    if metrics or known:
+        silence = torch.full(active.shape, torch.nan, device=active.device)
+        merged["metrics"] = {
+            name: torch.where(active, metrics.get(name, silence), known.get(name, silence))
+            for name in known | metrics
+        }
+
+
+def _numbers(info: dict[str, Any], kind: str) -> dict[str, Tensor]:
+    """Return the entries of a dict in an info that are one number per env, [N]."""
+    return {name: value for name, value in info.get(kind, {}).items() if value.dim() == 1}

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.infos import read_arrays, says_something, to_tensors
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
@@ -98,9 +99,12 @@ class EnvPoolEnv(VectorEnv):
             actions = np.clip(actions, *self._clip)
         observation, reward, terminated, truncated, numpy_info = self._pool.step(actions)
         result, info = _to_tensors(observation), {}
-        finished = np.flatnonzero(terminated | truncated)
+        done = terminated | truncated
+        if says_something(numpy_info):
+            info = to_tensors(read_arrays(numpy_info, self.num_envs, done))
+        finished = np.flatnonzero(done)
         if finished.size:
-            info = {"final_obs": result} | _success(numpy_info)
+            info["final_obs"] = result
             first, _ = self._pool.reset(finished.astype(np.int32))
             result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
         return (
@@ -193,11 +197,3 @@ def _with_rows(observation: Observation, index: Tensor, rows: Observation) -> Ob
     copied = observation.clone()
     copied[index] = rows
     return copied
-
-
-def _success(info: dict[str, Any]) -> dict[str, Tensor]:
-    """Return what EnvPool says of success, where it does."""
-    for key in ("success", "is_success"):
-        if key in info:
-            return {"success": torch.as_tensor(np.asarray(info[key], dtype=bool))}
-    return {}

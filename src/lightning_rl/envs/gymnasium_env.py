@@ -17,7 +17,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.gymnasium_making import EnvWrapper, make_gymnasium, missing_package
+from lightning_rl.envs.infos import read_arrays, to_tensors
 from lightning_rl.envs.inline import InlineVectorEnv
+from lightning_rl.envs.shapes import refuse_missing_end
 from lightning_rl.envs.stepping import ArrayStepper, RolloutStepper
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
@@ -109,7 +111,9 @@ class GymnasiumEnv(VectorEnv):
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
-        return self._observation, reward, terminated, truncated, self._tensor_info(info)
+        if info:
+            info = self._tensor_info(info, terminated, truncated)
+        return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
         """See `VectorEnv.state_dict`: how each episode began, and its actions since."""
@@ -245,24 +249,35 @@ class GymnasiumEnv(VectorEnv):
         self._actions = list(np.stack(padded, axis=1)) if longest else []
         self._episode_begin = np.array([longest - len(a) for a in actions], dtype=np.int64)
 
-    def _tensor_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        """Translate what Gymnasium says of finished episodes."""
-        if "final_obs" not in info:
-            return {}
+    def _tensor_info(
+        self, info: dict[str, Any], terminated: np.ndarray, truncated: np.ndarray
+    ) -> dict[str, Any]:
+        """Translate what is read of an info."""
+        result: dict[str, Any] = {}
+        if "final_obs" in info:
+            final = info["final_obs"]
+            if not self._replayable:
+                self._check_ends(info, truncated & ~terminated)
+            if isinstance(final, np.ndarray) and final.dtype == object:
+                rows = [
+                    _row(self._observation, i) if row is None else row
+                    for i, row in enumerate(final)
+                ]
+                final = _stack(self.single_observation_space, rows)
+            result["final_obs"] = _to_tensors(final)
+        if self._replayable:
+            said = info.get("said", {})
+        else:
+            said = read_arrays(info, self.num_envs, terminated | truncated)
+        return result | to_tensors(said)
+
+    def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
+        """Refuse that a batched env gives final observations of other envs than those cut [N]."""
         final = info["final_obs"]
+        given = np.asarray(info.get("_final_obs", True), dtype=bool)
         if isinstance(final, np.ndarray) and final.dtype == object:
-            rows = [
-                _row(self._observation, i) if row is None else row for i, row in enumerate(final)
-            ]
-            final = _stack(self.single_observation_space, rows)
-        result: dict[str, Any] = {"final_obs": _to_tensors(final)}
-        said = info.get("final_info", {})
-        for key in ("success", "is_success"):
-            if key in said:
-                result["success"] = torch.as_tensor(np.asarray(said[key], dtype=bool))
-        if isinstance(said.get("metrics"), dict):
-            result["final_metrics"] = _numbers(said["metrics"])
-        return result
+            given = given & np.array([row is not None for row in final])
+        refuse_missing_end(f"Env '{self.id}'", cut & ~given)
 
 
 def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
@@ -288,15 +303,6 @@ def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
-
-
-def _numbers(values: dict[str, Any]) -> dict[str, Tensor]:
-    """Return those that are one number per env, [N]; NaN where an env did not give it."""
-    return {
-        name: torch.from_numpy(np.where(values[f"_{name}"], array, np.nan))
-        for name, array in values.items()
-        if f"_{name}" in values and array.ndim == 1 and array.dtype.kind in "biuf"
-    }
 
 
 def _is_plain(rollout: TensorDict) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError
 
@@ -20,14 +21,37 @@ def check_like(name: str, value: Any, storage: Any, field: str) -> None:
     Raises:
         ConfigurationError: naming the field, both shapes, and the cure.
     """
-    if not hasattr(storage, "shape") or hasattr(storage, "keys"):
+    if not isinstance(storage, Tensor | np.ndarray):
         for key in storage.keys():
             if key not in value.keys():
                 raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
             check_like(name, value[key], storage[key], f"{field}.{key}")
         return
-    if tuple(np.shape(value)) != tuple(storage.shape):
+    if getattr(value, "shape", None) != storage.shape and tuple(np.shape(value)) != storage.shape:
         raise ConfigurationError(_message(name, field, np.shape(value), storage.shape))
+
+
+def refuse_missing_end(name: str, missing: Any) -> None:
+    """Refuse that a time limit cut episodes whose final observation nobody gave.
+
+    Args:
+        name: of the env.
+        missing: bool, [N] of a step or [T, N] of a rollout, true at such ends.
+
+    Raises:
+        ConfigurationError: naming the env and the key, and what to return.
+    """
+    if not missing.any():
+        return
+    *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
+    at = f", at step {step[0]} of the rollout" if step else ""
+    raise ConfigurationError(
+        f"{name} truncated the episode of env {row}{at} without info['final_obs']. A return that "
+        "time cut short goes on with the value of the observation at which it was cut, and the one "
+        "that step returns is of the next episode. Return info['final_obs'] [N, ...] from step, "
+        "the observation before the reset of every env that finished (other rows mean nothing); "
+        "or report `terminated`, where the episode is over for another reason than time."
+    )
 
 
 def check_observation(env: gymnasium.Env, observation: Any) -> None:

@@ -25,7 +25,11 @@ class RolloutStepper(ABC):
 
     @abstractmethod
     def step(self, t: int) -> dict[str, Any]:
-        """Step by the action of slot `t`, write what follows from it, and return the info."""
+        """Step by the action of slot `t`, write what follows from it, and return the info.
+
+        Raises:
+            ConfigurationError: for what does not have the shape that the env announced.
+        """
 
 
 class StepwiseStepper(RolloutStepper):
@@ -57,7 +61,7 @@ class StepwiseStepper(RolloutStepper):
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:
-            copy_tree(self._final_observations[t], info["final_obs"])
+            _copy_final(self._env, self._final_observations[t], info["final_obs"])
         return info
 
 
@@ -97,7 +101,7 @@ class ArrayStepper(RolloutStepper):
         self._terminated[t][...] = terminated
         self._truncated[t][...] = truncated
         if "final_obs" in info:
-            self._final_observations[t].copy_(info["final_obs"])
+            _copy_final(self._env, self._final_observations[t], info["final_obs"])
         return info
 
 
@@ -109,3 +113,12 @@ def _check(
     check_like(name, observation, observations[0], "observation")
     for field, result, slot in zip(RESULTS, results, slots, strict=True):
         check_like(name, result, slot[0], field)
+
+
+def _copy_final(env: Any, slot: Any, final: Any) -> None:
+    """Copy true final observations [N, ...], which come now and then: each time they are looked at.
+
+    Those of one finished env alone, or of one env for all, would be broadcast.
+    """
+    check_like(type(env).__name__, final, slot, "final_obs")
+    copy_tree(slot, final)

@@ -25,6 +25,14 @@ class TorchEnv(VectorEnv):
     three functions treat each row by itself, by operations that round every element alike: no
     matrix product, no `atan2`, no fused multiply and add.
 
+    An episode ends where the transition says `terminated`, and is truncated when its time is out.
+    For ends of another kind the transition puts one of these beside `success` into its info, each
+    [N] bool, read at every step:
+
+    - `fail`: the episode has failed, which ends it. It is `terminated`, without success.
+    - `truncated`: the episode is cut, though it could have gone on (a watchdog, a simulation that
+      left its range). Its return goes on with the value of where it was cut, as at the time limit.
+
     Nothing in `step` waits for an accelerator: finished envs are replaced by `torch.where`. On a
     CPU, where looking costs nothing, only the rows that finished are drawn and written.
 
@@ -86,7 +94,8 @@ class TorchEnv(VectorEnv):
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Move: return the next state [N], reward [N], terminated [N] bool, and info.
 
-        Do not write into `state`.
+        Do not write into `state`. The info may hold what `VectorEnv.step` says, and `fail` and
+        `truncated`, which end an episode; see the class.
         """
 
     def uniform(self, count: int) -> Tensor:
@@ -112,9 +121,8 @@ class TorchEnv(VectorEnv):
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `VectorEnv.step`."""
-        moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
         elapsed = self.elapsed + 1
-        truncated = elapsed >= self.max_episode_steps
+        moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
         self.final_state = moved
         final = info["final_obs"] = self.observe(moved)
@@ -132,11 +140,11 @@ class TorchEnv(VectorEnv):
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `HoldsRows.advance`; nothing is observed, which is what takes time with pictures."""
-        moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
+        elapsed = self.elapsed + active
+        moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
-        self.elapsed = self.elapsed + active
-        truncated = active & (self.elapsed >= self.max_episode_steps)
-        return torch.where(active, reward, 0.0), active & terminated, truncated, info
+        self.elapsed = elapsed
+        return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
     def settle(self, done: Tensor) -> tuple[Observation, Observation]:
         """See `HoldsRows.settle`."""
@@ -167,6 +175,36 @@ class TorchEnv(VectorEnv):
         )
         self._key = key_of(self.seed)
         return self.observe(self.state)
+
+    def _move(
+        self, action: Tensor, elapsed: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Take the transition; return next state, reward, terminated, truncated [N], and info.
+
+        Args:
+            action: [N, *A].
+            elapsed: [N], env steps since the episode began, this one included.
+        """
+        moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
+        truncated = elapsed >= self.max_episode_steps
+        if "fail" in info:
+            failed = self._flags(info, "fail")
+            terminated = terminated | failed
+            if "success" in info:
+                info["success"] = info["success"] & ~failed
+        if "truncated" in info:
+            truncated = truncated | self._flags(info, "truncated")
+        return moved, reward, terminated, truncated, info
+
+    def _flags(self, info: dict[str, Any], key: str) -> Tensor:
+        """Return an entry [N] bool of the info; anything else would be broadcast."""
+        flags: Tensor = info[key]
+        require(
+            flags.dtype == torch.bool and flags.shape == (self.num_envs,),
+            f"{type(self).__name__}.transition returned info['{key}'] as {flags.dtype} of shape "
+            f"{list(flags.shape)}: return torch.bool of shape [{self.num_envs}], one per env.",
+        )
+        return flags
 
     def _one_per_env(self, seed: Any) -> Tensor:
         """Return the seeds [N] that an int or a sequence stands for."""

@@ -73,10 +73,11 @@ class VectorEnv(ABC):
             observation [N, ...] (of the next episode where one finished), reward [N] float,
             terminated [N] bool, truncated [N] bool, and info. Where an env finished,
             `info["final_obs"]` [N, ...] holds its true final observation (other rows mean nothing;
-            the key may be absent where no env finished). `info["success"]` [N] bool is read where
-            present: of the finished episode, from before the reset. So is `info["metrics"]`, a dict
-            of tensors [N] that describe the step taken; what is known of finished episodes alone
-            is in `info["final_metrics"]`.
+            the key may be absent where no env finished); an episode that was truncated without one
+            is refused. What else `info` says is read where present, at every step, and is of the
+            step taken, from before a reset: `success` [N] bool, where an episode ended its outcome;
+            `rewards`, what each term added, and `metrics`, both dicts of tensors [N], NaN where an
+            env says nothing. Metrics known of finished episodes alone may stand in `final_metrics`.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:

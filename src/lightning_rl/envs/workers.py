@@ -8,6 +8,8 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
+from lightning_rl.envs.infos import gather, says_something
+
 EXIT_SECONDS = 1.0
 """How long processes may take to end before they are killed, or to have ended before they count."""
 
@@ -21,7 +23,8 @@ class WorkerVectorEnv(AsyncVectorEnv):
 
     An exception in an env carries the traceback from its process as a note; the death of a process
     raises `WorkerDied`, which names the env and the exit code; and `close` returns also where an
-    env hangs, or has died.
+    env hangs, or has died. Of the infos of a step only what is read is gathered, as `said` (see
+    `envs.infos`), of a finished env from the end of its episode.
     """
 
     _raised: BaseException | None = None
@@ -56,6 +59,21 @@ class WorkerVectorEnv(AsyncVectorEnv):
         for process, pipe in zip(self.processes, self.parent_pipes, strict=True):
             process.join()
             pipe.close()
+
+    def _add_info(
+        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        """Add what an env said of a step; all that it said where it is a reset."""
+        if self._state is not AsyncState.WAITING_STEP:
+            infos: dict[str, Any] = super()._add_info(vector_infos, env_info, env_num)
+            return infos
+        if "final_obs" in env_info:
+            end = {"final_obs": env_info["final_obs"]}
+            vector_infos = super()._add_info(vector_infos, end, env_num)
+            env_info = env_info["final_info"]
+        if says_something(env_info):
+            gather(vector_infos.setdefault("said", {}), env_info, env_num, self.num_envs)
+        return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function that talks to the processes; explain the death of one."""

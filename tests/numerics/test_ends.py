@@ -1,0 +1,389 @@
+"""How episodes end: by failure, success, time or a reason of the env's own, and what is kept of it."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+
+from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
+from lightning_rl.buffers import WriterError
+from lightning_rl.collectors import AsyncCollector, EpisodePlan
+from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.envs import TorchEnv, VectorEnv
+from lightning_rl.envs.tasks import gymnasium_tasks
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import run_episodes
+from tests.helpers import assert_same
+from tests.numerics.test_collection import episodes_by_hand
+
+LENGTH = 4
+
+
+class Limited(VectorEnv):
+    """A tensor env written by hand: every episode ends after 4 steps, and `final` gives the info."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, num_envs=3, tree=False, terminated=False, final=lambda observation: {}):
+        self.num_envs, self.tree, self.terminated, self.final = num_envs, tree, terminated, final
+        box = Box(-9, 9, (2,), np.float32)
+        self.single_observation_space = gymnasium.spaces.Dict({"x": box}) if tree else box
+        self.single_action_space = Discrete(2)
+
+    def _observe(self):
+        flat = torch.full((self.num_envs, 2), float(self.age))
+        return TensorDict({"x": flat}, [self.num_envs]) if self.tree else flat
+
+    def reset(self, seed=None, options=None):
+        self.age = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.age += 1
+        ended = torch.full((self.num_envs,), self.age == LENGTH)
+        info = self.final(self._observe()) if self.age == LENGTH else {}
+        self.age %= LENGTH
+        cut, over = ended & (not self.terminated), ended & self.terminated
+        return self._observe(), torch.ones(self.num_envs), over, cut, info
+
+
+def collector_of(env, kind=SyncCollector, **kwargs):
+    torch.manual_seed(0)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    return kind(env, policy, 10, 1, **kwargs)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_time_out_without_its_final_observation_is_refused(tree):
+    message = r"Limited truncated the episode of env 0, at step 3 .*info\['final_obs'\].*Return"
+    with pytest.raises(ConfigurationError, match=message):
+        collector_of(Limited(tree=tree)).collect()
+
+
+def test_a_time_out_without_its_final_observation_is_refused_in_the_background_too():
+    collector = collector_of(Limited(), AsyncCollector)
+    with pytest.raises(WriterError) as error:
+        collector.collect()
+    assert "info['final_obs']" in str(error.value.__cause__)
+    collector.close()
+
+
+def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
+    given = Limited(final=lambda observation: {"final_obs": observation})
+    rollout = collector_of(given).collect()
+    assert rollout["final_observation"][:, 3].tolist() == [[4.0, 4.0]] * 3
+    assert rollout["truncated"].sum() == 6
+    assert collector_of(Limited(terminated=True)).collect()["terminated"].sum() == 6
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_final_observations_of_a_wrong_shape_are_refused(tree):
+    def first_row(observation):
+        return {"final_obs": observation[:1]}
+
+    name = r"final_obs\.x" if tree else "final_obs"
+    message = rf"Limited returned a {name} of shape \[1, 2\] instead of \[3, 2\]"
+    with pytest.raises(ConfigurationError, match=message):
+        collector_of(Limited(tree=tree, final=first_row)).collect()
+
+
+class Batched(gymnasium.vector.VectorEnv):
+    """A batched Gymnasium env: env i is cut after i + 2 steps; `how` it tells its final observations."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs=3, how="whole"):
+        self.num_envs, self.how = num_envs, how
+        self.single_observation_space = Box(-9, 99, (2,), np.float32)
+        self.single_action_space = Discrete(2)
+        self.age = np.zeros(num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.age[:] = 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        self.age += 1
+        done = self.age == np.arange(self.num_envs) + 2
+        final = self._observe()
+        rows = np.full(self.num_envs, None)
+        for i in done.nonzero()[0]:
+            rows[i] = final[i]
+        none = np.zeros_like(done)
+        info = {
+            "whole": {"final_obs": final, "_final_obs": done},
+            "unmasked": {"final_obs": final},
+            "rows": {"final_obs": rows, "_final_obs": done},
+            "nothing": {},
+            "no rows": {"final_obs": np.full(self.num_envs, None), "_final_obs": none},
+            "other rows": {"final_obs": final, "_final_obs": none},
+            "one row": {"final_obs": final[:1]},
+        }[self.how]
+        self.age[done] = 0
+        reward = np.ones(self.num_envs, np.float32)
+        return self._observe(), reward, none, done, info if done.any() else {}
+
+    def _observe(self):
+        return np.stack([self.age, self.age], 1).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    gymnasium.register("Batched-v0", lambda: None, vector_entry_point=Batched)
+    yield
+    del gymnasium.registry["Batched-v0"]
+
+
+def batched(how):
+    return GymnasiumEnv(3, "Batched-v0", {"how": how}, "vector_entry_point")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("nothing", r"GymnasiumEnv truncated the episode of env 0, at step 1 .*final_obs"),
+        ("no rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
+        ("other rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
+        ("one row", r"GymnasiumEnv returned a final_obs of shape \[1, 2\] instead of \[3, 2\]"),
+    ],
+)
+def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
+    with pytest.raises(ConfigurationError, match=message):
+        collector_of(batched(how)).collect()
+
+
+@pytest.mark.parametrize("how", ["whole", "unmasked", "rows"])
+def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
+    rollout = collector_of(batched(how)).collect()
+    rows, steps = rollout["truncated"].nonzero(as_tuple=True)
+    expected = (rows + 2)[:, None].expand(-1, 2).float()
+    assert torch.equal(rollout["final_observation"][rows, steps], expected)
+    assert len(rows) > 3
+
+
+# --- ends of a torch env's own ---
+
+
+class Mill(TorchEnv):
+    """Turn until something happens, at a step that the start draws: success, failure, or a cut."""
+
+    start_size = 2
+    ENDS = ("success", "fail", "cut", "time")
+
+    def __init__(self, num_envs, spoil=lambda info: info):
+        box = Box(-np.inf, np.inf, (2,), np.float32)
+        super().__init__(num_envs, box, box, 9)
+        self.spoil = spoil
+
+    def initial_state(self, uniform):
+        kind = (uniform[:, :1] * 4).floor()
+        left = (uniform[:, 1:] * 7).floor() + 1 + 100 * (kind == 3)
+        return TensorDict({"kind": kind, "left": left}, [len(uniform)])
+
+    def observe(self, state):
+        return torch.cat((state["kind"], state["left"]), 1)
+
+    def transition(self, state, action):
+        kind = state["kind"].squeeze(1)
+        moved = TensorDict({"kind": state["kind"], "left": state["left"] - 1}, state.batch_size)
+        now = moved["left"].squeeze(1) <= 0
+        success, fail, cut = (now & (kind == i) for i in range(3))
+        # It says success of failures as well: failing is what counts.
+        info = {"success": success | fail, "fail": fail, "truncated": cut}
+        return moved, torch.ones(len(kind)), success, self.spoil(info)
+
+
+def ends_of(observation, age):
+    """How the episode of a row ends, by what it first observed."""
+    kind, left = int(observation[0]), int(observation[1])
+    return Mill.ENDS[kind], min(left, 9)
+
+
+def follow(env, decisions, chunk=None):
+    """Play, and check each end against what its start announced; count the ends of each kind."""
+    observation, _ = env.reset(seed=3)
+    starts, ages = observation.clone(), torch.zeros(env.num_envs, dtype=torch.int64)
+    seen = dict.fromkeys(Mill.ENDS, 0)
+    for _ in range(decisions):
+        shape = (env.num_envs, chunk, 2) if chunk else (env.num_envs, 2)
+        observation, _, terminated, truncated, info = env.step(torch.zeros(shape))
+        ages += info["executed"].sum(1) if chunk else 1
+        for i in range(env.num_envs):
+            kind, length = ends_of(starts[i], ages[i])
+            ended = bool(terminated[i] | truncated[i])
+            assert ended == (int(ages[i]) == length)
+            if not ended:
+                continue
+            assert bool(terminated[i]) == (kind in ("success", "fail"))
+            assert bool(truncated[i]) == (kind in ("cut", "time"))
+            assert bool(info["success"][i]) == (kind == "success")
+            assert info["final_obs"][i, 1] == starts[i, 1] - length
+            seen[kind] += 1
+            starts[i], ages[i] = observation[i], 0
+    return seen
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, looks):
+    inner = Mill(12)
+    inner._looks = looks  # as on an accelerator, where nothing looks at which rows finished
+    env = ActionChunk(12, lambda n: inner, chunk) if chunk else inner
+    assert min(follow(env, 40, chunk).values()) > 5
+
+
+def test_a_cut_is_bootstrapped_and_a_failure_is_not():
+    rollout = collector_of(Mill(12)).collect()
+    kinds = rollout["final_observation"][..., 0]
+    assert (kinds[rollout["truncated"]] >= 2).all()
+    assert (kinds[rollout["terminated"]] <= 1).all()
+    assert torch.equal(rollout["success"], rollout["terminated"] & (kinds == 0))
+
+
+def test_episodes_that_fail_or_are_cut_are_evaluated_as_such():
+    env = Mill(40)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    starts, _ = env.reset(seed=list(range(40)))
+    for start, episode in zip(starts, run_episodes(policy, env, list(range(40))), strict=True):
+        kind, length = ends_of(start, 0)
+        assert episode["length"] == length
+        assert episode["terminated"] == (kind in ("success", "fail"))
+        assert episode["success"] == (kind == "success")
+
+
+def test_an_env_with_ends_of_its_own_goes_on_exactly():
+    one = Mill(6)
+    one.reset(seed=2)
+    for _ in range(7):
+        one.step(torch.zeros(6, 2))
+    other = Mill(6)
+    other.load_state_dict(one.state_dict())
+    for _ in range(20):
+        ours, theirs = one.step(torch.zeros(6, 2)), other.step(torch.zeros(6, 2))
+        assert_same(ours, theirs)
+    assert_same(one.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("fail", torch.zeros(4, 1, dtype=torch.bool), r"info\['fail'\] as torch.bool of shape \["),
+        ("truncated", torch.zeros(4), r"info\['truncated'\] as torch.float32 .*return torch.bool"),
+    ],
+)
+def test_ends_of_another_shape_or_kind_are_refused(key, value, message):
+    env = Mill(4, spoil=lambda info: info | {key: value})
+    env.reset(seed=0)
+    with pytest.raises(ConfigurationError, match=rf"Mill.transition returned {message}"):
+        env.step(torch.zeros(4, 2))
+
+
+class DrawnMill(Mill):
+    """As a task is offered to Gymnasium."""
+
+    render_fps = 10
+
+    def __init__(self, num_envs, **settings):
+        super().__init__(num_envs)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
+def test_the_adapters_to_gymnasium_pass_these_ends_on(vectorization, monkeypatch):
+    monkeypatch.setitem(gymnasium_tasks.TASKS, "PushCube", DrawnMill)
+    env = GymnasiumEnv(12, "lightning_rl/PushCube-v0", vectorization=vectorization)
+    seen = follow(env, 40)
+    env.close()
+    assert min(seen.values()) > 5
+
+
+# --- episodes of which only the first of a row counts ---
+
+
+class Ticker(TorchEnv):
+    """Pay the age at each step; episodes of a row are of different lengths, drawn at their starts."""
+
+    start_size = 1
+
+    def __init__(self, num_envs, says=lambda lucky: {"success": lucky}):
+        box = Box(-np.inf, np.inf, (2,), np.float32)
+        super().__init__(num_envs, box, Discrete(2), 100)
+        self.says = says
+
+    def initial_state(self, uniform):
+        return TensorDict({"left": (uniform * 9).floor() + 2, "age": uniform * 0}, [len(uniform)])
+
+    def observe(self, state):
+        return torch.cat((state["left"], state["age"]), 1)
+
+    def transition(self, state, action):
+        moved = TensorDict({"left": state["left"] - 1, "age": state["age"] + 1}, state.batch_size)
+        length = moved["left"] + moved["age"]
+        ended = moved["left"].squeeze(1) <= 0
+        return moved, moved["age"].squeeze(1), ended, self.says(ended & (length % 2 == 0)[:, 0])
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize("first_only", [True, False])
+def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
+    env = Ticker(4)
+    torch.manual_seed(0)
+    policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+    collector = SyncCollector(env, policy, 15, 1)
+    collector.plan = EpisodePlan(2, reset, first_only)
+    merged = 0
+    for _ in range(8):
+        before = collector.statistics.episodes
+        done = collector.collect()["done"][:, :-1]
+        ended = int(done.any(1).sum() if first_only else done.sum())
+        assert collector.statistics.episodes == before + ended
+        merged += int((done.sum(1) > 1).sum())
+    statistics = collector.statistics
+    assert merged > 1, "rows end a second episode in the same rollout"
+    assert max(statistics.lengths) <= 10
+    for total, length, success in zip(
+        statistics.returns, statistics.lengths, statistics.successes, strict=True
+    ):
+        assert total == length * (length + 1) / 2
+        assert success == (length % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ends_that_are_not_counted_still_part_episodes(seed):
+    rng = np.random.default_rng(seed)
+    reward, done = rng.normal(size=(5, 60)), rng.random((5, 60)) < 0.2
+    counted = rng.random((5, 60)) < 0.5
+    statistics = EpisodeStatistics(5)
+    for part in (slice(0, 7), slice(7, 40), slice(40, 60)):
+        arrays = (torch.from_numpy(array[:, part]) for array in (reward, done, counted))
+        rewards, ends, counts = arrays
+        statistics.update(rewards, ends, success=ends, counted=counts)
+    every = episodes_by_hand(reward, done)
+    kept = [bool(counted[n, t]) for t in range(60) for n in range(5) if done[n, t]]
+    expected = [episode for episode, counts in zip(every, kept, strict=True) if counts]
+    np.testing.assert_allclose(list(statistics.returns), [e[0] for e in expected], atol=1e-9)
+    assert list(statistics.lengths) == [e[1] for e in expected]
+    assert len(statistics.successes) == len(expected) > 5
+
+
+def test_failures_before_the_first_success_count_where_only_successes_are_said():
+    """The window of the training's success rate is as long as that of its returns."""
+    env = Ticker(4)
+    late = {"steps": 0}
+
+    def says(lucky):
+        late["steps"] += 1
+        return {"success": lucky} if late["steps"] > 30 and lucky.any() else {}
+
+    env.says = says
+    collector = collector_of(env)
+    for _ in range(6):
+        collector.collect()
+        assert len(collector.statistics.successes) == len(collector.statistics.returns)
+        rate = collector.metrics().get("charts/success_rate_avg_100")
+        assert (rate is None) == (late["steps"] <= 30)
+    lengths = list(collector.statistics.lengths)
+    # The first 30 steps were silent, and whatever ended in them has failed.
+    assert 0 < rate < np.mean([length % 2 == 0 for length in lengths])

@@ -1,0 +1,233 @@
+"""What envs say of a step beside what they return is read at every step, from every kind of env."""
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+
+from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
+from lightning_rl.collectors.statistics import EnvReports
+from lightning_rl.evaluation import run_episodes, summarize
+
+LENGTH = 6
+
+
+def told(i, age):
+    """What env i says of its step `age`: env 0 all of it, env 1 only at odd steps, env 2 nothing."""
+    if i == 2 or (i == 1 and age % 2 == 0):
+        return {}
+    # The integer comes first: an array of its type would cut the others' numbers down.
+    height = age if i == 0 else age + 0.5
+    return {
+        "rewards": {"reach": 0.1 * age, "step": -1.0},
+        "metrics": {"height": height, "name": "x", "path": np.ones(2)},
+        "is_success": np.bool_(age == LENGTH),
+    }
+
+
+class Talker(gymnasium.Env):
+    """Say what `told` has for the env whose seed is i; end after 6 steps."""
+
+    observation_space = Box(-9, 9, (2,))
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.i, self.age = (self.i if seed is None else seed), 0
+        # What a reset says is not of a step.
+        return self._observe(), {"metrics": {"height": 1000.0}, "success": True}
+
+    def step(self, action):
+        self.age += 1
+        return self._observe(), 1.0, self.age == LENGTH, False, told(self.i, self.age)
+
+    def _observe(self):
+        return np.array([self.i, self.age], np.float32)
+
+
+def columns(rows, name, missing):
+    """Arrays and masks as Gymnasium's vector envs give them."""
+    given = np.array([name in row for row in rows])
+    return np.array([row.get(name, missing) for row in rows]), given
+
+
+class BatchedTalker(gymnasium.vector.VectorEnv):
+    """Three of them at once, by Gymnasium's own rules."""
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs=3):
+        self.num_envs, self.age = num_envs, 0
+        self.single_observation_space, self.single_action_space = Box(-9, 9, (2,)), Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        self.age += 1
+        rows = [told(i, self.age) for i in range(3)]
+        said = {}
+        for kind in ("rewards", "metrics"):
+            inner, given = [row.get(kind, {}) for row in rows], [kind in row for row in rows]
+            said[kind], said[f"_{kind}"] = {}, np.array(given)
+            for name in ("reach", "step") if kind == "rewards" else ("height",):
+                said[kind][name], said[kind][f"_{name}"] = columns(inner, name, 0.0)
+        said["is_success"], said["_is_success"] = columns(rows, "is_success", False)
+        done, info = np.full(3, self.age == LENGTH), said
+        if done[0]:
+            final, self.age = self._observe(), 0
+            # Beside it stands what the reset said.
+            info = {"final_info": said, "final_obs": final, "_final_obs": done}
+            info |= {"metrics": {"height": np.full(3, 1000.0)}, "success": np.ones(3, bool)}
+        return self._observe(), np.ones(3), done, np.zeros(3, bool), info
+
+    def _observe(self):
+        return np.array([[i, self.age] for i in range(3)], np.float32)
+
+
+class FakePool:
+    """The part of a pool of EnvPool's that is used; it says things without masks."""
+
+    def __init__(self, num_envs):
+        self.age = np.zeros(num_envs, np.int64)
+
+    def reset(self, rows=None):
+        self.age[slice(None) if rows is None else rows] = 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        self.age += 1
+        done = self.age == LENGTH
+        info = {"metrics": {"height": self.age + 0.5}, "success": done.copy(), "env_id": self.age}
+        return self._observe(), np.ones(len(done)), done, np.zeros_like(done), info
+
+    def _observe(self):
+        return np.stack([self.age, self.age], 1).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered():
+    gymnasium.register("Talker-v0", Talker, vector_entry_point=BatchedTalker)
+    yield
+    del gymnasium.registry["Talker-v0"]
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    spec = SimpleNamespace(
+        gymnasium_observation_space=Box(-9, 9, (2,)),
+        gymnasium_action_space=Discrete(2),
+        config=SimpleNamespace(max_num_players=1),
+    )
+    fake = SimpleNamespace(
+        list_all_envs=lambda: ["Fake-v0"],
+        make_spec=lambda id, **settings: spec,
+        make_gymnasium=lambda id, num_envs, num_threads, seed: FakePool(num_envs),
+    )
+    monkeypatch.setitem(sys.modules, "envpool", fake)
+    return partial(EnvPoolEnv, id="Fake-v0")
+
+
+def number(i, age, kind, name):
+    return told(i, age).get(kind, {}).get(name, np.nan)
+
+
+KINDS = ("sync", "async", "vector_entry_point")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gymnasium_env_is_heard_at_every_step(kind):
+    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    env.reset(seed=0)
+    for t in range(2 * LENGTH + 1):
+        age = t % LENGTH + 1
+        *_, info = env.step(torch.zeros(3, dtype=torch.int64))
+        assert set(info) == {"rewards", "metrics", "success"} | (
+            {"final_obs"} if age == LENGTH else set()
+        )
+        for key, names in {"rewards": {"reach", "step"}, "metrics": {"height"}}.items():
+            assert set(info[key]) == names
+            for name, values in info[key].items():
+                expected = [number(i, age, key, name) for i in range(3)]
+                np.testing.assert_allclose(values.numpy(), expected, err_msg=f"{key}/{name}")
+        assert info["success"].tolist() == [age == LENGTH, False, False]
+        assert info["success"].dtype == torch.bool
+    env.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind):
+    env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    collector = SyncCollector(env, policy, 2 * LENGTH, seed=0)
+    rollout = collector.collect()
+    by_hand = {
+        f"{key}/{name}": np.nanmean(
+            [number(i, age + 1, key, name) for i in range(3) for age in range(LENGTH)]
+        )
+        for key, name in (("rewards", "reach"), ("rewards", "step"), ("metrics", "height"))
+    }
+    assert collector.reports == pytest.approx(by_hand)
+    assert rollout["success"][:, :-1].sum(1).tolist() == [2, 0, 0]
+    assert collector.metrics()["charts/success_rate_avg_100"] == pytest.approx(1 / 3)
+    episodes = run_episodes(policy, env, [0, 1, 2])
+    assert [e["success"] for e in episodes] == [True, False, False]
+    # Of the last step, which is even: env 1 says nothing then.
+    assert [e["metrics"] for e in episodes] == [{"height": 6.0}, {}, {}]
+    assert summarize(episodes)["metrics"] == {"height": 6.0}
+    env.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_chunk_sums_the_reward_terms_of_its_actions(kind):
+    make = partial(GymnasiumEnv, id="Talker-v0", vectorization=kind)
+    env = ActionChunk(3, make, 4)
+    env.reset(seed=0)
+    for ages in ((1, 2, 3, 4), (5, 6)):
+        *_, info = env.step(torch.zeros(3, 4, dtype=torch.int64))
+        for name in ("reach", "step"):
+            sums = [np.nansum([number(i, a, "rewards", name) for a in ages]) for i in (0, 1)]
+            np.testing.assert_allclose(info["rewards"][name][:2], sums, rtol=1e-6)
+            assert info["rewards"][name][2].isnan()
+        assert info["metrics"]["height"][0] == ages[-1]
+    assert info["success"].tolist() == [True, False, False]
+    env.close()
+
+
+def test_an_env_of_envpool_is_heard_at_every_step(pool):
+    env = pool(2)
+    env.reset(seed=0)
+    for t in range(2 * LENGTH):
+        age = t % LENGTH + 1
+        *_, info = env.step(torch.zeros(2, dtype=torch.int64))
+        assert info["metrics"]["height"].tolist() == [age + 0.5] * 2
+        assert info["success"].tolist() == [age == LENGTH] * 2
+        assert ("final_obs" in info) == (age == LENGTH)
+        assert "env_id" not in info
+
+
+def test_what_an_env_says_at_its_ends_alone_is_averaged_over_the_ends():
+    reports = EnvReports()
+    nan = float("nan")
+    for step in range(10):
+        ended = {"metrics": {"score": torch.tensor([3.0, nan])}} if step == 4 else {}
+        reports.add(ended)
+    reports.add({"metrics": {"score": torch.tensor([nan, 5.0]), "vector": torch.ones(2, 3)}})
+    reports.add({"metrics": {"score": torch.tensor([nan, nan])}, "rewards": {}})
+    assert reports.close_rollout() == {"metrics/score": 4.0}
+    assert reports.close_rollout() == {}
+
+
+def test_an_env_that_says_nothing_is_asked_nothing():
+    env = GymnasiumEnv(2, "CartPole-v1")
+    env.reset(seed=0)
+    *_, info = env.step(torch.zeros(2, dtype=torch.int64))
+    assert info == {}
+    env.close()
