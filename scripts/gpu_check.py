@@ -239,7 +239,7 @@ class Runs:
             process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=environment(self._args.output),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -275,26 +275,13 @@ class Runs:
         }
 
 
-def environment(output: Path) -> dict[str, str]:
-    """Return that of a check: the package of this checkout, and metadata where it has none."""
+def environment() -> dict[str, str]:
+    """Return that of a check, which takes the package of this checkout."""
     paths = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    try:
-        importlib.metadata.version("lightning-rl")
-    except importlib.metadata.PackageNotFoundError:
-        # A checkpoint says which version wrote it, and a bare checkout has none installed.
-        paths.append(str(stand_in(output / "metadata")))
     absolute = [str(Path(path).absolute()) for path in paths]
     # One thread each, unless a check sets more: several of them run at once.
     own = {"PYTHONPATH": os.pathsep.join(absolute), "PYTHONUNBUFFERED": "1"}
     return {"OMP_NUM_THREADS": "1"} | os.environ | own
-
-
-def stand_in(directory: Path) -> Path:
-    """Write the metadata of a package that is not installed; return where it is found."""
-    info = directory / "lightning_rl-0.1.0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning-rl\nVersion: 0.1.0\n")
-    return directory
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

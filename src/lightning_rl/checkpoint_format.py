@@ -2,7 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,17 @@ FULL, WEIGHTS = "full", "weights"
 KEPT_WITH_WEIGHTS = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", CONFIG_KEY)
 
 
+def own_version() -> str:
+    """Return the version of this package; a checkout that was never installed has none."""
+    try:
+        return version("lightning-rl")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
 def header() -> dict[str, Any]:
     """Return what every full checkpoint says of itself."""
-    return {"schema": SCHEMA, "kind": FULL, "version": version("lightning-rl")}
+    return {"schema": SCHEMA, "kind": FULL, "version": own_version()}
 
 
 def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -80,7 +88,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
             f"{name} was not written by lightning_rl: it has no key '{STATE_KEY}', so it says "
             "nothing of how to go on. Give one that rl-cli or RLTrainer wrote."
         )
-    schema, here = state.get("schema"), version("lightning-rl")
+    schema, here = state.get("schema"), own_version()
     if schema == SCHEMA:
         return
     writer = f"lightning_rl {state['version']}" if "version" in state else "an early lightning_rl"

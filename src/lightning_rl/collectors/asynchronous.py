@@ -75,6 +75,7 @@ class AsyncCollector(Collector):
         self._acting = acting_copy(policy, own_device)
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
+        self._acting_version = -1  # as a number: asking the buffer waits for an accelerator
         self._buffer = CircularBuffer(
             env.single_observation_space,
             env.single_action_space,
@@ -205,7 +206,7 @@ class AsyncCollector(Collector):
             while True:
                 self._weights.wait_until(self._may_begin)
                 segment = self._buffer.begin_write(float("inf"))
-                self._weights.load_into(self._acting)
+                self._acting_version = self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
                 notes["number"] = self._loop.rollouts
                 with self._boundary:
@@ -227,10 +228,10 @@ class AsyncCollector(Collector):
     def _renew(self, close: Any) -> bool:
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop.renew`."""
         self._weights.refuse_closed()
-        if self._weights.version == int(self._acting.version):
+        if self._weights.version == self._acting_version:
             return False
         close()
-        self._weights.load_into(self._acting)
+        self._acting_version = self._weights.load_into(self._acting)
         return True
 
     def _is_too_old(self, window: Window) -> bool:

@@ -48,10 +48,11 @@ class PublishedWeights:
             self._changed.notify_all()
         self.publish_seconds = time.perf_counter() - start
 
-    def load_into(self, policy: Policy) -> None:
-        """Copy the newest weights into a policy of the same make, in place."""
+    def load_into(self, policy: Policy) -> int:
+        """Copy the newest weights into a policy of the same make; return their version."""
         with self._changed:
             torch._foreach_copy_(self._changing(policy), self._tensors)
+            return self.version
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
         """Wait until the newest version is good enough.
