@@ -18,8 +18,6 @@ from tests.helpers import assert_same, assert_same_run, last, load, train
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.xdist_group("ddp")  # one launch of half a minute for all of them
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

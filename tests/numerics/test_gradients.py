@@ -16,9 +16,6 @@ from lightning_rl.algorithms.flat import FlatGradient
 from lightning_rl.algorithms.gradients import Gradients
 from tests.helpers import make_data, make_ppo, train
 
-# Many compile the same graph: one after the other they find it in Inductor's cache.
-pytestmark = pytest.mark.xdist_group("gradients")
-
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
     ("Pendulum-v1", {"normalize_observation": True}, {"clip_value_loss": True}),
