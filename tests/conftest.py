@@ -22,7 +22,7 @@ TOGETHER = {
 class Scheduling(LoadScopeScheduling):
     """Hand out one test at a time, or one of those files: these first.
 
-    `--dist loadgroup` would do, but takes no notice of its marks with pytest 9.2 and xdist 3.8.
+    `--dist loadgroup` would do, but takes no notice of its marks with pytest 9.2 (xdist issue 1386).
     """
 
     def _split_scope(self, nodeid):
