@@ -1,6 +1,49 @@
 """Settings of the whole suite."""
 
+import os
+from pathlib import Path
+
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 # Two threads that wait for each other on a busy machine of two cores are slower than one.
 torch.set_num_threads(1)
+
+MOST_WORKERS = 8
+"""Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""
+
+TOGETHER = {
+    "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",
+    "tests/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
+}
+"""Files whose tests run in one worker, and why; any other test runs in whichever is free."""
+
+
+class Scheduling(LoadScopeScheduling):
+    """Hand out one test at a time, or one of those files: these first.
+
+    `--dist loadgroup` would do, but takes no notice of its marks with pytest 9.2 (xdist issue 1386).
+    """
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::")[0]
+        return file if file in TOGETHER else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+def pytest_xdist_auto_num_workers():
+    """Return how many CPUs this process may use: xdist counts the cores of the whole machine."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # xdist reads it
+    try:
+        count = float(len(os.sched_getaffinity(0)))
+    except AttributeError:  # macOS
+        count = float(os.cpu_count() or 1)
+    quota = Path("/sys/fs/cgroup/cpu.max")  # of a container, in microseconds per period
+    if quota.exists() and not quota.read_text().startswith("max"):
+        allowed, period = map(int, quota.read_text().split())
+        count = min(count, allowed / period)
+    return min(max(round(count), 1), MOST_WORKERS)

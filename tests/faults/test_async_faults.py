@@ -258,6 +258,9 @@ def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_
     options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
     process = start(configured(tmp_path, **options), tmp_path)
     assert process.stdout.readline().startswith("Run directory")
+    while not list(tmp_path.glob("outputs/*/run.json")):  # until it trains
+        assert process.poll() is None
+        time.sleep(0.02)
     time.sleep(1.0)  # in the middle of the first rollout
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     children = task.read_text().split() if task.exists() else []

@@ -1,5 +1,6 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -31,8 +32,11 @@ SMALL = [
 
 def workers():
     """Return the processes that have one of ours as their parent."""
-    task = Path("/proc/self/task")
-    return {child for t in task.iterdir() for child in (t / "children").read_text().split()}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
+            found |= set((task / "children").read_text().split())
+    return found
 
 
 def unfinished(directory):

@@ -1,5 +1,6 @@
 """A file is whole or absent."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -28,28 +29,37 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 WRITER = """
-import sys, torch
+import os, sys, torch
 from lightning_rl.callbacks import AtomicCheckpointIO
-io, number = AtomicCheckpointIO(), 0
-while True:
-    number += 1
-    io.save_checkpoint({"number": number, "weights": torch.full((400_000,), float(number))}, sys.argv[1])
-    print(number, flush=True)
+
+def write():
+    io, number = AtomicCheckpointIO(), 0
+    while True:
+        number += 1
+        io.save_checkpoint({"number": number, "weights": torch.full((400_000,), float(number))}, sys.argv[1])
+        if number == 1:
+            print(os.getpid(), flush=True)
+
+torch.set_num_threads(1)
+for _ in sys.stdin:  # a writer for each line: forks, since imports take seconds
+    writer = os.fork() or write()
+    print(os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), flush=True)
 """
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
     path = tmp_path / "last.ckpt"
-    for delay in (0.0, 0.004, 0.011, 0.017, 0.023):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
-        )
-        process.stdout.readline()
-        time.sleep(delay)
-        process.kill()
-        process.wait()
-        content = load(path)
-        assert (content["weights"] == content["number"]).all()
+    command = [sys.executable, "-c", WRITER, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        for delay in (0.0, 0.004, 0.011, 0.017, 0.023):
+            print("begin", file=process.stdin, flush=True)
+            writer = int(process.stdout.readline())  # it has saved once, and goes on
+            time.sleep(delay)
+            os.kill(writer, signal.SIGKILL)
+            assert int(process.stdout.readline()) == -signal.SIGKILL
+            content = load(path)
+            assert (content["weights"] == content["number"]).all()
 
 
 def test_a_checkpoint_loads_without_unpickling_code(tmp_path):

@@ -45,7 +45,7 @@ def test_the_actor_learns_a_continuous_action(squash, tmp_path):
     module = learn(
         tmp_path,
         lambda n: ActionProbe(n, continuous=True),
-        80,
+        40,
         policy={"squash": squash, "log_std_init": -1.0},
     )
     action = module.policy.get_action(observations(1.0, -1.0), deterministic=True)["action"]
@@ -64,7 +64,7 @@ class LimitIsFailure(PPO):
 def test_the_value_under_a_time_limit_is_that_of_the_endless_task(algorithm, expected, tmp_path):
     """V = 1 / (1 - gamma) = 10; with the mistake it is the mean return of 1 to 5 remaining steps."""
     gamma = 0.9
-    module = learn(tmp_path, lambda n: TimeLimitProbe(n, 5), 150, gamma=gamma, algorithm=algorithm)
+    module = learn(tmp_path, lambda n: TimeLimitProbe(n, 5), 50, gamma=gamma, algorithm=algorithm)
     if algorithm is LimitIsFailure:
         expected = sum((1 - gamma**k) / (1 - gamma) for k in range(1, 6)) / 5
     value = float(module.policy.get_value(observations(0.0))["value"].detach())

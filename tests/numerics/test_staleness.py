@@ -450,9 +450,12 @@ def test_a_slow_policy_is_the_one_inside_but_later():
     assert all((rollouts[0][k] == rollouts[1][k]).all() for k in ("action", "sample_log_prob"))
     assert seconds[1] >= 6 * 0.005
     assert not slow.has_critic
-    start = time.perf_counter()
-    slow.evaluate_actions(rollouts[1][:, :-1].flatten())
-    slow.get_value(rollouts[1][:, :-1].flatten())
-    assert time.perf_counter() - start < 0.005 + seconds[1]
+    seconds.clear()
+    for _ in range(20):  # of which a busy machine leaves one alone
+        start = time.perf_counter()
+        slow.evaluate_actions(rollouts[1][:, :-1].flatten())
+        slow.get_value(rollouts[1][:, :-1].flatten())
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2 * 0.005
     with pytest.raises(ConfigurationError, match="delay_ms must be at least 0, got -1"):
         SlowPolicy(*spaces, ActorOnly, delay_ms=-1)
