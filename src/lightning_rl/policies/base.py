@@ -24,6 +24,7 @@ class Policy(nn.Module, ABC):
     no recurrent or chunk state: such state is data.
 
     Attributes:
+        observation_space, action_space: of one env.
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
@@ -36,6 +37,8 @@ class Policy(nn.Module, ABC):
             evaluated; the gradients of a minibatch add up. None for as many as are fast.
     """
 
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
     joint_ratio: bool = False
