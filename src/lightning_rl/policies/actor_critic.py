@@ -17,7 +17,8 @@ class ActorCritic(ActorOnly):
     Args:
         observation_space, action_space, hidden_sizes, activation: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        squash, log_std_init, log_std_bounds, normalize_observation, rescale_action: see `ActorOnly`.
+        squash, log_std_init, log_std_bounds, normalize_observation, rescale_action: see
+            `ActorOnly`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.

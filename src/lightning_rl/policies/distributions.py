@@ -60,10 +60,10 @@ def distribution_for(
     """Choose the family for an action space.
 
     With `rescale`, a Gaussian over a bounded Box is one over [-1, 1], whose samples are scaled to
-    the bounds: its mean begins near 0 and its deviation near 1, which is nowhere near a Box(0, 512).
-    Not where the bounds are -1 and 1 already, nor where there are none. Where only some entries
-    have both bounds none is scaled, as those without have no unit of their own, and a warning says
-    so.
+    the bounds: its mean begins near 0 and its deviation near 1, which is nowhere near the middle of
+    a Box(0, 512). Not where the bounds are -1 and 1 already, nor where there are none. Where only
+    some entries have both bounds none is scaled, as those without have no unit of their own, and a
+    warning says so.
 
     Raises:
         ConfigurationError: for an action space that no family covers, or `squash` where it has no
