@@ -139,15 +139,15 @@ def take_numpy_numbers() -> None:
     def is_of(value: Any, kind: type) -> bool:
         return isinstance(value, kind)
 
-    register_type(np.floating, float, _floating, type_check=is_of)
+    register_type(np.floating, _plain, _floating, type_check=is_of)
     register_type(np.integer, int, _integer, type_check=is_of)
-    register_type(np.ndarray, np.ndarray.tolist, _array, type_check=is_of)
+    register_type(np.ndarray, _plain, _array, type_check=is_of)
 
 
 def _floating(value: Any) -> np.floating[Any]:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"Expected a number, got {value!r}.")
-    return np.float64(value)
+    return np.float32(value)  # as spaces are, which warn of float64
 
 
 def _integer(value: Any) -> np.integer[Any]:
@@ -161,3 +161,8 @@ def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
     if not isinstance(value, list) or array.dtype.kind not in "iuf":
         raise TypeError(f"Expected a list of numbers, got {value!r}.")
     return array.astype(np.float32)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's, or an array, as its shortest digits: 0.1, not 0.10000000149."""
+    return [_plain(one) for one in value] if np.ndim(value) else float(str(value))
