@@ -75,8 +75,8 @@ def test_a_wrapper_of_the_users_own(factor):
 
 @pytest.mark.parametrize("value", ["much", True, [["a"]], {"a": 1}])
 def test_what_is_no_number_is_refused(value, capsys):
+    init_args = {"min_action": value, "max_action": 1}
     with pytest.raises(SystemExit):
-        init_args = {"min_action": value, "max_action": 1}
         fit({"class_path": "gymnasium.wrappers.RescaleAction", "init_args": init_args})
     error = capsys.readouterr().err
     assert "min_action" in error

@@ -35,6 +35,8 @@ class SlowPolicy(PolicyWrapper):
         ConfigurationError: for a negative delay.
     """
 
+    training_settings = ("delay_ms",)
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

@@ -57,6 +57,11 @@ class PolicyWrapper(Policy):
         self.inner = inner
 
     @property
+    def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # read only, as it follows
+        """See `Policy`."""
+        return tuple(f"inner.{name}" for name in self.inner.critic_modules)
+
+    @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """See `Policy.extra_fields`."""
         return self.inner.extra_fields
