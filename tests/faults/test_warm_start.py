@@ -194,7 +194,9 @@ class Named(ActorOnly):
 
 
 class Undeclared(Named):
-    critic_modules = ActorOnly.critic_modules
+    """Leaves the default."""
+
+    critic_modules = ("critic", "value_head")
 
 
 @pytest.mark.parametrize("cls", [Named, Undeclared])
