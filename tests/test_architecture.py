@@ -21,6 +21,7 @@ LEVELS = {
     "rollout": 0,
     "runs": 0,
     "config_files": 0,
+    "parsing": 0,
     "functional": 0,
     "policies": 1,
     "envs": 2,

@@ -10,6 +10,7 @@ import yaml
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.parsing import check_doubles
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
 
@@ -104,7 +105,8 @@ def read_config(checkpoint: Path) -> str:
     """Return the YAML configuration that a checkpoint holds.
 
     Raises:
-        ConfigurationError: where the file is no checkpoint of this package, or cannot be read.
+        ConfigurationError: where the file is no checkpoint of this package, or cannot be read, or
+            where a key of the configuration stands twice.
     """
     content = read_checkpoint(checkpoint, whole=False)
     if CONFIG_KEY not in content:
@@ -112,7 +114,9 @@ def read_config(checkpoint: Path) -> str:
             f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
             "trained with as --config."
         )
-    return str(content[CONFIG_KEY])
+    config = str(content[CONFIG_KEY])
+    check_doubles(config, f"The configuration in {checkpoint}")
+    return config
 
 
 def _spell_out_video(options: list[str]) -> list[str]:

@@ -22,6 +22,12 @@ SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "train
 STATE_KEY = "lightning_rl"
 """Where a checkpoint keeps schema, kind, counters and random streams."""
 
+DESCRIPTION_KEY = "policy"
+"""Where, within that, it keeps what the function of its policy depends on beside the weights.
+
+See `policies.description`; checkpoints of before that was kept have none.
+"""
+
 FULL, WEIGHTS = "full", "weights"
 """The kinds: what a run needs to go on bit for bit; what it takes to act."""
 
@@ -44,8 +50,9 @@ def header() -> dict[str, Any]:
 def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the weights-only kind of a full checkpoint."""
     kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
-    env_steps = checkpoint[STATE_KEY]["env_steps"]
-    return kept | {STATE_KEY: header() | {"kind": WEIGHTS, "env_steps": env_steps}}
+    state = checkpoint[STATE_KEY]
+    kept_state = {key: state[key] for key in ("env_steps", DESCRIPTION_KEY) if key in state}
+    return kept | {STATE_KEY: header() | {"kind": WEIGHTS} | kept_state}
 
 
 def read_checkpoint(

@@ -21,6 +21,7 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
+from lightning_rl.parsing import check_options, take_numpy_numbers
 from lightning_rl.runs import find_checkpoint, run_dir_of
 from lightning_rl.shared_table import LostRankError
 from lightning_rl.trainer import RLTrainer, quieten_framework
@@ -91,6 +92,7 @@ class RLCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Make a parser that takes no abbreviated options: a misspelt one is an error."""
+        take_numpy_numbers()
         return super().init_parser(**kwargs, allow_abbrev=False)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -115,6 +117,7 @@ class RLCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments given, without a warning that `sys.argv` holds others."""
+        check_options(args)
         try:
             self.config = parser.parse_args(args)
         except ValueError as error:

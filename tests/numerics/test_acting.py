@@ -24,6 +24,8 @@ CASES = [
     (Discrete(4), {}),
     (MultiDiscrete([3, 3]), {"activation": "relu"}),
     (BOX, {"activation": "elu", "normalize_observation": True}),
+    (BOX, {"rescale_action": False}),
+    (Box(-3, 5, (2, 2), np.float64), {}),
     (Box(-1, 1, (2, 2)), {"log_std_init": -1.0}),
     (BOX, {"squash": True, "normalize_observation": True}),
 ]

@@ -16,6 +16,8 @@ LOG_STD = [-0.9, 0.1, 0.6]
 SPACES = {
     "gaussian": (Box(-1.0, 1.0, (3,)), False),
     "gaussian matrix": (Box(-1.0, 1.0, (2, 3)), False),
+    "rescaled": (Box(LOW, HIGH), False),
+    "rescaled matrix": (Box(-2.0, 1.0, (2, 3)), False),
     "tanh": (Box(LOW, HIGH), True),
     "tanh matrix": (Box(-2.0, 1.0, (2, 3)), True),
     "discrete": (Discrete(4), False),
@@ -101,6 +103,22 @@ def test_gaussian_log_prob_and_entropy(name, batch):
     assert log_prob.shape == entropy.shape == batch
     assert_equal(log_prob, normal(mean).log_prob(action.double()).sum(-1))
     assert_equal(entropy, normal(mean).entropy().sum(-1))
+
+
+@pytest.mark.parametrize("batch", [(50,), (5, 7)])
+def test_rescaled_log_prob_and_entropy_are_those_of_the_action(batch):
+    distribution = make(Box(LOW, HIGH))
+    mean, unit = random_output(distribution, *batch), random_output(distribution, *batch, seed=1)
+    center, scale = (torch.as_tensor(x).double() for x in ((HIGH + LOW) / 2, (HIGH - LOW) / 2))
+    expected = reference.Normal(center + scale * mean, scale * torch.tensor(LOG_STD).exp())
+    action = center + scale * unit
+    log_prob, entropy = distribution.log_prob_and_entropy(
+        mean, {"action": action.float(), "unit_action": unit}
+    )
+    assert log_prob.shape == entropy.shape == batch
+    assert_equal(log_prob, expected.log_prob(action).sum(-1))
+    assert_equal(entropy, expected.entropy().sum(-1))
+    assert_equal(distribution.fields_of(action)["unit_action"], unit)
 
 
 @pytest.mark.parametrize("batch", [(50,), (5, 7)])
@@ -204,7 +222,8 @@ def test_gradients_of_the_log_prob(name):
     exact = output.detach().double().requires_grad_()
     if isinstance(space, Box):
         log_std = distribution.log_std.detach().double().requires_grad_()
-        u = sample.get("unsquashed_action", sample["action"].flatten(1)).detach().double()
+        (u,) = [sample[key] for key in distribution.extra_fields] or [sample["action"].flatten(1)]
+        u = u.detach().double()
         reference.Normal(exact, log_std.exp()).log_prob(u).sum().backward()
         assert_equal(distribution.log_std.grad, log_std.grad, 1e-4)
     else:
@@ -326,9 +345,10 @@ def test_the_mode_takes_nothing_from_the_generator(name):
         expected = output.argmax(-1)
     else:
         expected = output
-        if "unsquashed_action" in distribution.extra_fields:
+        if distribution.extra_fields:
             low, high = torch.as_tensor(space.low).flatten(), torch.as_tensor(space.high).flatten()
-            expected = low + (high - low) * (output.tanh() + 1) / 2
+            unit = output.tanh() if "unsquashed_action" in distribution.extra_fields else output
+            expected = low + (high - low) * (unit + 1) / 2
         expected = expected.reshape(30, *space.shape)
     assert_equal(action, expected, 1e-6)
 

@@ -1,20 +1,30 @@
 """Refuse what an algorithm cannot do, before a run begins."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+import yaml
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import ranks
-from lightning_rl.algorithms.evaluated import TrainingData
+from lightning_rl.algorithms.evaluated import EvaluatedModule, TrainingData
 from lightning_rl.algorithms.passes import log_prob_of
-from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, check_schema
+from lightning_rl.checkpoint_format import (
+    CONFIG_KEY,
+    DESCRIPTION_KEY,
+    STATE_KEY,
+    WEIGHTS,
+    check_schema,
+)
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.policies import Policy
+from lightning_rl.policies.description import describe, differences
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that are tested."""
@@ -179,7 +189,7 @@ def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
             yield name, field
 
 
-def check_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> dict[str, Any]:
+def check_checkpoint(module: EvaluatedModule, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Refuse what a module cannot take up; return what a checkpoint says beside the weights.
 
     Raises:
@@ -195,23 +205,135 @@ def check_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> dic
         "optimizer's, the env's and the random streams' states. Resume from last.ckpt, or begin a "
         "new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
     )
-    check_weights(module.state_dict(), checkpoint["state_dict"])
+    check_weights(module.state_dict(), checkpoint["state_dict"], USE_ITS_CONFIG)
+    check_description(module.policy, saved, USE_ITS_CONFIG)
     return saved
 
 
-def check_weights(own: dict[str, Any], saved: dict[str, Any]) -> None:
+USE_ITS_CONFIG = "Use the config that it was trained with (`--ckpt_path` alone does)."
+
+
+def weights_to_begin_with(
+    policy: Policy, checkpoint: dict[str, Any]
+) -> tuple[dict[str, Tensor], str | None]:
+    """Return the state dict with which a policy does what that of a checkpoint did.
+
+    A critic is no part of that. Where the checkpoint has none, or one of another shape, or the
+    policy has none, the policy's own stays as it is.
+
+    Returns:
+        the state dict, and a sentence on what became of a critic that is not taken over.
+
+    Raises:
+        ConfigurationError: where the policy would act in another way than the one that was saved.
+    """
+    own = policy.state_dict()
+    saved = _without_prefix(checkpoint["state_dict"], "policy.")
+    critic, its_critic = (
+        {key: value for key, value in state.items() if _of_critic(policy, key)}
+        for state in (own, saved)
+    )
+    kept, note = {"version": own["version"]}, None
+    if _shapes(critic) != _shapes(its_critic):
+        kept |= critic
+        note = _of_the_critic(critic, its_critic)
+        own = {key: value for key, value in own.items() if key not in critic}
+        saved = {key: value for key, value in saved.items() if key not in its_critic}
+    cure = (
+        "A policy begins with another one's weights only where it will act alike: give it the "
+        f"settings that the other was trained with{_policy_section(checkpoint)}. What belongs to a "
+        "critic alone may be left out or new; where that is so here, name the critic's modules in "
+        f"critic_modules of the policy's class, which are {', '.join(policy.critic_modules)}."
+    )
+    check_weights(own, saved, cure)
+    check_description(policy, checkpoint[STATE_KEY], cure)
+    return saved | kept, note
+
+
+def _of_critic(policy: Policy, key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in policy.critic_modules)
+
+
+def _of_the_critic(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:
+    if not own:
+        return f"The critic of the checkpoint is left out: {_some(sorted(saved))}."
+    why = "is of another shape" if saved else "is not there"
+    return f"The critic begins anew, as that of the checkpoint {why}: {_some(sorted(own))}."
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in state.items()}
+
+
+def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _policy_section(checkpoint: dict[str, Any]) -> str:
+    """Return what the configuration of a checkpoint, where it has one, says of the policy."""
+    try:
+        section = yaml.safe_load(checkpoint.get(CONFIG_KEY, ""))
+    except yaml.YAMLError:
+        return ""
+    for key in ("model", "init_args", "policy"):
+        section = section.get(key) if isinstance(section, dict) else None
+    if section is None:
+        return ""
+    text = yaml.safe_dump(section, default_flow_style=True, sort_keys=False, width=math.inf)
+    return f", policy: {text.strip()}"
+
+
+def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
     """Compare names and shapes, and name the first that differ."""
     differing = [
         f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
         for key, value in own.items()
         if isinstance(value, Tensor) and key in saved and saved[key].shape != value.shape
     ]
-    differing += [f"no {key}" for key in own if key not in saved]
-    differing += [f"{key} too many" for key in saved if key not in own]
+    missing = [key for key in own if key not in saved]
+    surplus = [key for key in saved if key not in own]
+    differing += [f"no {key}" for key in missing] + [f"{key} too many" for key in surplus]
+    if any(key.endswith("distribution.center") for key in missing):
+        cure = (
+            "Its actions were not rescaled to the bounds of the action space: set rescale_action: "
+            "false for the policy (--model.init_args.policy.init_args.rescale_action false)."
+        )
+    elif any(key.endswith("distribution.center") for key in surplus):
+        cure = (
+            "Its actions were rescaled to the bounds of the action space, and here they are not, "
+            "because of rescale_action: false, or as the bounds are -1 and 1 or none. " + cure
+        )
     require(
         not differing,
         f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
-        f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Use the config that "
-        "it was trained with "
-        "(`--ckpt_path` alone does).",
+        f"{_some(differing)}. {cure}",
     )
+
+
+def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
+    """Compare what the weights do not tell; see `policies.description`.
+
+    Another activation or another family of distributions is no setting that anyone would change
+    under trained weights; another temperature may be, and is warned of.
+
+    Args:
+        policy: takes up the weights.
+        state: what a checkpoint says beside them.
+        cure: what to do.
+    """
+    if DESCRIPTION_KEY not in state:
+        return
+    classes, settings = differences(describe(policy), state[DESCRIPTION_KEY])
+    require(
+        not classes,
+        f"The checkpoint is one of another function of the same weights: {_some(classes)}. {cure}",
+    )
+    if settings:
+        rank_zero_warn(
+            "The policy may act differently with the weights of the checkpoint, as it is set in "
+            f"another way: {_some(settings)}. {cure}"
+        )
+
+
+def _some(entries: list[str]) -> str:
+    return f"{', '.join(entries[:4])}{', ...' if len(entries) > 4 else ''}"

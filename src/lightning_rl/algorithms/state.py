@@ -9,7 +9,9 @@ from torch import Tensor
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.update import NonFiniteGuard
-from lightning_rl.policies import RewardNormalizer
+from lightning_rl.checkpoint_format import DESCRIPTION_KEY
+from lightning_rl.policies import Policy, RewardNormalizer
+from lightning_rl.policies.description import describe
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and the discounted return under way of its envs."""
@@ -18,6 +20,7 @@ RankState = dict[str, Tensor | None]
 class Stateful(Protocol):
     """What of an algorithm is saved here."""
 
+    policy: Policy
     env_steps: int
     optimizer_steps: int
     guard: NonFiniteGuard
@@ -26,7 +29,10 @@ class Stateful(Protocol):
 
 
 def training_state(module: Stateful) -> dict[str, Any]:
-    """Return counters, which are the same on all ranks, and what each rank has of its own."""
+    """Return counters, which are the same on all ranks, and what each rank has of its own.
+
+    And what the weights do not tell of the policy.
+    """
     normalizer = module.reward_normalizer
     own: RankState = {
         "shuffle": module.generator.get_state(),
@@ -34,6 +40,7 @@ def training_state(module: Stateful) -> dict[str, Any]:
         "carry": None if normalizer is None else normalizer.carry,
     }
     return {
+        DESCRIPTION_KEY: describe(module.policy),
         "env_steps": module.env_steps,
         "optimizer_steps": module.optimizer_steps,
         "guard": module.guard.state_dict(),

@@ -8,8 +8,9 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_rl.algorithms.checks import check_weights
+from lightning_rl.algorithms.checks import weights_to_begin_with
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.callbacks.parts import algorithm_of
 from lightning_rl.checkpoint_format import read_checkpoint, weights_of
@@ -176,6 +177,9 @@ class BestCheckpoint(ModelCheckpoint):
 class WarmStart(Callback):
     """Begin a new run with the policy of a checkpoint: its weights, and nothing else of it.
 
+    The policy does what that of the checkpoint did, or is refused; a critic may be new, or be left
+    out (see `Policy.critic_modules`).
+
     Args:
         find: returns the path of the checkpoint.
     """
@@ -188,11 +192,10 @@ class WarmStart(Callback):
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return
-        policy = module.policy
-        own, saved = policy.state_dict(), read_checkpoint(self.find())["state_dict"]
-        weights = {key: saved[name] for key in own if (name := f"policy.{key}") in saved}
-        check_weights(own, weights)
-        policy.load_state_dict(weights | {"version": own["version"]})
+        weights, note = weights_to_begin_with(module.policy, read_checkpoint(self.find()))
+        if note is not None:
+            rank_zero_info(note)
+        module.policy.load_state_dict(weights)
         reference = getattr(pl_module, "reference", None)
         if isinstance(reference, ReferencePolicy):
             reference.remember()

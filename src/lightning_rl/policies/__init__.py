@@ -12,6 +12,7 @@ from lightning_rl.policies.vla import (
     VLAPolicy,
     load_vla_model,
 )
+from lightning_rl.policies.wrapper import PolicyWrapper
 
 __all__ = [
     "ActorCritic",
@@ -19,6 +20,7 @@ __all__ = [
     "Backbone",
     "ObservationNormalizer",
     "Policy",
+    "PolicyWrapper",
     "RewardNormalizer",
     "SlowPolicy",
     "TinyVLA",

@@ -17,7 +17,8 @@ class ActorCritic(ActorOnly):
     Args:
         observation_space, action_space, hidden_sizes, activation: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        squash, log_std_init, log_std_bounds, normalize_observation: see `ActorOnly`.
+        squash, log_std_init, log_std_bounds, normalize_observation, rescale_action: see
+            `ActorOnly`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -37,6 +38,7 @@ class ActorCritic(ActorOnly):
         log_std_init: float = 0.0,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
+        rescale_action: bool = True,
     ) -> None:
         super().__init__(
             observation_space,
@@ -47,6 +49,7 @@ class ActorCritic(ActorOnly):
             log_std_init,
             log_std_bounds,
             normalize_observation,
+            rescale_action,
         )
         self.critic = mlp(
             flat_observation_size(observation_space),

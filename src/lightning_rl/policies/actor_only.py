@@ -33,6 +33,12 @@ class ActorOnly(Policy):
         log_std_bounds: least and greatest log standard deviation.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+        rescale_action: where a Box has bounds other than -1 and 1, learn its actions in [-1, 1],
+            and scale them to the bounds; `log_std_init` and `log_std_bounds` are in these units
+            then. It changes nothing where the bounds are -1 and 1, where there are none (or some
+            beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
+            discrete actions; where only some entries of a Box are bounded, a warning says that
+            none is scaled. False takes the output of the network for the action as it is.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -52,11 +58,16 @@ class ActorOnly(Policy):
         log_std_init: float = 0.0,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
+        rescale_action: bool = True,
     ) -> None:
         super().__init__(observation_space, action_space)
         size = flat_observation_size(observation_space)
         self.distribution = distribution_for(
-            action_space, squash=squash, log_std_init=log_std_init, log_std_bounds=log_std_bounds
+            action_space,
+            squash=squash,
+            rescale=rescale_action,
+            log_std_init=log_std_init,
+            log_std_bounds=log_std_bounds,
         )
         outputs = self.distribution.num_outputs
         self.actor = mlp(size, hidden_sizes, outputs, activation=activation, output_gain=0.01)
@@ -97,6 +108,11 @@ class ActorOnly(Policy):
         return TensorDict(
             {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
         )
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `Policy.fields_of`."""
+        fields = self.distribution.fields_of(action)
+        return super().fields_of(action) if fields is None else fields
 
     def value_of(self, features: Tensor) -> Tensor:
         """Return the value [B] of features [B, D]: zero, as there is no critic."""

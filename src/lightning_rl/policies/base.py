@@ -24,6 +24,7 @@ class Policy(nn.Module, ABC):
     no recurrent or chunk state: such state is data.
 
     Attributes:
+        observation_space, action_space: of one env.
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
@@ -34,13 +35,21 @@ class Policy(nn.Module, ABC):
             in any case.
         micro_batch_size: samples that go through the network at once when it is trained or
             evaluated; the gradients of a minibatch add up. None for as many as are fast.
+        critic_modules: names of the modules that `value` alone depends on. `trainer.init_from` may
+            leave these out, or begin them anew; all others are what the policy does.
+        training_settings: names of attributes that say how the policy is trained, not what it does:
+            they may differ from those of a checkpoint, and nothing is said of it.
     """
 
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
     joint_ratio: bool = False
     autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
+    critic_modules: tuple[str, ...] = ("critic", "value_head")
+    training_settings: tuple[str, ...] = ()
 
     def __init__(
         self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]

@@ -1,6 +1,7 @@
 """Turn network outputs into actions, log-probs and entropies, without torch.distributions."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,9 @@ from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.rollout import FieldSpec
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+LARGEST_BOUND = 1e6
+"""A bound beyond ±this stands for none, as float32's maximum and 1e10 do in many envs."""
 
 
 class ActionDistribution(nn.Module, ABC):
@@ -40,15 +44,26 @@ class ActionDistribution(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor]:
         """Return the log-prob [B] of the stored action and the entropy [B], with gradients."""
 
+    def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
+        """Return `extra_fields` of given actions [B, *A]; None where they cannot be derived."""
+        return None if self.extra_fields else {}
+
 
 def distribution_for(
     space: gymnasium.Space[Any],
     *,
     squash: bool,
+    rescale: bool = True,
     log_std_init: float,
     log_std_bounds: Sequence[float],
 ) -> ActionDistribution:
     """Choose the family for an action space.
+
+    With `rescale`, a Gaussian over a bounded Box is one over [-1, 1], whose samples are scaled to
+    the bounds: its mean begins near 0 and its deviation near 1, which is nowhere near the middle of
+    a Box(0, 512). Not where the bounds are -1 and 1 already, nor where there are none. Where only
+    some entries have both bounds none is scaled, as those without have no unit of their own, and a
+    warning says so.
 
     Raises:
         ConfigurationError: for an action space that no family covers, or `squash` where it has no
@@ -57,6 +72,8 @@ def distribution_for(
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         if squash:
             return TanhGaussian(space, log_std_init, log_std_bounds)
+        if rescale and _needs_scaling(space):
+            return RescaledGaussian(space, log_std_init, log_std_bounds)
         return DiagonalGaussian(space.shape, log_std_init, log_std_bounds)
     require(not squash, f"squash is for continuous actions; the action space is {space}.")
     if isinstance(space, gymnasium.spaces.Discrete):
@@ -67,6 +84,29 @@ def distribution_for(
         f"Action space {space} is not supported: use a floating-point Box, Discrete or "
         "one-dimensional MultiDiscrete."
     )
+
+
+def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
+    """Tell whether the actions of a Box are to be scaled; warn where only some of them could be."""
+    low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+    is_low, is_high = low > -LARGEST_BOUND, high < LARGEST_BOUND
+    bounded = is_low & is_high & (low < high)
+    unit = (low == -1.0) & (high == 1.0)
+    if bounded.all():
+        return not bool(unit.all())
+    amiss = (is_low | is_high) & ~unit
+    if amiss.any():
+        entry = np.argwhere(amiss)[0].tolist()
+        bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
+        warnings.warn(
+            f"Not every entry of the action space {space} has two bounds, low < high, so none is "
+            "rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also in "
+            f"entry {entry} with the bounds {bounds}, and the env clips what lies outside. Wrap "
+            "the env so that each entry has two bounds, or takes [-1, 1] for what it can do "
+            "(gymnasium.wrappers.TransformAction); set rescale_action: false if this is meant.",
+            stacklevel=2,
+        )
+    return False
 
 
 class DiagonalGaussian(ActionDistribution):
@@ -129,6 +169,61 @@ class DiagonalGaussian(ActionDistribution):
 
     def _entropy(self) -> Tensor:
         return self.clamped_log_std().sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
+
+
+class RescaledGaussian(DiagonalGaussian):
+    """A diagonal Gaussian u in units of the bounds of a Box: a = center + scale * u.
+
+    log p(a) = log N(u) - sum(log(scale)), and the entropy is that of u plus sum(log(scale)): both
+    are those of the action. The u that was drawn is stored with the rollout, as `unit_action`:
+    computed back from the action it would differ in the last digits, and so would the first ratio
+    from 1. As for `DiagonalGaussian`, the env adapter clips actions to the space.
+
+    Attributes:
+        center, scale: [A], the middle of the bounds and half their distance. They are saved with
+            the weights, whose function they are a part of.
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(
+        self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]
+    ) -> None:
+        super().__init__(space.shape, log_std_init, log_std_bounds)
+        low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+        self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
+        self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
+        self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
+
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        """See `ActionDistribution.sample`."""
+        unit = self._draw(output, deterministic, generator)
+        return {
+            "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
+            "sample_log_prob": self._log_prob(output, unit) - self._log_volume(),
+            "unit_action": unit,
+        }
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """See `ActionDistribution.log_prob_and_entropy`."""
+        log_volume = self._log_volume()
+        entropy = self._entropy() + log_volume
+        log_prob = self._log_prob(output, fields["unit_action"]) - log_volume
+        return log_prob, entropy.expand(output.shape[:-1])
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `ActionDistribution.fields_of`."""
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return {"unit_action": ((flat - self.center) / self.scale).float()}
+
+    def _log_volume(self) -> Tensor:
+        """Return log |da/du|, a scalar."""
+        return self.scale.log().sum()
 
 
 class TanhGaussian(DiagonalGaussian):

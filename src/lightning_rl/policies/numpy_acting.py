@@ -13,7 +13,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl.policies.acting import RolloutActor
-from lightning_rl.policies.distributions import Categorical, DiagonalGaussian, TanhGaussian
+from lightning_rl.policies.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    RescaledGaussian,
+    TanhGaussian,
+)
 from lightning_rl.rollout import flat_transitions, time_major
 
 if TYPE_CHECKING:
@@ -45,7 +50,7 @@ def acts_in_numpy(policy: "ActorOnly", rollout: TensorDict) -> bool:
     layers = list(policy.actor)
     distribution = policy.distribution
     return (
-        type(distribution) in (Categorical, DiagonalGaussian, TanhGaussian)
+        type(distribution) in (Categorical, DiagonalGaussian, RescaledGaussian, TanhGaussian)
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32
@@ -91,6 +96,8 @@ class NumpyActor(RolloutActor):
         self._actions = list(storage["action"].view(slots, num_envs, -1).numpy())
         if isinstance(policy.distribution, TanhGaussian):
             self._unsquashed = list(storage["unsquashed_action"].numpy())
+        if isinstance(policy.distribution, RescaledGaussian):
+            self._units = list(storage["unit_action"].numpy())
         self._noise = torch.empty(slots - 1, num_envs, policy.distribution.num_outputs)
         self._noise_steps = list(self._noise.numpy())
         self._outputs = torch.empty_like(self._noise)
@@ -102,6 +109,7 @@ class NumpyActor(RolloutActor):
         self._draw = {
             Categorical: self._draw_category,
             DiagonalGaussian: self._draw_gaussian,
+            RescaledGaussian: self._draw_rescaled,
             TanhGaussian: self._draw_squashed,
         }[type(policy.distribution)]
 
@@ -133,6 +141,9 @@ class NumpyActor(RolloutActor):
         if isinstance(distribution, TanhGaussian):
             bounds = ("scale", "center", "low", "high")
             self._bounds = [getattr(distribution, name).numpy() for name in bounds]
+        if isinstance(distribution, RescaledGaussian):
+            like = self._output_steps[0]
+            self._bounds = [_rows(distribution.scale, like), _rows(distribution.center, like)]
 
     def act(self, t: int) -> None:
         """See `RolloutActor.act`."""
@@ -172,6 +183,13 @@ class NumpyActor(RolloutActor):
 
     def _draw_gaussian(self, t: int, mean: Array, noise: Array) -> None:
         np.add(mean, noise, out=self._actions[t])
+
+    def _draw_rescaled(self, t: int, mean: Array, noise: Array) -> None:
+        scale, center = self._bounds
+        unit, action = self._units[t], self._actions[t]
+        np.add(mean, noise, out=unit)
+        np.multiply(unit, scale, out=action)
+        action += center
 
     def _draw_squashed(self, t: int, mean: Array, noise: Array) -> None:
         scale, center, low, high = self._bounds

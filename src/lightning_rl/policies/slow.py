@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_rl.errors import check_range
 from lightning_rl.policies.acting import RolloutActor
 from lightning_rl.policies.base import Policy
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.policies.wrapper import PolicyWrapper
 
 PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]
 """Makes a policy from the observation and the action space.
@@ -20,7 +20,7 @@ In YAML the class and its other arguments.
 """
 
 
-class SlowPolicy(Policy):
+class SlowPolicy(PolicyWrapper):
     """Another policy, with a simulated inference delay: each call that acts sleeps first.
 
     It stands for a large model on a device of its own: the CPU is free meanwhile, and the delay
@@ -35,6 +35,8 @@ class SlowPolicy(Policy):
         ConfigurationError: for a negative delay.
     """
 
+    training_settings = ("delay_ms",)
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
@@ -42,23 +44,16 @@ class SlowPolicy(Policy):
         policy: PolicyFactory,
         delay_ms: float,
     ) -> None:
-        super().__init__(observation_space, action_space)
         check_range("delay_ms", delay_ms, least=0)
-        self.inner = policy(observation_space, action_space)
-        self.has_critic = self.inner.has_critic
+        super().__init__(policy(observation_space, action_space))
         self.delay_ms = delay_ms
-
-    @property
-    def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
-        return self.inner.extra_fields
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
         """See `Policy.forward`."""
         self.wait()
-        return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+        return super().forward(td, deterministic, generator)
 
     def wait(self) -> None:
         """Take the time of one inference."""
@@ -67,18 +62,6 @@ class SlowPolicy(Policy):
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         """See `Policy.rollout_actor`."""
         return SlowActor(self, self.inner.rollout_actor(rollout))
-
-    def get_value(self, td: TensorDict) -> TensorDict:
-        """See `Policy.get_value`."""
-        return self.inner.get_value(td)
-
-    def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`."""
-        return self.inner.evaluate_actions(td)
-
-    def update_normalization(self, rollout: TensorDict) -> None:
-        """See `Policy.update_normalization`."""
-        self.inner.update_normalization(rollout)
 
 
 class SlowActor(RolloutActor):

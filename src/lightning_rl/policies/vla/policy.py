@@ -49,6 +49,8 @@ class VLAPolicy(Policy):
         ConfigurationError: for a number out of range, or a space that the policy cannot take.
     """
 
+    training_settings = ("value_lr_scale", "detach_value")
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

@@ -1,0 +1,168 @@
+"""Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from jsonargparse.typing import register_type
+
+from lightning_rl.errors import ConfigurationError
+
+SUFFIXES = (".yaml", ".yml")
+"""Of the files that a config may name: `model: ppo_model.yaml`."""
+
+
+class Double(NamedTuple):
+    """A key that stands twice in one mapping: its path, and the lines, from 1."""
+
+    path: str
+    first: int
+    second: int
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Refuse a key that stands twice in what the user typed, or in the files it names.
+
+    Args:
+        options: of the command line: `--flag value`, `--flag=value`; a value may be YAML, or the
+            path of a file of it.
+
+    Raises:
+        ConfigurationError: naming the key, both lines, and the option or the file.
+    """
+    flag = ""
+    for option in options:
+        name, separator, value = option.partition("=")
+        if name.startswith("--") or name == "-c":
+            flag, value = name, value if separator else ""
+        else:
+            value = option
+        suffixes = (*SUFFIXES, Path(value).suffix) if flag in ("--config", "-c") else SUFFIXES
+        _check(value, f"The value of {flag}" if flag else f"'{value}'", Path(), set(), suffixes)
+
+
+def check_doubles(text: str, name: str) -> None:
+    """Refuse YAML in which a key stands twice: the last one would win, unsaid.
+
+    Args:
+        text: of the YAML; what is none is for its reader to refuse.
+        name: begins the message, such as `The configuration in FILE`.
+
+    Raises:
+        ConfigurationError: naming the key's path and both lines.
+    """
+    _check_node(_parsed(text), name)
+
+
+def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Sequence[str]) -> None:
+    """Check a text, or the file that it is the path of, and the files named in it."""
+    # os.path, which takes a long text for no file, where pathlib fails.
+    paths = [path for path in (folder / value, Path(value)) if os.path.isfile(path)]
+    path = next((path for path in paths if path.suffix in suffixes), None)
+    if path is None:
+        root = _parsed(value)
+    elif path.resolve() in seen:
+        return
+    else:
+        seen.add(path.resolve())
+        root, name, folder = _parsed(path.read_text()), str(path), path.parent
+    _check_node(root, name)
+    for text in _texts(root):
+        if text != value and text.endswith(SUFFIXES):
+            _check(text, name, folder, seen, SUFFIXES)
+
+
+def _parsed(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return None  # its reader says so
+
+
+def _check_node(root: yaml.Node | None, name: str) -> None:
+    double = next(_doubles(root, "", set()), None)
+    if double is not None:
+        path, first, second = double
+        lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
+        raise ConfigurationError(
+            f"{name} has the key '{path}' in line {lines}: only the last one would count. Remove "
+            "one of them, or write what stands under both under one."
+        )
+
+
+def _doubles(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[Double]:
+    """Yield the keys that stand twice, in the order of the text."""
+    if id(node) in seen:
+        return  # an alias; written to that end, they multiply beyond all bounds
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            name = f"{path}.{key.value}" if path else key.value
+            line = key.start_mark.line + 1
+            # `<<` may come again: it merges, and overrides nothing.
+            if name in lines and key.tag != "tag:yaml.org,2002:merge":
+                yield Double(name, lines[name], line)
+            lines[name] = line
+            yield from _doubles(value, name, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield from _doubles(value, f"{path}.{i}" if path else str(i), seen)
+
+
+def _texts(root: yaml.Node | None) -> Iterator[str]:
+    """Yield the values that are plain texts."""
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.ScalarNode):
+            yield node.value
+        elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+            seen.add(id(node))
+            is_mapping = isinstance(node, yaml.MappingNode)
+            nodes += [value for _, value in node.value] if is_mapping else node.value
+
+
+def take_numpy_numbers() -> None:
+    """Let the parser take plain numbers, and lists of them, where a constructor wants NumPy's.
+
+    As Gymnasium's `RescaleAction` does: its arguments are annotated as `np.floating`, `np.integer`
+    or `np.ndarray`, which the parser takes for classes that the config has to name. It changes
+    jsonargparse for the whole process, which knows nothing of these types otherwise.
+    """
+
+    def is_of(value: Any, kind: type) -> bool:
+        return isinstance(value, kind)
+
+    register_type(np.floating, _plain, _floating, type_check=is_of)
+    register_type(np.integer, int, _integer, type_check=is_of)
+    register_type(np.ndarray, _plain, _array, type_check=is_of)
+
+
+def _floating(value: Any) -> np.floating[Any]:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"Expected a number, got {value!r}.")
+    return np.float32(value)  # as spaces are, which warn of float64
+
+
+def _integer(value: Any) -> np.integer[Any]:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"Expected a whole number, got {value!r}.")
+    return np.int64(value)
+
+
+def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    array = np.asarray(value)
+    if not isinstance(value, list) or array.dtype.kind not in "iuf":
+        raise TypeError(f"Expected a list of numbers, got {value!r}.")
+    return array.astype(np.float32)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy's, or an array, as its shortest digits: 0.1, not 0.10000000149."""
+    return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -1,0 +1,121 @@
+"""Put something around a policy, and pass on all the rest of what a policy is asked for."""
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.policies.acting import RolloutActor, StepwiseActor
+from lightning_rl.policies.base import Policy
+from lightning_rl.rollout import FieldSpec
+
+
+def _of_inner(name: str) -> Any:
+    """Return a property that is the inner policy's attribute, read and written."""
+
+    def read(wrapper: "PolicyWrapper") -> Any:
+        return getattr(wrapper.inner, name)
+
+    def write(wrapper: "PolicyWrapper", value: Any) -> None:
+        setattr(wrapper.inner, name, value)
+
+    return property(read, write)
+
+
+class PolicyWrapper(Policy):
+    """A policy around another one, to which it leaves whatever a subclass does not override.
+
+    A test holds this class to every member of `Policy`, those that are still to come included: what
+    a wrapper forgets to pass on falls back to a default, and the policy learns in another way than
+    without it, unsaid.
+
+    A subclass's constructor takes the spaces first, as that of any policy, and makes the inner one.
+    A subclass with parameters of its own adds their groups to `parameter_groups`.
+
+    Args:
+        inner: the policy that does the work.
+
+    Attributes:
+        version: the inner policy's, which is the only one. In a state dict it stands under
+            `version` and `inner.version`.
+    """
+
+    version = _of_inner("version")
+    has_critic = _of_inner("has_critic")
+    joint_ratio = _of_inner("joint_ratio")
+    autocast_dtype = _of_inner("autocast_dtype")
+    micro_batch_size = _of_inner("micro_batch_size")
+    observation_space = _of_inner("observation_space")
+    action_space = _of_inner("action_space")
+
+    @abstractmethod
+    def __init__(self, inner: Policy) -> None:
+        # Not Policy's constructor: what that one makes is the inner policy's here.
+        nn.Module.__init__(self)
+        self.inner = inner
+
+    @property
+    def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # read only, as it follows
+        """See `Policy`."""
+        return tuple(f"inner.{name}" for name in self.inner.critic_modules)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        """See `Policy.extra_fields`."""
+        return self.inner.extra_fields
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """See `Policy.forward`."""
+        return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        """See `Policy.rollout_actor`: the inner policy's, unless a subclass acts in its own way."""
+        if type(self).forward is PolicyWrapper.forward:
+            return self.inner.rollout_actor(rollout)
+        return StepwiseActor(self, rollout)
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        """See `Policy.get_value`."""
+        return self.inner.get_value(td)
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """See `Policy.evaluate_actions`."""
+        return self.inner.evaluate_actions(td)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """See `Policy.parameter_groups`."""
+        return self.inner.parameter_groups()
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        """See `Policy.fields_of`."""
+        return self.inner.fields_of(action)
+
+    def compute_in(self, precision: str) -> None:
+        """See `Policy.compute_in`."""
+        self.inner.compute_in(precision)
+
+    def put_in_eval_mode(self) -> None:
+        """See `Policy.put_in_eval_mode`; modules of the wrapper's own with it."""
+        self.inner.put_in_eval_mode()
+        super().put_in_eval_mode()
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        """See `Policy.update_normalization`."""
+        self.inner.update_normalization(rollout)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        version = self.version
+        destination[f"{prefix}version"] = version if keep_vars else version.detach()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The outer version is the true one: a wrapper once had its own, and left the inner's at 0.
+        if f"{prefix}version" in state_dict:
+            state_dict[f"{prefix}inner.version"] = state_dict.pop(f"{prefix}version")
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,240 @@
+"""`trainer.init_from`: a policy begins with another one's weights where it acts alike, or not at all."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
+from lightning_rl.envs import ActionProbe
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import last, load, make_data, train
+
+SHORT = {"total_env_steps": 64}
+
+
+def continuous(n):
+    return ActionProbe(n, continuous=True)
+
+
+def wide(low, high):
+    def make(n):
+        env = ActionProbe(n, continuous=True)
+        env.single_action_space = Box(low, high, (1,))
+        return env
+
+    return make
+
+
+def begin(tmp_path, first, then, env="CartPole-v1", other_env=None):
+    """Train with the settings `first` of the policy, and begin with that with those of `then`."""
+    before, *_ = train(tmp_path / "a", env=env, data=SHORT, seed=5, **first)
+    model = {"learning_rate": 1e-9, "lr_schedule": "constant"} | then.pop("model", {})
+    then |= {"model": model, "trainer": {"init_from": str(last(tmp_path / "a"))}}
+    after, *_ = train(tmp_path / "b", env=other_env or env, data=SHORT, seed=6, **then)
+    return before.policy, after.policy
+
+
+def policy(**settings):
+    return {"policy": settings}
+
+
+def assert_alike(one, other, size):
+    td = TensorDict({"observation": torch.randn(20, size)}, [20])
+    modes = [p.get_action(td.clone(), deterministic=True) for p in (one, other)]
+    torch.testing.assert_close(modes[0]["action"].double(), modes[1]["action"].double())
+    torch.testing.assert_close(modes[0]["sample_log_prob"], modes[1]["sample_log_prob"])
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_an_observation_normaliser_is_not_left_out_nor_made_up(normalizes, tmp_path):
+    settings = [policy(normalize_observation=flag) for flag in (normalizes, not normalizes)]
+    words = "normalizer.mean too many" if normalizes else "no normalizer.mean"
+    with pytest.raises(ConfigurationError, match=f"another policy.*{words}.*will act alike"):
+        begin(tmp_path, *settings)
+
+
+def test_the_cure_shows_the_settings_of_the_checkpoints_configuration(tmp_path):
+    from lightning_rl.algorithms.checks import weights_to_begin_with
+
+    train(tmp_path / "a", data=SHORT, policy={"normalize_observation": True})
+    config = "model: {init_args: {policy: {class_path: ActorCritic, init_args: {squash: false}}}}"
+    content = load(last(tmp_path / "a")) | {"rl_config": config}
+    fresh = ActorCritic(Box(-1.0, 1.0, (4,)), make_data().action_space, (16,))
+    with pytest.raises(ConfigurationError, match=r"with, policy: \{class_path: ActorCritic, init"):
+        weights_to_begin_with(fresh, content)
+    for broken in ("model: [", "model: PPO", "a", ""):
+        with pytest.raises(ConfigurationError, match="will act alike"):
+            weights_to_begin_with(fresh, content | {"rl_config": broken})
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        ({"activation": "relu"}, {}, "actor.1 is a Tanh and was a ReLU"),
+        ({"squash": True}, {}, "distribution is a DiagonalGaussian and was a TanhGaussian"),
+        ({}, {"squash": True}, "distribution is a TanhGaussian and was a DiagonalGaussian"),
+    ],
+)
+def test_another_function_of_the_same_weights_is_refused(first, then, words, tmp_path):
+    with pytest.raises(ConfigurationError, match=words):
+        begin(tmp_path, policy(**first), policy(**then), continuous)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        ({"activation": "relu"}, {}, "actor.1 is a Tanh"),
+        ({"squash": True}, {}, "distribution is a"),
+    ],
+)
+def test_it_is_refused_of_a_resumed_run_too(first, then, words, tmp_path):
+    train(tmp_path / "a", env=continuous, data=SHORT, policy=first)
+    with pytest.raises(ConfigurationError, match=f"{words}.*Use the config that it was trained"):
+        train(tmp_path / "a", env=continuous, policy=then, ckpt_path=last(tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "other_env", "words"),
+    [
+        (
+            {},
+            {"log_std_bounds": (-1.0, 0.0)},
+            None,
+            r"bounds is \(-1.0, 0.0\) and was \(-5.0, 2.0\)",
+        ),
+        ({"squash": True}, {"squash": True}, wide(-3, 1), r"center is \[-1.0\] and was \[0.0\]"),
+    ],
+)
+def test_other_settings_and_action_bounds_are_warned_of(first, then, other_env, words, tmp_path):
+    with pytest.warns(UserWarning, match=f"may act differently.*distribution.{words}"):
+        begin(tmp_path, policy(**first), policy(**then), continuous, other_env)
+
+
+def test_the_bounds_of_rescaled_actions_come_with_the_weights(tmp_path):
+    """So the policy does what it did, in the units of the env."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*may act differently.*")
+        pair = begin(tmp_path, policy(), policy(), wide(0, 10), wide(0, 20))
+    assert_alike(*pair, 1)
+    assert pair[1].distribution.center.item() == 5
+
+
+def test_a_temperature_is_warned_of():
+    from lightning_rl import ActionChunk, PushBlocks
+    from lightning_rl.policies.description import describe, differences
+
+    env = ActionChunk(1, lambda n: PushBlocks(n), chunk_size=2)
+    spaces = (env.single_observation_space, env.single_action_space)
+    one = describe(VLAPolicy(*spaces, temperature=1.0, value_lr_scale=2.0, micro_batch_size=4))
+    other = describe(VLAPolicy(*spaces, temperature=2.0))
+    assert differences(one, other) == ([], ["head.temperature is 1.0 and was 2.0"])
+    assert not [path for path in one if path.startswith("value_head")]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "note"),
+    [
+        (PPO, GRPO, "The critic of the checkpoint is left out: critic.0.bias"),
+        (
+            GRPO,
+            PPO,
+            "The critic begins anew, as that of the checkpoint is not there: critic.0.bias",
+        ),
+    ],
+)
+def test_a_critic_may_be_left_out_or_new(first, then, note, tmp_path, caplog):
+    grpo = {"group_size": 2, "kl_coef": 0.1}
+    settings = [
+        {
+            "model": {"algorithm": cls} | (grpo if cls is GRPO else {}),
+            **policy(normalize_observation=True),
+        }
+        for cls in (first, then)
+    ]
+    logging.getLogger("lightning.pytorch").propagate = True
+    with caplog.at_level(logging.INFO):
+        pair = begin(tmp_path, *settings)
+    assert note in caplog.text
+    for one, other in zip(pair[0].actor.parameters(), pair[1].actor.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+    assert [type(each) for each in pair] == [
+        {PPO: ActorCritic, GRPO: ActorOnly}[c] for c in (first, then)
+    ]
+
+
+def test_a_critic_of_another_shape_begins_anew_as_a_whole(tmp_path, caplog):
+    logging.getLogger("lightning.pytorch").propagate = True
+    with caplog.at_level(logging.INFO):
+        pair = begin(tmp_path, policy(), policy(critic_hidden_sizes=(8,)))
+    assert "begins anew, as that of the checkpoint is of another shape" in caplog.text
+    torch.testing.assert_close(pair[0].actor[0].weight, pair[1].actor[0].weight)
+
+
+def test_a_critic_of_the_same_make_comes_along(tmp_path, caplog):
+    pair = begin(tmp_path, policy(), policy())
+    torch.testing.assert_close(pair[0].critic[0].weight, pair[1].critic[0].weight)
+    assert "critic" not in caplog.text
+
+
+class Named(ActorOnly):
+    """A user's own policy, whose critic has a name of its own."""
+
+    critic_modules = ("v_net",)
+
+    def __init__(self, *args, critic=True):
+        super().__init__(*args)
+        self.has_critic = critic
+        if critic:
+            self.v_net = nn.Linear(4, 1)
+
+
+class Undeclared(Named):
+    """Leaves the default."""
+
+    critic_modules = ("critic", "value_head")
+
+
+@pytest.mark.parametrize("cls", [Named, Undeclared])
+def test_the_critic_of_a_users_own_policy_is_what_it_says(cls):
+    from lightning_rl.algorithms.checks import weights_to_begin_with
+
+    spaces = (Box(-1.0, 1.0, (4,)), make_data().action_space)
+    with_critic, without = cls(*spaces), cls(*spaces, critic=False)
+    content = {
+        "state_dict": {f"policy.{k}": v for k, v in with_critic.state_dict().items()},
+        "lightning_rl": {},
+    }
+    if cls is Named:
+        weights, note = weights_to_begin_with(without, content)
+        assert weights.keys() == without.state_dict().keys()
+        assert note == "The critic of the checkpoint is left out: v_net.bias, v_net.weight."
+    else:
+        with pytest.raises(
+            ConfigurationError, match=r"v_net.weight too many.*name the critic's mod"
+        ):
+            weights_to_begin_with(without, content)
+
+
+def test_a_checkpoint_of_before_actions_were_rescaled_names_the_cure(tmp_path):
+    """Its policy took the output of the network for the action; its config does not say so."""
+    old = policy(rescale_action=False)
+    before, *_ = train(tmp_path / "a", env=wide(0, 10), data=SHORT, **old)
+    content = load(last(tmp_path / "a"))
+    del content["lightning_rl"]["policy"]  # nor did it have a description
+    torch.save(content, last(tmp_path / "a"))
+    cure = "set rescale_action: false for the policy"
+    with pytest.raises(ConfigurationError, match=cure):
+        train(tmp_path / "a", env=wide(0, 10), ckpt_path=last(tmp_path / "a"))
+    warm = {"init_from": str(last(tmp_path / "a"))}
+    with pytest.raises(ConfigurationError, match=cure):
+        train(tmp_path / "b", env=wide(0, 10), data=SHORT, trainer=warm)
+    model = {"learning_rate": 1e-9, "lr_schedule": "constant"}
+    after, *_ = train(tmp_path / "c", env=wide(0, 10), data=SHORT, trainer=warm, model=model, **old)
+    assert_alike(before.policy, after.policy, 1)
+    with pytest.raises(ConfigurationError, match="Its actions were rescaled"):
+        begin(tmp_path / "d", policy(), old, wide(0, 10))

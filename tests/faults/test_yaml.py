@@ -1,0 +1,132 @@
+"""YAML in which a key stands twice is refused wherever it is read: the last one would win, unsaid."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.cli import RLCLI, run
+from lightning_rl.config_files import shipped_configs, shipped_parts
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import last, load, train
+
+CONFIG = """\
+seed_everything: 3
+model:
+  class_path: PPO
+  init_args:
+    policy: {class_path: ActorCritic, init_args: {hidden_sizes: [16]}}
+    batch_size: 32
+data:
+  env: {class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}
+  num_envs: 4
+  buffer_size: 16
+  total_env_steps: 64
+  num_eval_episodes: 1
+trainer: {accelerator: cpu, enable_progress_bar: false, logger: false}
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def error_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        run([*arguments])
+    assert ended.value.code == 1
+    assert not Path("outputs").exists(), "nothing was begun"
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "lines"),
+    [
+        (
+            ("  num_envs: 4\n", "  num_envs: 4\n  num_envs: 8\n"),
+            "data.num_envs",
+            "9 and again in line 10",
+        ),
+        (("trainer:", "model: {class_path: GRPO}\ntrainer:"), "model", "2 and again in line 13"),
+        (
+            ("batch_size: 32", "batch_size: 32\n    'batch_size': 64"),
+            "model.init_args.batch_size",
+            "6 and",
+        ),
+        (
+            ("{id: CartPole-v1}", "{id: CartPole-v1, id: Acrobot-v1}"),
+            "data.env.init_args.id",
+            "8, twice",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.yaml", "config"])
+def test_in_a_config_file(change, path, lines, name, capsys):
+    Path(name).write_text(CONFIG.replace(*change))
+    error = error_of(capsys, "fit", "--config", name)
+    assert f"{name} has the key '{path}' in line {lines}" in error
+
+
+@pytest.mark.parametrize("form", ["--config=a.yaml", "-c=a.yaml"])
+def test_in_a_config_file_of_another_form(form, capsys):
+    Path("a.yaml").write_text(CONFIG + "data: {}\n")
+    assert "a.yaml has the key 'data' in line 7 and again in line 14" in error_of(
+        capsys, "fit", form
+    )
+
+
+def test_in_a_file_that_a_config_names(capsys):
+    Path("parts").mkdir()
+    Path("parts/env.yaml").write_text("class_path: GymnasiumEnv\ninit_args:\n  id: A\n  id: B\n")
+    before, after = CONFIG.split("{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}")
+    Path("parts/a.yaml").write_text(f"{before}env.yaml{after}")
+    error = error_of(capsys, "fit", "--config", "parts/a.yaml")
+    assert "parts/env.yaml has the key 'init_args.id' in line 3 and again in line 4" in error
+
+
+@pytest.mark.parametrize("form", ["--data.env {}", "--data.env={}"])
+def test_on_the_command_line(form, capsys):
+    Path("a.yaml").write_text(CONFIG)
+    env = "{class_path: GymnasiumEnv, init_args: {id: CartPole-v1, id: Acrobot-v1}}"
+    option, separator, value = form.format(env).partition(form[len("--data.env")])
+    given = [form.format(env)] if separator == "=" else [option, value]
+    error = error_of(capsys, "fit", "--config", "a.yaml", *given)
+    assert "The value of --data.env has the key 'init_args.id' in line 1, twice" in error
+
+
+def test_from_python():
+    Path("a.yaml").write_text(CONFIG + "data: {}\n")
+    with pytest.raises(ConfigurationError, match="has the key 'data' in line 7 and again"):
+        RLCLI(args=["fit", "--config", "a.yaml"])
+
+
+@pytest.mark.parametrize("trust", ["false", "true"])
+def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
+    train(tmp_path / "run", data={"total_env_steps": 64})
+    content = load(last(tmp_path / "run"))
+    torch.save(content | {CONFIG_KEY: CONFIG + "data: {}\n"}, "a.ckpt")
+    error = error_of(capsys, "validate", "--ckpt_path", "a.ckpt", "--trust_code", trust)
+    assert "The configuration in a.ckpt has the key 'data' in line 7 and again in line 14" in error
+
+
+def test_what_repeats_nothing_is_taken():
+    """Anchors, merges whose keys are overridden, alike keys of different mappings, endless trees."""
+    from lightning_rl.parsing import check_doubles, check_options
+
+    text = "a: &a {x: 1}\nb: {<<: *a, x: 2}\nc: [{x: 1}, {x: 2}]\nd: {<<: *a, <<: *a}\n"
+    assert yaml.safe_load(text)["b"] == {"x": 2}
+    check_doubles(text, "it")
+    bombs = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(30))
+    check_doubles(f"a0: &a0 [1]\n{bombs}", "it")
+    check_doubles("&a [*a]", "it")
+    check_options(["--x", "{a", "--y", "a" * 5000 + ".yaml", "--z=", "fit", "--trainer.a=b=c"])
+
+
+def test_every_shipped_config_is_without():
+    from lightning_rl.parsing import check_options
+
+    for path in (shipped_configs() | shipped_parts()).values():
+        check_options(["--config", str(path)])

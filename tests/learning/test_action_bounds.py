@@ -1,0 +1,186 @@
+"""Actions of a bounded Box are learnt in [-1, 1] and scaled to the bounds, wherever they go."""
+
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, ActorCritic, AsyncCollector, GymnasiumEnv
+from lightning_rl.envs import ActionProbe
+from lightning_rl.evaluation import run_episodes
+from lightning_rl.policies.distributions import DiagonalGaussian, TanhGaussian, distribution_for
+from tests.helpers import assert_same_run, last, load, train
+
+LOW, HIGH = (0.0, -2.0), (512.0, -1.0)
+
+
+class BoundedProbe(ActionProbe):
+    """`ActionProbe` for each of some entries, whose bounds stand for -1 and 1; clips, as envs do."""
+
+    def __init__(self, num_envs, low, high):
+        super().__init__(num_envs, continuous=True)
+        self.single_action_space = Box(np.float32(low), np.float32(high))
+        self.low, self.high = torch.tensor(low), torch.tensor(high)
+
+    def transition(self, state, action):
+        share = (action.clamp(self.low, self.high) - self.low) / (self.high - self.low)
+        results = [super(BoundedProbe, self).transition(state, unit) for unit in (2 * share - 1).T]
+        reward = torch.stack([result[1] for result in results]).mean(0)
+        return results[0][0], reward, results[0][2], {}
+
+
+def learn(tmp_path, low, high, iterations=20, model=None, **kwargs):
+    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
+    trainer = {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False}
+    model = {"learning_rate": 1e-2, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"} | (
+        model or {}
+    )
+    kwargs["trainer"] = trainer | kwargs.get("trainer", {})
+    kwargs["data"] = data | kwargs.get("data", {})
+    env = partial(BoundedProbe, low=low, high=high)
+    return train(tmp_path, env=env, model=model, **{"policy": {"log_std_init": -1.0}} | kwargs)[0]
+
+
+def average_return(module, low, high):
+    episodes = run_episodes(module.policy, BoundedProbe(64, low, high), range(64))
+    return float(np.mean([episode["return"] for episode in episodes]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data": {"collector": AsyncCollector}},
+        {"trainer": {"precision": "bf16-mixed"}},
+        {"data": {"num_envs": 128, "buffer_size": 4}},  # too many for NumPy: acts in torch
+    ],
+    ids=["plain", "async", "bf16", "torch"],
+)
+def test_any_bounds_are_learnt_as_well_as_minus_one_and_one(settings, tmp_path):
+    module = learn(tmp_path, LOW, HIGH, **settings)
+    assert average_return(module, LOW, HIGH) > 0.98
+
+
+def test_the_unit_box_is_learnt_so(tmp_path):
+    """The measure of the test above, and its negative control."""
+    unit = (-1.0, -1.0), (1.0, 1.0)
+    assert average_return(learn(tmp_path / "a", *unit), *unit) > 0.98
+    settings = {"policy": {"rescale_action": False, "log_std_init": -1.0}}
+    module = (
+        learn(tmp_path / "b", LOW, HIGH, **settings)
+        if _can_be_off()
+        else learn(tmp_path / "b", LOW, HIGH)
+    )
+    assert average_return(module, LOW, HIGH) < 0.5
+
+
+def _can_be_off():
+    return "rescale_action" in ActorCritic.__init__.__code__.co_varnames
+
+
+def test_grpo_learns_them(tmp_path):
+    model = {"algorithm": GRPO, "group_size": 8, "reset_every_rollout": True}
+    module = learn(
+        tmp_path, LOW, HIGH, model=model, data={"buffer_size": 2, "num_envs": 256}, iterations=25
+    )
+    assert average_return(module, LOW, HIGH) > 0.95
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_first_ratio_is_one(compile, tmp_path):
+    """With one pass over one minibatch, nothing has moved yet: the KL is that of rounding."""
+    model = {"n_epochs": 1, "batch_size": 512, "compile": compile}
+    module = learn(tmp_path, LOW, HIGH, iterations=1, model=model)
+    assert abs(module.metrics["train/approx_kl"]) < 1e-5
+    assert module.metrics["train/clip_fraction"] == 0
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+    """The bounds are in the checkpoint; `Pendulum-v1` has those of -2 and 2."""
+    env = partial(GymnasiumEnv, id="Pendulum-v1")
+    train(tmp_path / "whole", env=env)
+    train(tmp_path / "cut", env=env, trainer={"max_epochs": 1})
+    train(tmp_path / "cut", env=env, ckpt_path=last(tmp_path / "cut"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert load(last(tmp_path / "cut"))["state_dict"]["policy.distribution.scale"].tolist() == [2]
+
+
+def make(space, **kwargs):
+    return distribution_for(
+        space, squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0), **kwargs
+    )
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Box(-1.0, 1.0, (3,)),
+        Box(-np.inf, np.inf, (3,)),
+        Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (3,)),
+        Box(-1e10, 1e10, (3,), np.float64),
+        Box(np.float32([-1, -np.inf]), np.float32([1, np.inf])),
+    ],
+)
+def test_boxes_without_other_bounds_keep_the_plain_gaussian(space):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        distribution = make(space)
+    assert type(distribution) is DiagonalGaussian
+    assert list(distribution.state_dict()) == ["log_std"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (
+            [0, -1],
+            [512, np.inf],
+            r"\[0, 512\] \(entry \[0\]\)|entry \[0\] with the bounds \[0, 512\]",
+        ),
+        ([-1, 0], [1, np.inf], r"entry \[1\] with the bounds \[0, inf\]"),
+        ([-3, 2], [3, 2], r"entry \[0\] with the bounds \[-3, 3\]"),
+    ],
+)
+def test_a_box_bounded_in_part_keeps_it_with_a_warning(low, high, words):
+    space = Box(np.float32(low), np.float32(high))
+    with pytest.warns(UserWarning, match=f"{words}.*rescale_action: false if this is meant"):
+        distribution = make(space)
+    assert type(distribution) is DiagonalGaussian
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(space, rescale=False)
+
+
+def test_squashing_takes_precedence_and_one_entry_off_scales_all():
+    space = Box(np.float32([-1, -1]), np.float32([1, 3]))
+    rescaled = make(space)
+    assert rescaled.scale.tolist() == [1, 2]
+    assert rescaled.center.tolist() == [0, 1]
+    policy = ActorCritic(Box(-1.0, 1.0, (2,)), space, squash=True)
+    assert type(policy.distribution) is TanhGaussian
+
+
+def test_demonstrated_actions_are_taken_in_units_of_the_bounds():
+    policy = ActorCritic(Box(-1.0, 1.0, (2,)), Box(np.float32(LOW), np.float32(HIGH)))
+    observation = torch.randn(50, 2)
+    action = torch.rand(50, 2) * torch.tensor([512.0, 1.0]) + torch.tensor(LOW)
+    td = TensorDict(
+        {"observation": observation, "action": action, **policy.fields_of(action)}, [50]
+    )
+    result = policy.evaluate_actions(td)
+    mean = policy.get_action(td.select("observation"), deterministic=True)["action"].double()
+    deviation = torch.tensor([256.0, 0.5]).double()
+    expected = torch.distributions.Normal(mean, deviation)
+    torch.testing.assert_close(
+        result["sample_log_prob"].double(), expected.log_prob(action.double()).sum(-1)
+    )
+    torch.testing.assert_close(result["entropy"].double(), expected.entropy().sum(-1))
+    plain = ActorCritic(Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (2,)))
+    assert plain.fields_of(action) == {}
+    squashed = ActorCritic(Box(-1.0, 1.0, (2,)), Box(-1.0, 1.0, (2,)), squash=True)
+    with pytest.raises(ValueError, match="ActorCritic cannot learn from demonstrations"):
+        squashed.fields_of(action)

@@ -1,0 +1,155 @@
+"""A wrapper of a policy passes on all that a policy is asked for, under names old and new."""
+
+import inspect
+
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
+from lightning_rl.policies.acting import StepwiseActor
+from tests.helpers import make_data
+
+SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
+
+
+class Inner(ActorCritic):
+    """Answers in its own way whatever a policy may be asked."""
+
+    joint_ratio = True
+    micro_batch_size = 3
+
+    def parameter_groups(self):
+        groups = [list(self.actor.parameters()), list(self.critic.parameters())]
+        return [{"params": groups[0]}, {"params": groups[1], "lr_scale": 7.0}]
+
+
+def slow(inner=Inner, **kwargs):
+    return SlowPolicy(*SPACES, lambda *spaces: inner(*spaces, (8,), **kwargs), delay_ms=0.0)
+
+
+def members():
+    """The contract: the public names that `Policy` adds to a module, and `forward`."""
+    names = {*dir(Policy), *inspect.get_annotations(Policy)} - set(dir(nn.Module))
+    return sorted({n for n in names if not n.startswith("_")} | {"forward"})
+
+
+BY_FORWARD = ("get_action",)
+"""Members that are another one by definition, which a wrapper may change."""
+
+ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
+METHODS = [
+    n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in BY_FORWARD
+]
+
+
+def test_the_contract_is_what_this_file_thinks():
+    assert {"forward", "fields_of", "version", "extra_fields", "action_space"} <= set(members())
+
+
+@pytest.mark.parametrize("name", [n for n in members() if n not in BY_FORWARD])
+def test_every_member_of_the_contract_is_passed_on(name):
+    """One that is new in `Policy` fails here until the wrapper has it."""
+    from lightning_rl import PolicyWrapper
+
+    assert name in vars(PolicyWrapper), f"PolicyWrapper does not pass on Policy.{name}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_the_inner_policys(name, monkeypatch):
+    policy, said = slow(), object()
+    calls = []
+    monkeypatch.setattr(
+        type(policy.inner), name, lambda *args, **kwargs: calls.append((args, kwargs)) or said
+    )
+    parameters = list(inspect.signature(getattr(Policy, name)).parameters)[1:]
+    given = [object() for _ in parameters]
+    answer = getattr(policy, name)(*given)
+    (args, kwargs) = calls[0]
+    assert [*args[1:], *kwargs.values()] == given, "the arguments too"
+    if name not in ("rollout_actor", "put_in_eval_mode", "update_normalization", "compute_in"):
+        assert answer is said
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_an_attribute_follows_the_inner_policys(name):
+    policy = slow()
+    new = torch.tensor(5) if name == "version" else "new"
+    setattr(policy.inner, name, new)
+    assert getattr(policy, name) is new
+    newer = torch.tensor(6) if name == "version" else "newer"
+    setattr(policy, name, newer)
+    assert getattr(policy.inner, name) is newer
+
+
+def test_what_slow_policy_lost():
+    policy = slow()
+    assert policy.joint_ratio
+    assert policy.micro_batch_size == 3
+    assert [group.get("lr_scale", 1.0) for group in policy.parameter_groups()] == [1.0, 7.0]
+    assert PPO(policy, batch_size=4).stale.joint_ratio
+    continuous = SlowPolicy(SPACES[0], Box(0, 4, (2,)), ActorCritic, delay_ms=0.0)
+    assert continuous.fields_of(torch.ones(5, 2)).keys() == continuous.extra_fields.keys()
+    policy.compute_in("bf16-mixed")
+    assert policy.autocast_dtype == torch.bfloat16
+
+
+def test_there_is_one_version():
+    policy = slow()
+    policy.version += 4
+    assert policy.inner.version == 4
+    copied = slow()
+    copied.load_state_dict(policy.state_dict())
+    assert copied.version == copied.inner.version == 4
+    assert list(policy.state_dict()).count("version") == 1
+
+
+def test_a_checkpoint_of_when_there_were_two_versions_loads():
+    """Then the learner wrote the outer one alone."""
+    policy, state = slow(), slow().state_dict()
+    assert {"version", "inner.version"} <= state.keys()
+    state |= {"version": torch.tensor(9), "inner.version": torch.tensor(0)}
+    policy.load_state_dict(state)
+    assert policy.version == policy.inner.version == 9
+
+
+def test_wrappers_within_each_other():
+    outer = SlowPolicy(*SPACES, lambda *spaces: slow(), delay_ms=0.0)
+    outer.version += 2
+    assert outer.inner.inner.version == 2
+    other = SlowPolicy(*SPACES, lambda *spaces: slow(), delay_ms=0.0)
+    other.load_state_dict(outer.state_dict())
+    assert other.inner.inner.version == other.version == 2
+    assert outer.joint_ratio
+
+
+def test_the_weights_of_a_wrapped_policy_are_published(tmp_path):
+    data = make_data()
+    policy = SlowPolicy(data.observation_space, data.action_space, ActorCritic, delay_ms=0.0)
+    collector = AsyncCollector(GymnasiumEnv(4, "CartPole-v1"), policy, 4, 1, max_staleness=0)
+    assert int(collector.collect()["policy_version"][:, :-1].max()) == 0
+    policy.version += 1
+    collector.publish()
+    assert int(collector.collect()["policy_version"][:, :-1].min()) == 1
+    collector.close()
+
+
+def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
+    from lightning_rl import PolicyWrapper
+
+    class Negated(PolicyWrapper):
+        def __init__(self, observation_space, action_space):
+            super().__init__(ActorCritic(observation_space, action_space))
+
+        def forward(self, td, deterministic=False, generator=None):
+            td = super().forward(td, deterministic, generator)
+            return td.set("action", -td["action"], inplace=True)
+
+    policy = Negated(SPACES[0], Box(-1.0, 1.0, (2,)))
+    td = TensorDict({"observation": torch.randn(4, 3)}, [4])
+    mode = policy.inner(td.clone(), deterministic=True)["action"]
+    assert torch.equal(policy.get_action(td, deterministic=True)["action"], -mode)
+    rollout = TensorDict({"observation": torch.randn(4, 3, 3)}, [4, 3])
+    assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
