@@ -1,6 +1,7 @@
 """The house keeps its shape: imports go down, functions stay short, names are documented."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,17 @@ def test_every_public_name_can_be_imported():
         assert getattr(lightning_rl, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = lightning_rl.Nothing
+
+
+def test_the_table_of_pairs_names_tests_that_are_there():
+    tests = Path(__file__).parent
+    table = (tests / "README.md").read_text().split("## Where features meet")[1]
+    defined = "\n".join(path.read_text() for path in tests.rglob("test_*.py"))
+    for name in re.findall(r"`(test_\w+)(?:\[[^]]*\])?`", table):
+        assert f"def {name}(" in defined or name.endswith("_py"), name
+    for file in re.findall(r"`(\w+/test_\w+\.py)`", table):
+        assert (tests / file).is_file(), file
+    grid, legend = table.split("| | test |")
+    assert len(re.findall(r"^\| \*\*", grid, re.M)) == 9, "a row for each feature but the last"
+    for code in set(re.findall(r"\b[A-Z]\d\b", grid)):
+        assert re.search(rf"\b{code}\b", legend), code

@@ -25,6 +25,8 @@ from lightning_rl import (
 from lightning_rl.algorithms import graphs
 from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
+from lightning_rl.errors import ConfigurationError
+from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.helpers import last, make_data, make_ppo, train
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
@@ -259,7 +261,7 @@ class Run:
         setup = TWO | {"callbacks": [notes, *callbacks]} | (trainer or {})
         try:
             module, _, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
-        except FloatingPointError as caught:
+        except (FloatingPointError, ConfigurationError) as caught:
             self.findings[name] = {"rows": notes.rows, "error": str(caught)}
             return
         self.findings[name] = {
@@ -287,6 +289,20 @@ def spied(original, local_gradients, gradients):
         return names, flat
 
     return reduce
+
+
+class Forgetful(OwnAlgorithm):
+    """On rank 1 its policy gives its own actions another log-prob when it is asked again."""
+
+    def on_train_start(self):
+        super().on_train_start()
+        if ranks.rank() == 1:
+            evaluate = self.policy.evaluate_actions
+            self.policy.evaluate_actions = lambda td: shifted(evaluate(td))
+
+
+def shifted(result):
+    return result.set("sample_log_prob", result["sample_log_prob"] + 0.1)
 
 
 def no_compiler(*args, **kwargs):
@@ -344,6 +360,9 @@ def main(directory):
         "async 1",
         **PENDULUM | {"data": TEN | {"collector": partial(AsyncCollector, max_staleness=1)}},
     )
+    own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
+    run("own", **ALL | own)
+    run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
     run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(

@@ -227,6 +227,18 @@ def test_a_compiled_update_follows_the_eager_one(ranks):
         torch.testing.assert_close(value, ranks[0]["reduced"]["state"][key], rtol=1e-3, atol=1e-4)
 
 
+def test_an_algorithm_and_a_policy_of_ones_own_keep_ranks_equal(ranks):
+    """With chunks, partial infos, normalisers and critic warm-up; see features.py."""
+    assert_same(*both(ranks, "own", "state"))
+    assert_same(*both(ranks, "own", "evaluation"))
+    assert column(ranks, "own", "env_steps")[0] == column(ranks, "own", "env_steps")[1]
+
+
+def test_a_first_ratio_that_is_not_one_on_one_rank_ends_both_and_both_say_why(ranks):
+    for error in both(ranks, "refused", "error"):
+        assert "OwnPolicy gives its own actions other log-probs" in error
+
+
 def test_in_bfloat16_ranks_stay_equal(ranks):
     assert_same(*both(ranks, "bf16", "state"))
     found = ranks[0]["bf16"]["state"]

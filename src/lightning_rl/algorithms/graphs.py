@@ -68,12 +68,13 @@ def compile_graph(
         options={"config_patches": options},
     )
 
-    def graph(*tensors: Tensor) -> Sequence[Tensor]:
-        return compiled(*tensors, *held)  # type: ignore[no-any-return]  # Inductor's
-
+    graph: Graph = compiled
     if captures((*inputs, *held)):
-        return CapturedGraph(graph, moving)
-    return graph if held else compiled
+        # What is held is among its inputs: it begins anew where another tensor takes its place.
+        graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
+    if not held:
+        return graph
+    return lambda *tensors: graph(*tensors, *held)
 
 
 def layout(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
