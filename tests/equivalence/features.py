@@ -27,7 +27,7 @@ class SaysLittle(gymnasium.Wrapper):
         self.steps += 1
         if self.steps % 2:
             info = info | {"metrics": {"steps": self.steps}}
-        if terminated and self.steps > 15:
+        if terminated and self.steps % 2:
             info = info | {"success": True}
         return observation, reward, terminated, truncated, info
 
@@ -108,7 +108,7 @@ ALL = {
         "buffer_size": 16,
         "total_env_steps": 2 * 4 * 16 * 5,
         "iterations_per_epoch": 5,
-        "num_eval_episodes": 3,
+        "num_eval_episodes": 8,
     },
     "model": {
         "algorithm": OwnAlgorithm,

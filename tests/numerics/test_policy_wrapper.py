@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
 from lightning_rl.policies.acting import StepwiseActor
+from lightning_rl.rollout import allocate_rollout
 from tests.helpers import make_data
 
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
@@ -36,20 +37,18 @@ def members():
     return sorted({n for n in names if not n.startswith("_")} | {"forward"})
 
 
-BY_FORWARD = ("get_action",)
-"""Members that are another one by definition, which a wrapper may change."""
+ITS_OWN = ("get_action", "training_settings")
+"""`forward` by definition, which a wrapper may change; and names of the attributes of one module."""
 
 ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
-METHODS = [
-    n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in BY_FORWARD
-]
+METHODS = [n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in ITS_OWN]
 
 
 def test_the_contract_is_what_this_file_thinks():
     assert {"forward", "fields_of", "version", "extra_fields", "action_space"} <= set(members())
 
 
-@pytest.mark.parametrize("name", [n for n in members() if n not in BY_FORWARD])
+@pytest.mark.parametrize("name", [n for n in members() if n not in ITS_OWN])
 def test_every_member_of_the_contract_is_passed_on(name):
     """One that is new in `Policy` fails here until the wrapper has it."""
     from lightning_rl import PolicyWrapper
@@ -151,5 +150,5 @@ def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
     td = TensorDict({"observation": torch.randn(4, 3)}, [4])
     mode = policy.inner(td.clone(), deterministic=True)["action"]
     assert torch.equal(policy.get_action(td, deterministic=True)["action"], -mode)
-    rollout = TensorDict({"observation": torch.randn(4, 3, 3)}, [4, 3])
+    rollout = allocate_rollout(SPACES[0], policy.action_space, 4, 2)
     assert isinstance(policy.rollout_actor(rollout), StepwiseActor)

@@ -42,7 +42,12 @@ class ActionDistribution(nn.Module, ABC):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the log-prob [B] of the stored action and the entropy [B], with gradients."""
+        """Return the log-prob [B] of the stored action and the entropy [B], with gradients.
+
+        Args:
+            output: [B, num_outputs].
+            fields: `action` and `extra_fields`; one that is not there is None.
+        """
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
         """Return `extra_fields` of given actions [B, *A]; None where they cannot be derived."""
@@ -211,9 +216,12 @@ class RescaledGaussian(DiagonalGaussian):
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """See `ActionDistribution.log_prob_and_entropy`."""
+        unit = fields["unit_action"]
+        if unit is None:  # an action that was not drawn here
+            unit = self.fields_of(fields["action"])["unit_action"]
         log_volume = self._log_volume()
         entropy = self._entropy() + log_volume
-        log_prob = self._log_prob(output, fields["unit_action"]) - log_volume
+        log_prob = self._log_prob(output, unit) - log_volume
         return log_prob, entropy.expand(output.shape[:-1])
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
