@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
@@ -28,6 +29,15 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
         return file if file in TOGETHER else nodeid
+
+
+@pytest.fixture
+def traced_only():
+    """For what is about the trace and not about the compiler."""
+    from tests.helpers import uncompiled_traces
+
+    with uncompiled_traces():
+        yield
 
 
 def pytest_xdist_make_scheduler(config, log):

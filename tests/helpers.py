@@ -1,14 +1,17 @@
 """Build small training runs, and compare them."""
 
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl.algorithms import graphs
 
 
 def make_data(env="CartPole-v1", **kwargs):
@@ -50,6 +53,18 @@ def train(
     )
     runner.fit(module, datamodule, ckpt_path=ckpt_path)
     return module, datamodule, runner
+
+
+@contextmanager
+def uncompiled_traces():
+    """Run what is traced as it is: Inductor takes some six seconds a graph, and is tested in test_gradients.py."""
+
+    def run_as_it_is(traced, inputs, **kwargs):
+        return lambda *tensors: traced(*tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "standalone_compile", run_as_it_is)
+        yield
 
 
 def load(checkpoint):

@@ -27,7 +27,7 @@ from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.errors import ConfigurationError
 from tests.equivalence.features import ALL, OwnAlgorithm
-from tests.helpers import last, make_data, make_ppo, train
+from tests.helpers import last, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
 PENDULUM = {
@@ -325,12 +325,11 @@ def main(directory):
         findings[name] |= {"local_gradients": ins, "gradients": outs}
     GradientReduction.__call__ = original
 
-    compile = graphs.standalone_compile
     for name in SAME_ROLLOUTS:
-        if "compiler" in name and ranks.rank() == 1:
-            graphs.standalone_compile = no_compiler
-        module = same_rollouts(directory, name, 2)
-        graphs.standalone_compile = compile
+        with uncompiled_traces():
+            if "compiler" in name and ranks.rank() == 1:
+                graphs.standalone_compile = no_compiler
+            module = same_rollouts(directory, name, 2)
         findings[name] = {
             k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
         }

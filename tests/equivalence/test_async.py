@@ -284,7 +284,7 @@ def test_a_checkpoint_goes_from_one_collector_to_the_other(tmp_path):
         assert len(trained.steps) == 6 * 16
 
 
-def test_a_compiled_update_works_beside_the_thread(tmp_path):
+def test_a_compiled_update_works_beside_the_thread(tmp_path, traced_only):
     """The first update, which compiles, is awaited."""
     written = []
 

@@ -86,7 +86,9 @@ def test_each_executed_part_of_a_chunk_weighs_the_same_on_whichever_rank(
 
 
 @pytest.mark.parametrize("name", SAME_ROLLOUTS)
-def test_two_ranks_give_the_update_of_one_process_with_all_envs(name, directory, ranks):
+def test_two_ranks_give_the_update_of_one_process_with_all_envs(
+    name, directory, ranks, traced_only
+):
     alone = same_rollouts(directory, name, 1).state_dict()
     assert_same(ranks[0][name], ranks[1][name])
     for key, value in ranks[0][name].items():

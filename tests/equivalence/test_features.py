@@ -57,7 +57,7 @@ def test_stopped_within_warm_up_or_after_it_they_resume_exactly(iteration, plain
     assert_same_run(plain[1], tmp_path)
 
 
-def test_compiled_they_follow_the_eager_run(plain, tmp_path):
+def test_compiled_they_follow_the_eager_run(plain, tmp_path, traced_only):
     module, *_ = train(tmp_path, **changed(compile=True))
     graphs = module._gradients._compiled._compiled
     assert any(key[0] == "loss" for key in graphs), "it was compiled"
@@ -71,7 +71,7 @@ def test_compiled_they_follow_the_eager_run(plain, tmp_path):
     assert rates[0][:WARM_UP] == pytest.approx([1e-3] * WARM_UP), "the actor stood still"
 
 
-def test_compiled_in_the_background_and_resumed_they_end_as_uninterrupted(tmp_path):
+def test_compiled_in_the_background_and_resumed_they_end_as_uninterrupted(tmp_path, traced_only):
     run = changed(compile=True)
     run["data"] = ALL["data"] | {"collector": background(0), "total_env_steps": 2 * 4 * 16 * 3}
     train(tmp_path / "whole", **run)

@@ -91,7 +91,7 @@ def test_grpo_learns_them(tmp_path):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_first_ratio_is_one(compile, tmp_path):
+def test_the_first_ratio_is_one(compile, tmp_path, traced_only):
     """With one pass over one minibatch, nothing has moved yet: the KL is that of rounding."""
     model = {"n_epochs": 1, "batch_size": 512, "compile": compile}
     module = learn(tmp_path, LOW, HIGH, iterations=1, model=model)

@@ -145,7 +145,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone():
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, partial(torch.optim.Adam, amsgrad=True)])
-def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer):
+def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer, traced_only):
     compiled, _, differ, _ = update_repeatedly(compile=True, optimizer=optimizer)
     assert not differ.stepped
     eager, _, _, _ = update_repeatedly(compile=False, optimizer=optimizer)
@@ -188,7 +188,7 @@ def test_a_tensor_that_the_loss_holds_is_read_at_each_call():
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeypatch):
+def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeypatch, traced_only):
     data = make_data()
     module = make_ppo(data, ent_coef=0.01, clip_value_loss=True)
     minibatch = minibatch_for(module, data, 100)
@@ -203,7 +203,7 @@ def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeyp
     torch.testing.assert_close(whole_grads, part_grads, rtol=1e-5, atol=1e-6)
 
 
-def test_a_changed_coefficient_is_compiled_anew():
+def test_a_changed_coefficient_is_compiled_anew(traced_only):
     data = make_data()
     module = make_ppo(data)
     minibatch = minibatch_for(module, data, 32)

@@ -288,3 +288,15 @@ def test_effective_sample_size_has_its_landmarks():
     assert float(effective_sample_size(torch.zeros(4), nothing)) == 0.0
     assert float(effective_sample_size(torch.full((4,), -math.inf))) == 0.0
     assert effective_sample_size(torch.tensor([0.0, math.nan])).isnan()
+
+
+def test_a_trailing_dimension_is_refused_and_not_broadcast():
+    """[B, 1] beside [B] is an average over [B, B], which looks like a loss and is none."""
+    flat, column = torch.zeros(5), torch.zeros(5, 1)
+    for loss in (
+        lambda: value_loss(column, flat),
+        lambda: clipped_value_loss(column, flat, flat, clip_coef=0.2),
+        lambda: clipped_surrogate_loss(column, flat, flat, clip_low=0.2, clip_high=0.2),
+    ):
+        with pytest.raises(ValueError, match=r"\[5, 1\].*leave out trailing dimensions of one"):
+            loss()

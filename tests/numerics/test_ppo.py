@@ -197,7 +197,7 @@ def test_the_bounds_of_the_adaptive_rate_include_the_initial_one(initial, kl, ex
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_adaptive_rate_stands_still_while_the_actor_does(compile, tmp_path):
+def test_the_adaptive_rate_stands_still_while_the_actor_does(compile, tmp_path, traced_only):
     """In critic warm-up, and in GRPO as long as all members of a group earn the same."""
     adaptive = {"lr_schedule": "adaptive", "desired_kl": 0.01, "compile": compile}
     data = {"total_env_steps": 4 * 16 * 3}

@@ -132,17 +132,7 @@ class MyAlgorithm(Algorithm):
         return loss, {"policy_loss": loss}
 
 
-@pytest.fixture
-def traced_only(monkeypatch):
-    """Run traces as they are: compiling one takes seconds, and is tested elsewhere."""
-
-    def run_as_it_is(traced, inputs, **kwargs):
-        return lambda *tensors: traced(*tensors)
-
-    monkeypatch.setattr("lightning_rl.algorithms.graphs.standalone_compile", run_as_it_is)
-
-
-def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp_path):
+def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp_path, traced_only):
     kwargs = {
         "data": {"total_env_steps": 4 * 16 * 5},
         "model": {"algorithm": MyAlgorithm, "n_epochs": 1, "batch_size": 64},

@@ -25,6 +25,20 @@ def masked_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+def _refuse_broadcast(**tensors: Tensor) -> None:
+    """Refuse tensors of different shapes: [B, 1] beside [B] would make an average over [B, B].
+
+    Raises:
+        ValueError: with the shapes by name.
+    """
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(
+            f"Expected one shape for all, got {shapes}: leave out trailing dimensions of one, in "
+            "what the policy's evaluate_actions and get_value return too."
+        )
+
+
 def clipped_surrogate_loss(
     log_prob: Tensor,
     sample_log_prob: Tensor,
@@ -49,6 +63,7 @@ def clipped_surrogate_loss(
         clip_high: how far it may rise above 1.
         mask: [B] bool, true where a sample counts, or None.
     """
+    _refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     rho = ratio(log_prob, sample_log_prob)
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
     return -masked_mean(torch.minimum(rho * advantage, clipped * advantage), mask)
@@ -103,6 +118,7 @@ def decoupled_surrogate_loss(
         dual_clip: for A < 0 the term is at least dual_clip * A, above 1; None for no bound.
         mask: [B] bool, true where a sample counts, or None.
     """
+    _refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     proximal_log_prob = proximal_log_prob.detach()
     rho = ratio(log_prob, proximal_log_prob)
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -178,6 +194,7 @@ def effective_sample_size(log_weight: Tensor, mask: Tensor | None = None) -> Ten
 
 def value_loss(value: Tensor, value_target: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return mean((V - target)^2); all tensors [B]."""
+    _refuse_broadcast(value=value, value_target=value_target)
     return masked_mean((value - value_target).square(), mask)
 
 
@@ -202,6 +219,7 @@ def clipped_value_loss(
         clip_coef: how far the value may move from the old one, in units of the value.
         mask: [B] bool, true where a sample counts, or None.
     """
+    _refuse_broadcast(value=value, value_target=value_target, old_value=old_value)
     clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
     return masked_mean(
         torch.maximum((value - value_target).square(), (clipped - value_target).square()), mask
