@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 
 from lightning_rl import GRPO, PPO
 from lightning_rl.algorithms.schedule import LearningRateSchedule
+from lightning_rl.algorithms.update import UpdateStatistics
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import ratio
@@ -197,7 +198,9 @@ def test_the_bounds_of_the_adaptive_rate_include_the_initial_one(initial, kl, ex
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_adaptive_rate_stands_still_while_the_actor_does(compile, tmp_path, traced_only):
+def test_the_adaptive_rate_stands_still_while_the_actor_does(
+    compile, tmp_path, traced_only, monkeypatch
+):
     """In critic warm-up, and in GRPO as long as all members of a group earn the same."""
     adaptive = {"lr_schedule": "adaptive", "desired_kl": 0.01, "compile": compile}
     data = {"total_env_steps": 4 * 16 * 3}
@@ -205,6 +208,11 @@ def test_the_adaptive_rate_stands_still_while_the_actor_does(compile, tmp_path, 
     module, _, trainer = train(tmp_path / "ppo", data=data, model=warm_up)
     assert trainer.optimizers[0].param_groups[0]["lr"] == 3e-4
     assert module.optimizer_steps > 0
+    # A KL that is not noise, as where actor and critic share layers, is not of the actor's rate either.
+    monkeypatch.setattr(UpdateStatistics, "mean_since", lambda *_: 1e-3)
+    _, _, trainer = train(tmp_path / "shared", data=data, model=warm_up)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 3e-4
+    monkeypatch.undo()
     alike = adaptive | {"algorithm": GRPO, "group_size": 4, "mode": "trajectory"}
     # -1 a step, and nobody arrives
     _, _, trainer = train(tmp_path / "grpo", env="MountainCar-v0", data=data, model=alike)
