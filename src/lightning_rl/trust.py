@@ -23,6 +23,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.permission import withheld
 from lightning_rl.policies import Backbone, Policy
 
 OURS = "lightning_rl"
@@ -187,7 +188,7 @@ def _find(name: str) -> Any:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Let the parser import the packages in `FAMILIES`, and what the user has typed.
+    """Let the parser import the packages in `FAMILIES`, and what the user has typed; grant nothing.
 
     A second lock behind `checked_config`, at the door where the parser imports. The working
     directory counts as a place of modules only if the user has typed the name of one.
@@ -210,7 +211,8 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
     if foreign:
         sys.path.append(str(Path.cwd()))
     try:
-        yield
+        with withheld():
+            yield
     finally:
         parsing_settings.update(before)
 
