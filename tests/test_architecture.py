@@ -23,6 +23,7 @@ LEVELS = {
     "runs": 0,
     "config_files": 0,
     "parsing": 0,
+    "permission": 0,
     "functional": 0,
     "policies": 1,
     "envs": 2,

@@ -1,16 +1,18 @@
 """Complete the arguments of `rl-cli` before they are parsed: find configs and checkpoints."""
 
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.errors import ConfigurationError, closest
-from lightning_rl.parsing import check_doubles
+from lightning_rl.parsing import check_doubles, check_size
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
 
@@ -73,11 +75,18 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     config = read_config(path)
     trusted = (_value_of("--trust_code", options) or "false").lower() == "true"
     if not trusted:
-        config = checked_config(config, path)
+        checked = checked_config(config, path)
+        config = checked.config
+        _say(str(checked))
     # The run that was found is meant from here on, not the newest of its name.
     rest = _without("--ckpt_path", options)
     arguments = [subcommand, "--config", config, *rest, "--ckpt_path", str(path)]
     return Completed(arguments, trusted, rest)
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    sys.stderr.write(text)
 
 
 def _check_file(config: Path) -> None:
@@ -106,7 +115,7 @@ def read_config(checkpoint: Path) -> str:
 
     Raises:
         ConfigurationError: where the file is no checkpoint of this package, or cannot be read, or
-            where a key of the configuration stands twice.
+            where a key of the configuration stands twice, or it is larger than any configuration.
     """
     content = read_checkpoint(checkpoint, whole=False)
     if CONFIG_KEY not in content:
@@ -115,6 +124,7 @@ def read_config(checkpoint: Path) -> str:
             "trained with as --config."
         )
     config = str(content[CONFIG_KEY])
+    check_size(config, f"The configuration in {checkpoint}")
     check_doubles(config, f"The configuration in {checkpoint}")
     return config
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from lightning_rl.errors import ConfigurationError
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
+
+MOST_VALUES = 10_000
+"""Of the configuration in a checkpoint; those that the package ships have some 200."""
 
 
 class Double(NamedTuple):
@@ -55,6 +59,41 @@ def check_doubles(text: str, name: str) -> None:
         ConfigurationError: naming the key's path and both lines.
     """
     _check_node(_parsed(text), name)
+
+
+def check_size(text: str, name: str) -> None:
+    """Refuse YAML that grows beyond bounds when its aliases are written out, or holds itself.
+
+    Ten lines of aliases of aliases are 10^10 values, which no reader would ever be done with.
+
+    Args:
+        text: of the YAML; what is none is for its reader to refuse.
+        name: begins the message.
+
+    Raises:
+        ConfigurationError: saying what is allowed.
+    """
+    try:
+        size = _size(_parsed(text), {})
+    except RecursionError:
+        size = MOST_VALUES + 1
+    if size > MOST_VALUES:
+        raise ConfigurationError(
+            f"{name} holds more than {MOST_VALUES:,} values, or itself: no run has written it. "
+            "Give a configuration of your own as --config."
+        )
+
+
+def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """Count the values below a node, those of an alias each time; too many if it holds itself."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # until it is counted: who meets it before is inside it
+        is_mapping = isinstance(node, yaml.MappingNode)
+        below = chain.from_iterable(node.value) if is_mapping else node.value
+        known[id(node)] = 1 + sum(_size(child, known) for child in below)
+    return known[id(node)]
 
 
 def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Sequence[str]) -> None:

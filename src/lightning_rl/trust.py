@@ -1,7 +1,12 @@
-"""Keep the configuration inside a checkpoint from naming code of others: a checkpoint is data."""
+"""Take from the configuration inside a checkpoint what a policy needs: a checkpoint is data.
 
+It names no code of others, and nothing that writes: of the trainer's settings the plain ones count.
+"""
+
+import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,9 +17,7 @@ import gymnasium
 import yaml
 from jsonargparse import set_parsing_settings
 from jsonargparse._common import parsing_settings
-from lightning.pytorch import Callback
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
+from torch.cuda import device_count
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
@@ -23,6 +26,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.permission import withheld
 from lightning_rl.policies import Backbone, Policy
 
 OURS = "lightning_rl"
@@ -45,26 +49,83 @@ FAMILIES = {
     "collector": Family(Collector, (OURS,)),
     "optimizer": Family(Optimizer, (OURS, "torch.optim")),
     "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
-    "logger": Family(Logger, (OURS, "lightning.pytorch.loggers")),
-    "callbacks": Family(Callback, (OURS, "lightning.pytorch.callbacks")),
-    "profiler": Family(Profiler, (OURS, "lightning.pytorch.profilers")),
 }
-"""The keys under which a checkpoint may name a class; under any other it may name none."""
+"""The keys under which a checkpoint may name a class; under any other it may name none.
 
-PATH_KEYS = (
-    *("exp_name", "output_dir", "dirpath", "filename", "init_from", "save_dir", "xml_file"),
-    *("path", "adapter", "tokenizer", "action_statistics"),
+None of these classes writes to a place of its own choice: a test forges each of their arguments.
+"""
+
+WRITING = ("gymnasium.wrappers.RecordVideo",)
+"""Classes of those packages that do, and are refused: by any name under which they are found."""
+
+FOR_THE_TYPIST = tuple(
+    f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
 )
+"""Packages whose classes only the user may name, in short too: `--trainer.logger CSVLogger`."""
+
+TRAINER_TEXTS = {
+    "accelerator": "auto|cpu|gpu|cuda|mps",
+    "strategy": "auto|ddp(_find_unused_parameters_(true|false))?",
+    "devices": r"auto|-1|[\d, ]+",
+    "precision": "(16|32|64|bf16)(-true|-mixed)?",
+    "gradient_clip_algorithm": "norm|value",
+    "deterministic": "warn",
+    "best_metric": r"eval/[\w/]+",
+    "best_mode": "max|min",
+    "max_time": r"[\d:]+",
+    "val_check_interval": r"[\d:]+",
+}
+"""Which texts a checkpoint may say to the trainer; numbers and flags it may say under any key."""
+
+OF_THAT_RUN = ("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from")
+"""Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
+
+PATH_KEYS = ("xml_file", "path", "adapter", "tokenizer", "action_statistics")
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")
 """`package.name`, or `module:name`."""
 
 
-def checked_config(text: str, checkpoint: Path) -> str:
-    """Return the configuration of a checkpoint, if it names no code but ours and the libraries'.
+class Checked(NamedTuple):
+    """What is taken from the configuration of a checkpoint.
+
+    Attributes:
+        config: as YAML.
+        left_out: settings of the trainer that are not taken, and their values.
+        reads: paths that what it names will read, by setting.
+    """
+
+    config: str
+    left_out: dict[str, Any]
+    reads: dict[str, str]
+
+    def __str__(self) -> str:
+        """Return a line for each of both; nothing where there is nothing to say."""
+        lines = []
+        if self.left_out:
+            names = ", ".join(f"{key} ({_brief(value)})" for key, value in self.left_out.items())
+            lines.append(
+                f"Left out of the checkpoint's configuration, which is data and decides nothing "
+                f"about files, machines or code: {names}. To keep them give them again, or add "
+                "--trust_code true if you know where it comes from, or give the run's config.yaml "
+                "as --config."
+            )
+        if self.reads:
+            names = ", ".join(f"{path} ({key})" for key, path in self.reads.items())
+            lines.append(f"The checkpoint's configuration reads, as data: {names}.")
+        # Without what would steer a terminal.
+        return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
+
+
+def checked_config(text: str, checkpoint: Path) -> Checked:
+    """Return what may be taken of the configuration of a checkpoint, if it names no code of others.
 
     Nothing is imported that it names, but classes of the packages in `FAMILIES`.
+
+    Args:
+        text: YAML of bounded size (see `parsing.check_size`).
+        checkpoint: for the messages.
 
     Raises:
         ConfigurationError: naming the key, what stands there, and the cure.
@@ -83,10 +144,48 @@ def checked_config(text: str, checkpoint: Path) -> str:
             look.refuse(section, value, "is no section of a configuration")
         if section in ("model", "data", "trainer") and not isinstance(value, dict):
             look.refuse(section, value, "is no mapping of settings")
-        look.at(section, section, value)
+        if section not in ("trainer", "output_dir"):
+            look.at(section, section, value)
     # Where a run writes is for who resumes it to say.
-    (config.get("trainer") or {}).pop("run_dir", None)
-    return yaml.safe_dump(config, sort_keys=False)
+    config.pop("output_dir", None)
+    settings = config.pop("trainer", {})
+    config["trainer"] = {key: value for key, value in settings.items() if _is_plain(key, value)}
+    left_out = {
+        f"trainer.{key}": value
+        for key, value in settings.items()
+        if key not in config["trainer"] and key not in OF_THAT_RUN and value != []
+    }
+    return Checked(yaml.safe_dump(config, sort_keys=False), left_out, look.reads)
+
+
+def _is_plain(key: Any, value: Any) -> bool:
+    """Tell whether a setting of the trainer is a number, a flag or a known text, and is bounded."""
+    if key == "num_nodes":
+        return bool(value == 1)  # or the run would wait for machines that do not come
+    if key == "devices" and _number_of_devices(value) > max(os.cpu_count() or 1, device_count()):
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(one, bool | int | float | None) for one in value.values())
+    if isinstance(value, list):
+        return key == "devices" and all(isinstance(one, int) for one in value)
+    if isinstance(value, str):
+        return key in TRAINER_TEXTS and re.fullmatch(TRAINER_TEXTS[key], value) is not None
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _number_of_devices(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, str):
+        return len(value.split(","))
+    return len(value) if isinstance(value, list) else value if isinstance(value, int) else 0
+
+
+def _brief(value: Any) -> str:
+    """Return the classes that a value names, or the value, in a few words."""
+    values = value if isinstance(value, list) else [value]
+    names = [one.get("class_path", one) if isinstance(one, dict) else one for one in values]
+    return textwrap.shorten(", ".join(str(name).rpartition(".")[2] for name in names), 80)
 
 
 class Look:
@@ -94,6 +193,7 @@ class Look:
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
+        self.reads: dict[str, str] = {}
 
     def at(self, path: str, key: str, value: Any) -> None:
         """Look at a value, at all that it holds, and at the texts that name code.
@@ -141,12 +241,18 @@ class Look:
             and _within(f"{found.__module__}.", packages)
         ):
             self.refuse(path, name, f"is not a {kind.__name__} of {' or '.join(packages)}")
+        if found in map(_find, WRITING):
+            self.refuse(path, name, "writes files where its settings say")
 
     def _text(self, path: str, key: str, text: str) -> None:
-        if key in FAMILIES and text not in ("simple", "advanced"):
+        if key in FAMILIES:
             self._class(path, key, text)
-        elif "class_path" in text or (key not in PATH_KEYS and IMPORT_PATH.fullmatch(text)):
+        elif "class_path" in text or (
+            key not in (*PATH_KEYS, "exp_name") and IMPORT_PATH.fullmatch(text)
+        ):
             self.refuse(path, text, "looks like the path of a Python object")
+        elif key in PATH_KEYS or (os.sep in text and os.path.exists(text)):
+            self.reads[path] = text
 
     def _env_id(self, path: str, name: str) -> None:
         """Refuse an env that another package brings, and an id that imports one."""
@@ -187,12 +293,13 @@ def _find(name: str) -> Any:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Let the parser import the packages in `FAMILIES`, and what the user has typed.
+    """Let the parser import the packages in `FAMILIES`, and what the user has typed; grant nothing.
 
     A second lock behind `checked_config`, at the door where the parser imports. The working
     directory counts as a place of modules only if the user has typed the name of one.
     """
     packages = {package for family in FAMILIES.values() for package in family.packages}
+    packages |= set(FOR_THE_TYPIST)
     libraries = {package.split(".")[0] for package in packages}
     foreign = set()
     for name in _import_paths(typed):
@@ -210,7 +317,8 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
     if foreign:
         sys.path.append(str(Path.cwd()))
     try:
-        yield
+        with withheld():
+            yield
     finally:
         parsing_settings.update(before)
 

@@ -22,6 +22,18 @@ WEIGHTS_ONLY = {"weights_only": True}
 """What `AtomicCheckpointIO` is told to make it save the weights-only kind."""
 
 
+PATHS: dict[str, type] = {
+    "best_model_path": str,
+    "kth_best_model_path": str,
+    "last_model_path": str,
+    "best_k_models": dict,
+}
+"""What a `ModelCheckpoint` remembers of its files, and removes once better ones are there.
+
+No callback gets it out of a checkpoint, where it may name any file; the scores it does get.
+"""
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Write to a temporary file beside the target, flush it to the disk, and rename it.
 
@@ -43,7 +55,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
         """Read a checkpoint as data, whatever `weights_only` says."""
-        return read_checkpoint(path, map_location)
+        checkpoint = read_checkpoint(path, map_location)
+        for state in (checkpoint.get("callbacks") or {}).values():
+            if isinstance(state, dict):
+                state |= {key: empty() for key, empty in PATHS.items() if key in state}
+        return checkpoint
 
 
 class LastCheckpoint(Callback):

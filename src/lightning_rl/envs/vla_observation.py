@@ -154,7 +154,10 @@ def _load_tokenizer(path: str | None) -> Any:
     )
     try:
         transformers = importlib.import_module("transformers")
-        return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # Left out, trust_remote_code would be a question at the keyboard.
+        return transformers.AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        )
     except ImportError as error:
         raise ConfigurationError(
             f"An instruction needs transformers ({error}): pip install 'lightning-rl[vla]'."

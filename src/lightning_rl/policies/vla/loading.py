@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]
 
@@ -63,19 +64,22 @@ def load_vla_model(
         config: of `hf_config`, instead of a path; with `model_type`.
         class_path: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
         init_args: of `class`.
-        trust_code: import any class, and let transformers run code that comes with the weights.
+        trust_code: import any class, and let transformers run code that comes with the weights;
+            refused while a checkpoint's configuration is built (see `permission`).
         strict: refuse weights whose names or shapes are not the model's; else warn.
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a fresh adapter.
         adapter: directory of a saved adapter, which is trained on; instead of `lora`.
         freeze: patterns of parameter names that are not trained, as in `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, for memory.
-        allow_download: let `path` be the name of a model on a hub.
+        allow_download: let `path` be the name of a model on a hub; refused likewise.
 
     Raises:
         ConfigurationError: for a file that is missing, unsafe or of another model, a pattern that
             matches nothing, and an argument that the kind does not take.
     """
+    trust_code = granted("trust_code", trust_code)
+    allow_download = granted("allow_download", allow_download)
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
     if kind == "class":

@@ -1,0 +1,426 @@
+"""A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads.
+
+The forged checkpoints are made from what a checkpoint may name (`trust.FAMILIES`), and from all that
+Lightning and this package offer to the trainer; nothing here lists classes by hand.
+"""
+
+import inspect
+import pkgutil
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+
+from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.cli import run
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.parsing import MOST_VALUES, check_size
+from lightning_rl.trust import FAMILIES, WRITING, checked_config
+from tests.faults.test_trust import SETTINGS
+from tests.helpers import last, load, train
+
+TRAINER_KINDS = {
+    "callbacks": (Callback, "lightning.pytorch.callbacks"),
+    "logger": (Logger, "lightning.pytorch.loggers"),
+    "profiler": (Profiler, "lightning.pytorch.profilers"),
+}
+
+GYM = {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": "CartPole-v1"}}
+BLOCKS = {"class_path": "lightning_rl.PushBlocks"}
+CHUNKS = {"class_path": "lightning_rl.ActionChunk", "init_args": {"env": BLOCKS}}
+ACTOR = {"class_path": "lightning_rl.ActorOnly"}
+NEEDED = {"id": "CartPole-v1", "env": BLOCKS, "policy": ACTOR, "inner": ACTOR, "delay_ms": 0.0}
+"""What constructors want beside the argument that is forged, by the argument's name."""
+
+FLAGS, MAPPINGS = ("bool", "Any"), ("dict", "Mapping", "Any")
+TEXTS = ("str", "Path", "Any", "object", "_empty")
+"""Parts of the annotations that a flag, a mapping, and the path of a file can stand under."""
+
+
+def classes_of(kind, packages):
+    """Return all classes of a kind that some packages hold, by import path."""
+    found = {}
+    for name in packages:
+        package = import_module(name)
+        modules = [package]
+        if name == "lightning_rl":
+            for part in pkgutil.walk_packages(package.__path__, "lightning_rl."):
+                if part.name != "lightning_rl.__main__":
+                    modules.append(import_module(part.name))
+        for module in modules:
+            for attribute in vars(module).values():
+                if not (isinstance(attribute, type) and issubclass(attribute, kind)):
+                    continue
+                if attribute is kind or inspect.isabstract(attribute):
+                    continue
+                home = attribute.__module__ if name == "lightning_rl" else name
+                if home.startswith(name):
+                    found[f"{home}.{attribute.__name__}"] = attribute
+    return found
+
+
+def arguments_of(cls):
+    """Yield the parameters of a constructor, those behind **kwargs too."""
+    seen = set()
+    for base in cls.__mro__[:-1]:
+        own = inspect.signature(base.__init__).parameters if "__init__" in vars(base) else {}
+        for name, parameter in list(own.items())[1:]:
+            if name not in seen and parameter.kind in (
+                parameter.POSITIONAL_OR_KEYWORD,
+                parameter.KEYWORD_ONLY,
+            ):
+                seen.add(name)
+                yield name, str(parameter.annotation)
+
+
+def forgeries(cls):
+    """Yield arguments: each that may hold a path with one, and at last all flags at once."""
+    flags = {}
+    for name, annotation in arguments_of(cls):
+        if any(part in annotation for part in TEXTS):
+            yield {name: "{outside}/target"}
+        if any(part in annotation for part in MAPPINGS):
+            files = dict.fromkeys(
+                ("path", "video_folder", "logdir", "xml_file"), "{outside}/target"
+            )
+            yield {
+                name: files | {"trust_remote_code": True, "auto_map": {"AutoModel": "evil.Model"}}
+            }
+        if any(part in annotation for part in FLAGS):
+            flags[name] = True
+    if flags:
+        yield flags
+
+
+def named(path, cls, forged):
+    needed = {n: NEEDED[n] for n, _ in arguments_of(cls) if n in NEEDED}
+    return {"class_path": path, "init_args": needed | forged}
+
+
+def placed(key, value):
+    """Return the configuration with a class under its key."""
+    config = yaml.safe_load(SETTINGS)
+    init = config["model"]["init_args"]
+    vla = {"class_path": "lightning_rl.VLAPolicy", "init_args": {"backbone": value}}
+    task = {"class_path": "lightning_rl.PointMass", "init_args": {"action": value}}
+    places = {
+        "model": lambda: config["model"].update(
+            value, init_args={"policy": init["policy"]} | value["init_args"]
+        ),
+        "policy": lambda: init.update(policy=value),
+        "backbone": lambda: (init.update(policy=vla), config["data"].update(env=CHUNKS)),
+        "env": lambda: config["data"].update(env=value),
+        "action": lambda: config["data"].update(env=task),
+        "collector": lambda: config["data"].update(collector=value),
+        "optimizer": lambda: init.update(optimizer=value),
+        "wrappers": lambda: config["data"]["env"]["init_args"].update(wrappers=[value]),
+    }
+    places[key]()
+    return config
+
+
+def snapshot(root):
+    """Return the content of all files below a directory, and its folders."""
+    return {
+        path.relative_to(root): path.read_bytes() if path.is_file() else None
+        for path in sorted(root.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    train(directory, data={"total_env_steps": 128})
+    return load(last(directory))
+
+
+@pytest.fixture
+def place(trained, tmp_path, monkeypatch):
+    """Return (the run, what lies outside of it), and stand in a third place."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    run_dir, outside = tmp_path / "theirs" / "run_20260101_000000", tmp_path / "outside"
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(SETTINGS)
+    victim = outside / "target" / "checkpoints"
+    victim.mkdir(parents=True)
+    for number in range(3):
+        (victim / f"iteration_{number:06d}.ckpt").write_text("of another run")
+    mark = f"from pathlib import Path\nPath({str(outside / 'ran')!r}).touch()\n"
+    (outside / "target" / "evil.py").write_text(mark)
+    (outside / "target" / "__init__.py").write_text(mark)
+    return run_dir, outside
+
+
+def attack(run_dir, content, config, *arguments):
+    """Save a forged checkpoint in a run and use it; what it is refused for does not matter."""
+    torch.save(content | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
+    try:
+        run([*arguments, "--ckpt_path", str(last(run_dir))])
+    except (SystemExit, Exception) as error:
+        return error
+
+
+@pytest.mark.parametrize("key", [key for key in FAMILIES if key != "eval_env"])  # that is env
+def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, place, trained):
+    run_dir, outside = place
+    before, tried = snapshot(outside), 0
+    for path, cls in classes_of(*FAMILIES[key]).items():
+        for forged in forgeries(cls):
+            filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))
+            config = placed(key, named(path, cls, filled))
+            attack(run_dir, trained, config, "validate")
+            assert snapshot(outside) == before, f"{path}: {forged}"
+            assert not list(Path().iterdir()), f"{path}: {forged}"
+            tried += 1
+    assert tried or key == "action", "the registry has no class whose arguments can be forged"
+
+
+@pytest.mark.parametrize("path", WRITING)
+def test_a_class_that_writes_is_refused(path, place):
+    _, outside = place
+    value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
+    config = yaml.safe_dump(placed("wrappers", value))
+    with pytest.raises(ConfigurationError, match="which writes files where its settings say"):
+        checked_config(config, Path("policy.ckpt"))
+
+
+def everything(outside):
+    """Return settings of the trainer that name all there is, each argument of a path forged."""
+    settings = {}
+    for key, (kind, package) in TRAINER_KINDS.items():
+        settings[key] = []
+        for path, cls in classes_of(kind, ("lightning_rl", package)).items():
+            forged = {
+                name: str(outside / "target")
+                for name, annotation in arguments_of(cls)
+                if any(part in annotation for part in TEXTS)
+            }
+            settings[key].append({"class_path": path, "init_args": forged})
+    settings["profiler"] = settings["profiler"][0]
+    return settings
+
+
+def test_all_that_the_trainer_may_be_given_is_left_out(place):
+    _, outside = place
+    settings = everything(outside)
+    assert len(settings["callbacks"]) > 20
+    assert len(settings["logger"]) >= 5
+    config = yaml.safe_load(SETTINGS)
+    plain = dict(config["trainer"])
+    config["trainer"] |= settings
+    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    assert yaml.safe_load(checked.config)["trainer"] == {
+        k: plain[k] for k in plain if k != "logger"
+    }
+    assert set(checked.left_out) == {f"trainer.{key}" for key in TRAINER_KINDS}
+
+
+OUTSIDE = {
+    "ModelCheckpoint": (
+        "callbacks",
+        {
+            "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+            "init_args": {"dirpath": "{outside}", "filename": "../made", "save_top_k": -1},
+        },
+    ),
+    "PeriodicCheckpoint": (
+        "callbacks",
+        {
+            "class_path": "lightning_rl.callbacks.PeriodicCheckpoint",
+            "init_args": {
+                "directory": "{outside}/target",
+                "every_n_iterations": 1,
+                "keep": 1,
+                "weights_only": False,
+            },
+        },
+    ),
+    "LastCheckpoint": (
+        "callbacks",
+        {
+            "class_path": "lightning_rl.callbacks.LastCheckpoint",
+            "init_args": {"directory": "{outside}"},
+        },
+    ),
+    "CSVLogger": (
+        "logger",
+        {
+            "class_path": "lightning.pytorch.loggers.CSVLogger",
+            "init_args": {"save_dir": "{outside}"},
+        },
+    ),
+    "EnvStepCSV": (
+        "logger",
+        {
+            "class_path": "lightning_rl.callbacks.EnvStepCSV",
+            "init_args": {"path": "{outside}/target/evil.py"},
+        },
+    ),
+    "SimpleProfiler": (
+        "profiler",
+        {
+            "class_path": "lightning.pytorch.profilers.SimpleProfiler",
+            "init_args": {"dirpath": "{outside}", "filename": "made"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("own", [True, False], ids=["in its run", "alone"])
+def test_resuming_writes_inside_the_run_only(name, own, place, trained):
+    run_dir, outside = place
+    key, value = OUTSIDE[name]
+    config = yaml.safe_load(SETTINGS)
+    filled = yaml.safe_load(yaml.safe_dump(value).replace("{outside}", str(outside)))
+    config["trainer"][key] = [filled] if key == "callbacks" else filled
+    config["output_dir"] = str(outside)
+    config["trainer"]["output_dir"] = str(outside)
+    if not own:
+        (run_dir / "config.yaml").unlink()  # as a file that somebody sent
+    before, theirs = snapshot(outside), snapshot(run_dir)
+    more = ["--data.total_env_steps", "192"]
+    assert attack(run_dir, trained, config, "fit", *more) is None
+    assert snapshot(outside) == before
+    if own:
+        assert not list(Path().iterdir())
+    else:
+        assert set(snapshot(run_dir)) == {*theirs, Path("checkpoints/last.ckpt")}
+        assert [path.name for path in Path().iterdir()] == ["outputs"]
+
+
+def test_no_path_in_the_state_of_a_callback_is_acted_on(place, trained):
+    """Also not where the user has given the callback, and the checkpoint its state.
+
+    Lightning itself removes only what lies below the callback's own directory.
+    """
+    run_dir, outside = place
+    callback = ModelCheckpoint(
+        dirpath=outside, monitor="eval/avg_reward", save_top_k=1, save_last=True, mode="min"
+    )
+    victim = str(outside / "target")
+    state = {
+        "dirpath": str(outside),
+        "best_model_path": victim,
+        "kth_best_model_path": victim,
+        "best_k_models": {victim: torch.tensor(1e9)},
+        "kth_value": torch.tensor(1e9),
+        "last_model_path": victim,
+        "best_model_score": torch.tensor(1e9),
+        "current_score": torch.tensor(1e9),
+        "monitor": "eval/avg_reward",
+    }
+    own = {key: value | state for key, value in trained["callbacks"].items() if "Best" in key}
+    forged = {**trained["callbacks"], **own, callback.state_key: state}
+    torch.save(trained | {"callbacks": forged}, last(run_dir))
+    before = snapshot(outside)
+    data = {"total_env_steps": 192}
+    train(run_dir, data=data, trainer={"callbacks": [callback]}, ckpt_path=last(run_dir))
+    assert before.items() <= snapshot(outside).items()
+    assert Path(callback.best_model_path).is_file()
+
+
+def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
+    run_dir, _ = place
+    config = yaml.safe_load(SETTINGS)
+    stop = {"class_path": "lightning.pytorch.callbacks.EarlyStopping", "init_args": {}}
+    config["trainer"] |= {
+        "callbacks": [stop],
+        "profiler": "simple",
+        "num_nodes": 2,
+        "devices": 100_000,
+        "plugins": [{"class_path": "subprocess.Popen"}],
+        "strategy": "deepspeed",
+        "init_from": "elsewhere.ckpt",
+        "max_epochs": 40,
+    }
+    config["data"]["collector"] = {
+        "class_path": "lightning_rl.Demonstrations",
+        "init_args": {"path": "some\x1b[2J.pt"},
+    }
+    attack(run_dir, trained, config, "validate")
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "Left out of the checkpoint's configuration, which is data and decides nothing about files, "
+        "machines or code: trainer.callbacks (EarlyStopping), trainer.devices (100000), "
+        "trainer.num_nodes (2), trainer.plugins (Popen), trainer.profiler (simple), "
+        "trainer.strategy (deepspeed). To keep them give them again, or add --trust_code true if "
+        "you know where it comes from, or give the run's config.yaml as --config.",
+        "The checkpoint's configuration reads, as data: some?[2J.pt "
+        "(data.collector.init_args.path).",
+    ]
+
+
+def test_the_user_can_give_again_what_is_left_out(place, trained):
+    run_dir, _ = place
+    config = yaml.safe_load(SETTINGS)
+    logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "mine"]
+    assert attack(run_dir, trained, config, "fit", "--data.total_env_steps", "192", *logger) is None
+    assert list(Path("mine").rglob("metrics.csv"))
+
+
+def bombs():
+    levels = "\n".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 12))
+    merges = "\n".join(
+        f"m{i}: &m{i} {{<<: [{', '.join([f'*m{i - 1}'] * 10)}]}}" for i in range(1, 12)
+    )
+    return {
+        "aliases": f"l0: &l0 [x]\n{levels}\n",
+        "merges": f"m0: &m0 {{a: 1}}\n{merges}\n",
+        "itself": "model: &a [*a]\n",
+        "depth": "model: " + "[" * 5000 + "]" * 5000 + "\n",
+        "size": f"model: [{'1, ' * MOST_VALUES}1]\n",
+    }
+
+
+@pytest.mark.parametrize("name", bombs())
+def test_a_configuration_beyond_all_bounds_is_refused(name, place, trained, capsys):
+    run_dir, _ = place
+    torch.save(trained | {CONFIG_KEY: bombs()[name]}, last(run_dir))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(30)
+    try:
+        with pytest.raises(SystemExit):
+            run(["validate", "--ckpt_path", str(last(run_dir))])
+    finally:
+        signal.alarm(0)
+    assert capsys.readouterr().err == (
+        f"rl-cli: error: The configuration in {last(run_dir)} holds more than 10,000 values, or "
+        "itself: no run has written it. Give a configuration of your own as --config.\n"
+    )
+
+
+def test_aliases_that_stay_small_are_fine():
+    check_size("a: &a [1, 2]\nb: [*a, *a]\n", "It")
+    with pytest.raises(ConfigurationError, match=r"It holds more than 10,000"):
+        check_size("a: &a [1, *a]\n", "It")
+
+
+def test_machines_that_are_not_there_are_not_waited_for(place, trained):
+    run_dir, _ = place
+    config = yaml.safe_load(SETTINGS)
+    config["trainer"] |= {"num_nodes": 2, "devices": 1, "strategy": "ddp"}
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
+    command = [sys.executable, "-m", "lightning_rl", "validate", "--ckpt_path", str(last(run_dir))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("devices", [10_000, "10000", [0] * 10_000, ",".join("0" * 10_000)])
+def test_processes_are_as_many_as_this_machine_has_cores(devices):
+    config = yaml.safe_load(SETTINGS)
+    config["trainer"]["devices"] = devices
+    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    assert set(checked.left_out) == {"trainer.devices"}
+    config["trainer"]["devices"] = 1
+    assert not checked_config(yaml.safe_dump(config), Path("policy.ckpt")).left_out

@@ -1,0 +1,129 @@
+"""Trust is the caller's to give: no key in a checkpoint allows code or downloads."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_rl import load_vla_model
+from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.cli import run
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import last, load, train
+
+MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"
+MODEL = """
+from transformers import PretrainedConfig, PreTrainedModel
+class Config(PretrainedConfig):
+    model_type = "of-others"
+class Model(PreTrainedModel):
+    config_class = Config
+"""
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """Make the directory of a model that brings code of its own, which leaves a mark."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    directory = tmp_path / "downloaded"
+    directory.mkdir()
+    (directory / "code.py").write_text(MARK.format(mark=str(tmp_path / "ran")) + MODEL)
+    auto_map = {"AutoConfig": "code.Config", "AutoModelForImageTextToText": "code.Model"}
+    config = {"model_type": "of-others", "auto_map": auto_map}
+    (directory / "config.json").write_text(json.dumps(config))
+    pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (directory / "preprocessor_config.json").write_text(json.dumps(pixels))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained")
+    train(directory, data={"total_env_steps": 128})
+    return load(last(directory))
+
+
+CONFIG = """
+model:
+  class_path: lightning_rl.PPO
+  init_args:
+    policy: {class_path: lightning_rl.VLAPolicy, init_args: {backbone: {}}}
+    batch_size: 8
+data:
+  env:
+    class_path: lightning_rl.ActionChunk
+    init_args: {env: {class_path: lightning_rl.PushBlocks}, chunk_size: 4}
+  num_envs: 2
+  buffer_size: 4
+  total_env_steps: 64
+  num_eval_episodes: 1
+"""
+
+
+def forge(trained, **backbone):
+    config = yaml.safe_load(CONFIG)
+    named = {"class_path": "lightning_rl.TransformersBackbone", "init_args": backbone}
+    config["model"]["init_args"]["policy"]["init_args"]["backbone"] = named
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "fit"])
+def test_code_that_comes_with_a_model_does_not_run(command, directory, trained, capsys):
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(SystemExit) as stop:
+        run([command, "--ckpt_path", "policy.ckpt"])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "rl-cli: error: The configuration in the checkpoint sets trust_code: true. A checkpoint is "
+        "data: it cannot allow code or downloads, and nothing was run or downloaded. Add "
+        "--trust_code true if you know where it comes from, or give your own --config."
+    )
+    assert not Path("ran").exists()
+
+
+def test_nothing_is_downloaded(trained, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    forge(trained, path="someone/model", allow_download=True, **means)
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt"])
+    assert "sets allow_download: true." in capsys.readouterr().err
+
+
+def test_whoever_trusts_the_checkpoint_allows_it(directory, trained, capsys):
+    """It gets as far as the code, which brings no weights."""
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt", "--trust_code", "true"])
+    assert Path("ran").exists()
+
+
+def test_the_caller_in_python_allows_it(directory):
+    with pytest.raises(ConfigurationError, match=r"no file named model\.safetensors"):
+        load_vla_model("hf", str(directory), trust_code=True)
+    assert Path("ran").exists()
+
+
+def test_a_class_that_does_not_ask_meets_a_second_lock(directory, trained, monkeypatch, capsys):
+    """Whatever its argument is called: Python runs no file that it would not import anyway."""
+    monkeypatch.setattr("lightning_rl.policies.vla.loading.granted", lambda name, asked: asked)
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "policy.ckpt"])
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "leads to code in" in error
+    assert "--trust_code true" in error
+    assert not Path("ran").exists()
+    # Afterwards all is as it was.
+    spec = importlib.util.spec_from_file_location("own", "own.py")
+    Path("own.py").write_text("value = 1")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.value == 1
