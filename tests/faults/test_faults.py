@@ -11,6 +11,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_rl.cli import run
-from lightning_rl.envs import GymnasiumEnv, ValueProbe
+from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, load, train
 
@@ -73,10 +74,13 @@ class Faulty(gymnasium.Env):
 
     def __init__(self, how):
         self.how, self.steps = how, 0
+        if how == "late fractions":
+            self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return np.zeros(2 if self.how == "reset shape" else 3, np.float32), {}
+        shape = 2 if self.how == "reset shape" else 3
+        return np.zeros(shape, self.observation_space.dtype), {}
 
     def step(self, action):
         self.steps += 1
@@ -96,12 +100,37 @@ class Faulty(gymnasium.Env):
             reward = np.zeros(2)
         if self.how == "late shape" and late:
             observation = np.zeros(2, np.float32)
+        if self.how == "late broadcastable shape" and late:
+            observation = observation[:1]
+        if self.how == "broadcastable end" and late and self.steps % 10 == 0:
+            observation = observation[:1]  # of the step at which the time limit ends the episode
+        if self.how == "late fractions":
+            observation = observation + np.float32(0.5) if late else observation.astype(np.uint8)
         if self.how == "four results":
             return observation, reward, False, {}
         return observation, reward, False, False, {}
 
 
-gymnasium.register("Faulty-v0", Faulty, max_episode_steps=10)
+class FaultyVector(gymnasium.vector.VectorEnv):
+    """A batched env whose observation is that of one env for all from some step on."""
+
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    single_observation_space, single_action_space = Faulty.observation_space, Faulty.action_space
+
+    def __init__(self, num_envs, how, max_episode_steps):
+        self.num_envs, self.steps = num_envs, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        observation = np.zeros((1 if self.steps > 20 else self.num_envs, 3), np.float32)
+        ends = np.zeros(self.num_envs, bool)
+        return observation, np.zeros(self.num_envs), ends, ends, {}
+
+
+gymnasium.register("Faulty-v0", Faulty, vector_entry_point=FaultyVector, max_episode_steps=10)
 
 SHAPES = {
     "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
@@ -137,6 +166,50 @@ def test_a_shape_that_goes_wrong_later_is_named_too(tmp_path):
         train(tmp_path / "run", env=faulty("late shape"))
 
 
+LATE = {
+    "late broadcastable shape": r"observation of shape \[1\] instead of \[3\]",
+    "broadcastable end": r"observation of shape \[1\] instead of \[3\]",
+    "late fractions": r"observation of dtype float32 instead of uint8, which would cut off the fr",
+}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", LATE)
+def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"Env 'Faulty-v0' returned an {LATE[how]}"):
+        train(tmp_path / "run", env=faulty(how, vectorization))
+
+
+class AsDict(gymnasium.wrappers.TransformObservation):
+    """Observations that are a dict of one array."""
+
+    def __init__(self, env):
+        space = gymnasium.spaces.Dict({"state": env.observation_space})
+        super().__init__(env, lambda observation: {"state": observation}, space)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", LATE)
+def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
+    env = partial(faulty(how, vectorization), wrappers=[AsDict])
+    with pytest.raises(ConfigurationError, match=LATE[how].replace("observation", "n.state")):
+        train(tmp_path / "run", env=env)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_would_be_broadcast_at_the_end_of_a_chunk_is_named(vectorization, tmp_path):
+    inner = faulty("late broadcastable shape", vectorization)
+    env = partial(ActionChunk, env=inner, chunk_size=2)
+    with pytest.raises(ConfigurationError, match=r"n.observation of shape \[1\] instead of \[3\]"):
+        train(tmp_path / "run", env=env)
+
+
+def test_a_batched_env_that_returns_one_row_for_all_is_named(tmp_path):
+    """It begins in the middle of a rollout, of which only the first step was looked at."""
+    with pytest.raises(ConfigurationError, match=r"shape \[1, 3\] instead of \[4, 3\]"):
+        train(tmp_path / "run", env=faulty("late", "vector_entry_point"))
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", NUMBERS)
 def test_a_gymnasium_env_that_returns_no_number_is_named(how, vectorization, tmp_path):
@@ -167,6 +240,8 @@ class FaultyTorchEnv(ValueProbe):
             return observation[:, :1].expand(-1, 2)
         if self.how == "nan observation" and self.steps > 20:
             return observation * torch.nan
+        if self.how == "late observation" and self.steps == 23:  # no end, which would fail before
+            return observation[:1]
         return observation
 
     def transition(self, state, action):
@@ -174,7 +249,7 @@ class FaultyTorchEnv(ValueProbe):
         self.steps += 1
         if self.how == "reward shape":
             reward = reward[:, None]
-        if self.how == "broadcastable reward":
+        if self.how == "broadcastable reward" or (self.how == "late reward" and self.steps > 20):
             reward = reward[:1]
         if self.how == "nan reward" and self.steps > 20:
             reward = reward * torch.nan
@@ -187,6 +262,8 @@ class FaultyTorchEnv(ValueProbe):
         ("observation shape", ConfigurationError, r"FaultyTorchEnv returned an observation of"),
         ("reward shape", ConfigurationError, r"returned a reward of shape \[4, 1\]"),
         ("broadcastable reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
+        ("late reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
+        ("late observation", ConfigurationError, r"of shape \[1, 1\] instead of \[4, 1\]"),
         (
             "nan observation",
             FloatingPointError,
@@ -198,6 +275,13 @@ class FaultyTorchEnv(ValueProbe):
 def test_a_torch_env_that_returns_what_it_should_not_is_named(how, error, message, tmp_path):
     with pytest.raises(error, match=message):
         train(tmp_path / "run", env=lambda n: FaultyTorchEnv(n, how))
+
+
+@pytest.mark.parametrize("how", ["broadcastable reward", "late reward"])
+def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path):
+    env = partial(ActionChunk, env=lambda n: FaultyTorchEnv(n, how), chunk_size=2)
+    with pytest.raises(ConfigurationError, match=r"a reward of shape \[1\] instead of \[4\]"):
+        train(tmp_path / "run", env=env)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
