@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
+from lightning_rl import ranks
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
@@ -32,7 +34,7 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
 from lightning_rl.process import flush_denormals, keep_freed_memory
-from lightning_rl.runs import find_checkpoint, new_run_dir
+from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, remove_if_empty
 
 NOISE = (
     "GPU available",
@@ -74,7 +76,8 @@ class RLTrainer(Trainer):
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
-            `output_dir/exp_name_<timestamp>`. Nothing is written before training starts.
+            `output_dir/exp_name_<timestamp>`. Nothing is written into it before training starts,
+            and one that stays empty is removed at exit.
         video: film evaluations (see `VideoRecorder`), all of them where true; or which and how.
         logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
             is written beside it; false for none at all.
@@ -126,7 +129,9 @@ class RLTrainer(Trainer):
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
         keep_freed_memory()
-        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        # Other processes get the directory of the first one from `Peers`.
+        make = ranks.is_first_process()
+        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name, make)
         self.stop_signal: int | None = None
         own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
         package = self._callbacks(video, enable_progress_bar)
@@ -140,20 +145,25 @@ class RLTrainer(Trainer):
         if init_from is not None:
             package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
         plugins = kwargs.pop("plugins", None) or []
-        super().__init__(
-            logger=_loggers(self.run_dir / "logs", logger),
-            callbacks=[*own, *package, RunManifest(self.run_dir)],
-            enable_checkpointing=enable_checkpointing,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            max_epochs=max_epochs,
-            num_sanity_val_steps=num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
-            default_root_dir=str(self.run_dir),
-            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
-            **kwargs,
-        )
-        check_strategy(self)
+        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        try:
+            super().__init__(
+                logger=_loggers(self.run_dir / "logs", logger),
+                callbacks=[*own, *package, RunManifest(self.run_dir)],
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                max_epochs=max_epochs,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                default_root_dir=str(self.run_dir),
+                plugins=plugins,
+                **kwargs,
+            )
+            check_strategy(self)
+        except BaseException:
+            remove_if_empty(self.run_dir)
+            raise
 
     def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
         """Return the package's callbacks but those of checkpoints."""
@@ -177,6 +187,34 @@ class RLTrainer(Trainer):
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         super().save_checkpoint(filepath, weights_only=False, storage_options=options)
+
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train, as the only process that does so in the run's directory.
+
+        Args:
+            model: an algorithm.
+            train_dataloaders: not used.
+            val_dataloaders: not used.
+            datamodule: an `RLDataModule`.
+            ckpt_path: of the checkpoint from which training goes on.
+            weights_only: see Lightning's `Trainer.fit`.
+
+        Raises:
+            ConfigurationError: where another one does.
+        """
+        # Before anything is opened there: Lightning opens the loggers before any callback is asked.
+        with alone_in(self.run_dir) if self.is_global_zero else nullcontext():
+            super().fit(
+                model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
+            )
 
     def validate(
         self,

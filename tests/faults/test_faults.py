@@ -1,7 +1,9 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
 import contextlib
+import multiprocessing
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -17,11 +19,14 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 
+from lightning_rl import RLTrainer
 from lightning_rl.cli import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.runs import new_run_dir
 from tests.helpers import assert_same_run, last, load, train
 
 ROOT = Path(__file__).parents[2]
@@ -357,6 +362,45 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert "Read-only file system. Set --output_dir" in failure(capsys)
 
 
+# --- directories ---
+
+
+def choose(directory, barrier, found):
+    names = []
+    for _ in range(20):
+        barrier.wait()
+        names.append(str(new_run_dir(directory, "same")))
+    found.put(names)
+
+
+def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    context = multiprocessing.get_context("fork")
+    barrier, found = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=choose, args=(tmp_path, barrier, found)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    names = [name for _ in processes for name in found.get(timeout=30)]
+    for process in processes:
+        process.join()
+    found.close()
+    found.join_thread()
+    assert len(set(names)) == 80
+
+
+def test_two_trainers_made_in_the_same_second_write_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    trainers = [RLTrainer(output_dir=str(tmp_path / "outputs"), exp_name="same") for _ in range(2)]
+    names = [trainer.run_dir.name for trainer in trainers]
+    assert names == ["same_20260101_000000", "same_20260101_000000_2"]
+
+
+def test_a_refused_trainer_leaves_no_directory():
+    with pytest.raises(MisconfigurationException, match="max_epochs"):
+        RLTrainer(max_epochs=-7)
+    assert not list(Path("outputs").iterdir())
+
+
 # --- signals ---
 
 
@@ -394,7 +438,8 @@ def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
     assert load(last(tmp_path / "run"))["global_step"] == 5
 
 
-def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
+def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
+    """While it lives a second one is refused; after a SIGKILL it is not, and no worker is left."""
     command = [
         *(sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL),
         *("--data.total_env_steps", "1000000", "--data.env.vectorization", "async"),
@@ -403,6 +448,17 @@ def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
     while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
         assert process.poll() is None
         time.sleep(0.02)
+    (run_dir,) = Path("outputs").iterdir()
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--ckpt_path", "last", "--data.total_env_steps", "64"])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.strip() == (
+        f"rl-cli: error: Run {run_dir.absolute()} is being trained by process {process.pid} on "
+        f"{platform.node()}: two would write over each other. Wait for it or end it (a SIGTERM has "
+        "it save first), or add --exp_name with another name, which begins a run of its own from "
+        "that checkpoint."
+    )
+    run(["validate", "--ckpt_path", "last"])  # which writes nothing of the run's
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
@@ -411,10 +467,10 @@ def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
     while any(map(running, children)) and time.monotonic() < patience:
         time.sleep(0.05)
     assert not [child for child in children if running(child)]
-    (run_dir,) = Path("outputs").iterdir()
     assert load(last(run_dir))["global_step"] >= 2
     steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])
+    assert not (run_dir / ".lock").exists()
 
 
 def running(process):
