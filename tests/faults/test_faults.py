@@ -25,6 +25,7 @@ from lightning.pytorch import Callback
 from lightning_rl import RLTrainer
 from lightning_rl.cli import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
+from lightning_rl.envs.workers import WorkerDied
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.runs import new_run_dir
 from tests.helpers import assert_same_run, last, load, train
@@ -71,6 +72,20 @@ def nothing_stays(tmp_path, monkeypatch):
 # --- envs ---
 
 
+class UnpicklableError(Exception):
+    """Holds what cannot be pickled."""
+
+
+class UnmakableError(Exception):
+    """Is pickled, and cannot be made again: its constructor wants more than it passes on."""
+
+    def __init__(self, what, how):
+        super().__init__(what)
+
+
+RAISED = {"unpicklable": UnpicklableError, "unmakable": UnmakableError}
+
+
 class Faulty(gymnasium.Env):
     """Goes wrong in a given way, at the 20th step of each env or at the first."""
 
@@ -79,6 +94,11 @@ class Faulty(gymnasium.Env):
 
     def __init__(self, how):
         self.how, self.steps = how, 0
+        if multiprocessing.parent_process() is not None:
+            if how == "killed when made":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raises when made":
+                raise UnpicklableError("the port is taken", lambda: None)
         if how == "late fractions":
             self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
 
@@ -93,6 +113,8 @@ class Faulty(gymnasium.Env):
         observation, reward = np.zeros(3, np.float32), 0.0
         if self.how == "raises" and late:
             raise ZeroDivisionError("the motor is on fire")
+        if self.how in RAISED and late:
+            raise RAISED[self.how]("the motor", lambda: "is on fire")
         if self.how == "nan observation" and late:
             observation[1] = np.nan
         if self.how == "nan reward" and late:
@@ -298,6 +320,26 @@ def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
     assert load(last(tmp_path / "run"))["global_step"] == 1  # what was saved is not lost
 
 
+@pytest.mark.parametrize("how", RAISED)
+def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
+    with pytest.raises(RuntimeError, match=f"{RAISED[how].__name__}: .*the motor") as caught:
+        train(tmp_path / "run", env=faulty(how, "async"))
+    note = "\n".join(caught.value.__notes__)
+    assert "In the process of env 0:\nTraceback" in note
+    assert 'raise RAISED[self.how]("the motor"' in note
+
+
+def test_a_worker_killed_while_envs_are_made_is_named():
+    with pytest.raises(WorkerDied, match=r"of 3 envs have ended: .*with exit code -9"):
+        faulty("killed when made", "async")(3)
+
+
+def test_an_env_that_cannot_be_made_in_a_worker_says_why():
+    with pytest.raises(RuntimeError, match=r"UnpicklableError: .*the port is taken") as caught:
+        faulty("raises when made", "async")(3)
+    assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
+
+
 # --- disks ---
 
 
@@ -428,6 +470,25 @@ def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_pat
     train(tmp_path / "whole", env=env)
     train(tmp_path / "run", env=env, ckpt_path=last(tmp_path / "run"))
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_second_sigterm_ends_the_run_at_once_without_saving(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.callbacks.graceful_stop.SAME_SIGNAL_SECONDS", 0.0)
+    twice = {"callbacks": [Interrupt(signal.SIGTERM, signal.SIGTERM)]}
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        train(tmp_path / "run", trainer=twice)
+    assert load(last(tmp_path / "run"))["global_step"] == 3  # the end of the epoch before
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM)],
+    ids=["sent twice at once", "after a warning"],
+)
+def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path):
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(*numbers)]})
+    assert trainer.stop_signal == signal.SIGTERM
+    assert load(last(tmp_path / "run"))["global_step"] == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
