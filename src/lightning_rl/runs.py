@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lightning_rl import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
 
 try:
@@ -24,17 +25,13 @@ LOCK = ".lock"
 """The file in a run directory that the process which trains there holds."""
 
 
-def new_run_dir(output_dir: str | Path, exp_name: str, make: bool = True) -> Path:
+def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
     """Make a directory `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that nobody else has.
 
     It is made where its name is chosen, or another run that starts in the same second would choose
     the same; it goes at exit if nothing was written into it. One that cannot be made is left to
-    whoever writes there first, which says why.
-
-    Args:
-        output_dir: where.
-        exp_name: first part of its name.
-        make: false returns a name that is free, and makes nothing.
+    whoever writes there first, which says why. Of several processes the first makes it, and the
+    others get it from `Peers`.
 
     Raises:
         ConfigurationError: for a name that would lead elsewhere.
@@ -45,10 +42,20 @@ def new_run_dir(output_dir: str | Path, exp_name: str, make: bool = True) -> Pat
     )
     base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
-    while not (_make(path) if make else not path.exists()):
+    while not _claim(path):
         number += 1
         path = base.with_name(f"{base.name}_{number}")
     return path
+
+
+@contextmanager
+def removed_if_refused(directory: Path) -> Iterator[None]:
+    """Leave no empty directory of a run that did not begin."""
+    try:
+        yield
+    except BaseException:
+        remove_if_empty(directory)
+        raise
 
 
 def remove_if_empty(directory: Path) -> None:
@@ -138,8 +145,10 @@ def refuse_live_run(run_dir: Path | None) -> None:
             pass
 
 
-def _make(path: Path) -> bool:
+def _claim(path: Path) -> bool:
     """Make a directory; tell whether the name was free, or none can be made there."""
+    if not ranks.is_first_process():
+        return not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError:

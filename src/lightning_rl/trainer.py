@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
-from lightning_rl import ranks
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
@@ -34,7 +33,7 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
 from lightning_rl.process import flush_denormals, keep_freed_memory
-from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, remove_if_empty
+from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
 
 NOISE = (
     "GPU available",
@@ -129,11 +128,9 @@ class RLTrainer(Trainer):
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
         keep_freed_memory()
-        # Other processes get the directory of the first one from `Peers`.
-        make = ranks.is_first_process()
-        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name, make)
+        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
-        own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+        own = _as_list(callbacks)
         package = self._callbacks(video, enable_progress_bar)
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
@@ -144,9 +141,8 @@ class RLTrainer(Trainer):
             package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
         if init_from is not None:
             package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
-        plugins = kwargs.pop("plugins", None) or []
-        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        try:
+        plugins = [*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()]
+        with removed_if_refused(self.run_dir):
             super().__init__(
                 logger=_loggers(self.run_dir / "logs", logger),
                 callbacks=[*own, *package, RunManifest(self.run_dir)],
@@ -161,9 +157,6 @@ class RLTrainer(Trainer):
                 **kwargs,
             )
             check_strategy(self)
-        except BaseException:
-            remove_if_empty(self.run_dir)
-            raise
 
     def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
         """Return the package's callbacks but those of checkpoints."""
@@ -242,6 +235,11 @@ class RLTrainer(Trainer):
     ) -> Any:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
         return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Return one thing, several, or none, as a list."""
+    return given if isinstance(given, list) else [given] if given else []
 
 
 def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:

@@ -186,7 +186,10 @@ def _work(
             return make_env()
         except Exception as error:
             reports.put((index, type(error), error, traceback.format_exc()))
-            pipe.send((None, False))
+            parent_pipe.close()
+            with suppress(EOFError, OSError):
+                pipe.recv()  # the first question, which would find nobody
+                pipe.send((None, False))
             sys.exit(1)
 
     _async_worker(index, make, pipe, parent_pipe, shared_memory, reports, *settings)  # type: ignore[arg-type]  # of the queue, `put` is all it uses
