@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from lightning_rl import ranks
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import complete
 from lightning_rl.buffers import WriterError
@@ -22,7 +23,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.parsing import check_options, take_numpy_numbers
-from lightning_rl.runs import find_checkpoint, run_dir_of
+from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.shared_table import LostRankError
 from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import only_allowed_imports
@@ -135,6 +136,8 @@ class RLCLI(LightningCLI):
             config.ckpt_path = str(
                 find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
             )
+            if self.config.subcommand == "fit" and ranks.is_first_process():
+                refuse_live_run(_continued_run(config))  # before envs are made
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to; report there too."""

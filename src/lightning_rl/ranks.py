@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lightning_rl.shared_table import LostRankError, SharedTable, open_table
@@ -32,6 +33,11 @@ def world_size() -> int:
 def rank() -> int:
     """Return the number of this process, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
+
+
+def is_first_process() -> bool:
+    """Tell whether a run begins in this process, also before its processes are connected."""
+    return bool(getattr(rank_zero_only, "rank", 0) == 0)  # of the launcher's environment
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:

@@ -1,18 +1,37 @@
-"""Name the directory of a run, and find the checkpoints of earlier ones."""
+"""Make the directory of a run, keep it to one process, and find checkpoints of earlier runs."""
 
+import atexit
+import os
+import platform
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lightning_rl import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]  # asked for below
 
 CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
 """What `--ckpt_path` may say instead of a path."""
 
+LOCK = ".lock"
+"""The file in a run directory that the process which trains there holds."""
+
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
-    """Return a path `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that does not exist yet.
+    """Make a directory `output_dir/exp_name_YYYYmmdd_HHMMSS[_n]` that nobody else has.
+
+    It is made where its name is chosen, or another run that starts in the same second would choose
+    the same; it goes at exit if nothing was written into it. One that cannot be made is left to
+    whoever writes there first, which says why. Of several processes the first makes it, and the
+    others get it from `Peers`.
 
     Raises:
         ConfigurationError: for a name that would lead elsewhere.
@@ -23,10 +42,48 @@ def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
     )
     base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
-    while path.exists():
+    while not _claim(path):
         number += 1
         path = base.with_name(f"{base.name}_{number}")
     return path
+
+
+@contextmanager
+def removed_if_refused(directory: Path) -> Iterator[None]:
+    """Leave no empty directory of a run that did not begin."""
+    try:
+        yield
+    except BaseException:
+        remove_if_empty(directory)
+        raise
+
+
+def remove_if_empty(directory: Path) -> None:
+    """Remove a directory in which nothing was written."""
+    with suppress(OSError):  # something was, or it has gone
+        directory.rmdir()
+
+
+@contextmanager
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Train in a run directory while no other process does.
+
+    The lock is the system's and goes with the process, however that ends. It is a record lock
+    (`lockf`), which forked env workers do not inherit: with `flock`, one that hangs would hold it.
+    A file system without locks has none, and nothing is said.
+
+    Raises:
+        ConfigurationError: where another process trains there; it says which, and what to do.
+    """
+    path = run_dir / LOCK
+    descriptor = _lock(path)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)  # first: who opens it now finds that it has gone
+            os.close(descriptor)
+        remove_if_empty(run_dir)  # refused before anything was written
 
 
 def run_dir_of(checkpoint: str | Path) -> Path | None:
@@ -75,6 +132,74 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
             "--exp_name or the path of a checkpoint."
         )
     return max(found, key=lambda p: p.stat().st_mtime)
+
+
+def refuse_live_run(run_dir: Path | None) -> None:
+    """Refuse to go on with a run that another process trains.
+
+    Raises:
+        ConfigurationError: see `alone_in`, which keeps others out from then on.
+    """
+    if run_dir is not None:
+        with alone_in(run_dir):
+            pass
+
+
+def _claim(path: Path) -> bool:
+    """Make a directory; tell whether the name was free, or none can be made there."""
+    if not ranks.is_first_process():
+        return not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return True
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    atexit.register(remove_if_empty, path.absolute())
+    return True
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a file, and write into it who does; None where that is not possible here."""
+    if fcntl is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None  # who writes there first says it readably
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise ConfigurationError(
+            f"Run {path.parent} is being trained by {owner}: two would write over each other. Wait "
+            "for it or end it (a SIGTERM has it save first), or add --exp_name with another name, "
+            "which begins a run of its own from that checkpoint."
+        ) from error
+    except OSError:
+        os.close(descriptor)
+        return None
+    if not _is_file(descriptor, path):  # whoever had it has removed it in between
+        os.close(descriptor)
+        return _lock(path)
+    with suppress(OSError):  # a full disk; the lock holds all the same
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    return descriptor
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def _is_run(directory: str, exp_name: str | None) -> bool:

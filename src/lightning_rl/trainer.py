@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +33,7 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
 from lightning_rl.process import flush_denormals, keep_freed_memory
-from lightning_rl.runs import find_checkpoint, new_run_dir
+from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
 
 NOISE = (
     "GPU available",
@@ -74,7 +75,8 @@ class RLTrainer(Trainer):
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
-            `output_dir/exp_name_<timestamp>`. Nothing is written before training starts.
+            `output_dir/exp_name_<timestamp>`. Nothing is written into it before training starts,
+            and one that stays empty is removed at exit.
         video: film evaluations (see `VideoRecorder`), all of them where true; or which and how.
         logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
             is written beside it; false for none at all.
@@ -128,7 +130,7 @@ class RLTrainer(Trainer):
         keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
-        own = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+        own = _as_list(callbacks)
         package = self._callbacks(video, enable_progress_bar)
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
@@ -139,21 +141,22 @@ class RLTrainer(Trainer):
             package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
         if init_from is not None:
             package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
-        plugins = kwargs.pop("plugins", None) or []
-        super().__init__(
-            logger=_loggers(self.run_dir / "logs", logger),
-            callbacks=[*own, *package, RunManifest(self.run_dir)],
-            enable_checkpointing=enable_checkpointing,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            max_epochs=max_epochs,
-            num_sanity_val_steps=num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
-            default_root_dir=str(self.run_dir),
-            plugins=[*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()],
-            **kwargs,
-        )
-        check_strategy(self)
+        plugins = [*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()]
+        with removed_if_refused(self.run_dir):
+            super().__init__(
+                logger=_loggers(self.run_dir / "logs", logger),
+                callbacks=[*own, *package, RunManifest(self.run_dir)],
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                max_epochs=max_epochs,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                default_root_dir=str(self.run_dir),
+                plugins=plugins,
+                **kwargs,
+            )
+            check_strategy(self)
 
     def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
         """Return the package's callbacks but those of checkpoints."""
@@ -177,6 +180,34 @@ class RLTrainer(Trainer):
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         super().save_checkpoint(filepath, weights_only=False, storage_options=options)
+
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train, as the only process that does so in the run's directory.
+
+        Args:
+            model: an algorithm.
+            train_dataloaders: not used.
+            val_dataloaders: not used.
+            datamodule: an `RLDataModule`.
+            ckpt_path: of the checkpoint from which training goes on.
+            weights_only: see Lightning's `Trainer.fit`.
+
+        Raises:
+            ConfigurationError: where another one does.
+        """
+        # Before anything is opened there: Lightning opens the loggers before any callback is asked.
+        with alone_in(self.run_dir) if self.is_global_zero else nullcontext():
+            super().fit(
+                model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
+            )
 
     def validate(
         self,
@@ -204,6 +235,11 @@ class RLTrainer(Trainer):
     ) -> Any:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
         return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Return one thing, several, or none, as a list."""
+    return given if isinstance(given, list) else [given] if given else []
 
 
 def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:

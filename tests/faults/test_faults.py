@@ -1,7 +1,9 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
 import contextlib
+import multiprocessing
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -11,16 +13,21 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 
+from lightning_rl import RLTrainer
 from lightning_rl.cli import run
-from lightning_rl.envs import GymnasiumEnv, ValueProbe
+from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
+from lightning_rl.envs.workers import WorkerDied
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.runs import new_run_dir
 from tests.helpers import assert_same_run, last, load, train
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +72,20 @@ def nothing_stays(tmp_path, monkeypatch):
 # --- envs ---
 
 
+class UnpicklableError(Exception):
+    """Holds what cannot be pickled."""
+
+
+class UnmakableError(Exception):
+    """Is pickled, and cannot be made again: its constructor wants more than it passes on."""
+
+    def __init__(self, what, how):
+        super().__init__(what)
+
+
+RAISED = {"unpicklable": UnpicklableError, "unmakable": UnmakableError}
+
+
 class Faulty(gymnasium.Env):
     """Goes wrong in a given way, at the 20th step of each env or at the first."""
 
@@ -73,10 +94,18 @@ class Faulty(gymnasium.Env):
 
     def __init__(self, how):
         self.how, self.steps = how, 0
+        if multiprocessing.parent_process() is not None:
+            if how == "killed when made":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if how == "raises when made":
+                raise UnpicklableError("the port is taken", lambda: None)
+        if how == "late fractions":
+            self.observation_space = gymnasium.spaces.Box(0, 255, (3,), np.uint8)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        return np.zeros(2 if self.how == "reset shape" else 3, np.float32), {}
+        shape = 2 if self.how == "reset shape" else 3
+        return np.zeros(shape, self.observation_space.dtype), {}
 
     def step(self, action):
         self.steps += 1
@@ -84,6 +113,8 @@ class Faulty(gymnasium.Env):
         observation, reward = np.zeros(3, np.float32), 0.0
         if self.how == "raises" and late:
             raise ZeroDivisionError("the motor is on fire")
+        if self.how in RAISED and late:
+            raise RAISED[self.how]("the motor", lambda: "is on fire")
         if self.how == "nan observation" and late:
             observation[1] = np.nan
         if self.how == "nan reward" and late:
@@ -96,12 +127,37 @@ class Faulty(gymnasium.Env):
             reward = np.zeros(2)
         if self.how == "late shape" and late:
             observation = np.zeros(2, np.float32)
+        if self.how == "late broadcastable shape" and late:
+            observation = observation[:1]
+        if self.how == "broadcastable end" and late and self.steps % 10 == 0:
+            observation = observation[:1]  # of the step at which the time limit ends the episode
+        if self.how == "late fractions":
+            observation = observation + np.float32(0.5) if late else observation.astype(np.uint8)
         if self.how == "four results":
             return observation, reward, False, {}
         return observation, reward, False, False, {}
 
 
-gymnasium.register("Faulty-v0", Faulty, max_episode_steps=10)
+class FaultyVector(gymnasium.vector.VectorEnv):
+    """A batched env whose observation is that of one env for all from some step on."""
+
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    single_observation_space, single_action_space = Faulty.observation_space, Faulty.action_space
+
+    def __init__(self, num_envs, how, max_episode_steps):
+        self.num_envs, self.steps = num_envs, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        observation = np.zeros((1 if self.steps > 20 else self.num_envs, 3), np.float32)
+        ends = np.zeros(self.num_envs, bool)
+        return observation, np.zeros(self.num_envs), ends, ends, {}
+
+
+gymnasium.register("Faulty-v0", Faulty, vector_entry_point=FaultyVector, max_episode_steps=10)
 
 SHAPES = {
     "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
@@ -137,6 +193,50 @@ def test_a_shape_that_goes_wrong_later_is_named_too(tmp_path):
         train(tmp_path / "run", env=faulty("late shape"))
 
 
+LATE = {
+    "late broadcastable shape": r"observation of shape \[1\] instead of \[3\]",
+    "broadcastable end": r"observation of shape \[1\] instead of \[3\]",
+    "late fractions": r"observation of dtype float32 instead of uint8, which would cut off the fr",
+}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", LATE)
+def test_what_would_be_broadcast_is_named_at_whichever_step(how, vectorization, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"Env 'Faulty-v0' returned an {LATE[how]}"):
+        train(tmp_path / "run", env=faulty(how, vectorization))
+
+
+class AsDict(gymnasium.wrappers.TransformObservation):
+    """Observations that are a dict of one array."""
+
+    def __init__(self, env):
+        space = gymnasium.spaces.Dict({"state": env.observation_space})
+        super().__init__(env, lambda observation: {"state": observation}, space)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("how", LATE)
+def test_what_would_be_broadcast_in_a_dict_is_named(how, vectorization, tmp_path):
+    env = partial(faulty(how, vectorization), wrappers=[AsDict])
+    with pytest.raises(ConfigurationError, match=LATE[how].replace("observation", "n.state")):
+        train(tmp_path / "run", env=env)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_would_be_broadcast_at_the_end_of_a_chunk_is_named(vectorization, tmp_path):
+    inner = faulty("late broadcastable shape", vectorization)
+    env = partial(ActionChunk, env=inner, chunk_size=2)
+    with pytest.raises(ConfigurationError, match=r"n.observation of shape \[1\] instead of \[3\]"):
+        train(tmp_path / "run", env=env)
+
+
+def test_a_batched_env_that_returns_one_row_for_all_is_named(tmp_path):
+    """It begins in the middle of a rollout, of which only the first step was looked at."""
+    with pytest.raises(ConfigurationError, match=r"shape \[1, 3\] instead of \[4, 3\]"):
+        train(tmp_path / "run", env=faulty("late", "vector_entry_point"))
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("how", NUMBERS)
 def test_a_gymnasium_env_that_returns_no_number_is_named(how, vectorization, tmp_path):
@@ -167,6 +267,8 @@ class FaultyTorchEnv(ValueProbe):
             return observation[:, :1].expand(-1, 2)
         if self.how == "nan observation" and self.steps > 20:
             return observation * torch.nan
+        if self.how == "late observation" and self.steps == 23:  # no end, which would fail before
+            return observation[:1]
         return observation
 
     def transition(self, state, action):
@@ -174,7 +276,7 @@ class FaultyTorchEnv(ValueProbe):
         self.steps += 1
         if self.how == "reward shape":
             reward = reward[:, None]
-        if self.how == "broadcastable reward":
+        if self.how == "broadcastable reward" or (self.how == "late reward" and self.steps > 20):
             reward = reward[:1]
         if self.how == "nan reward" and self.steps > 20:
             reward = reward * torch.nan
@@ -187,6 +289,8 @@ class FaultyTorchEnv(ValueProbe):
         ("observation shape", ConfigurationError, r"FaultyTorchEnv returned an observation of"),
         ("reward shape", ConfigurationError, r"returned a reward of shape \[4, 1\]"),
         ("broadcastable reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
+        ("late reward", ConfigurationError, r"a reward of shape \[1\] instead of \[4\]"),
+        ("late observation", ConfigurationError, r"of shape \[1, 1\] instead of \[4, 1\]"),
         (
             "nan observation",
             FloatingPointError,
@@ -200,6 +304,13 @@ def test_a_torch_env_that_returns_what_it_should_not_is_named(how, error, messag
         train(tmp_path / "run", env=lambda n: FaultyTorchEnv(n, how))
 
 
+@pytest.mark.parametrize("how", ["broadcastable reward", "late reward"])
+def test_a_reward_that_would_be_broadcast_within_a_chunk_is_named(how, tmp_path):
+    env = partial(ActionChunk, env=lambda n: FaultyTorchEnv(n, how), chunk_size=2)
+    with pytest.raises(ConfigurationError, match=r"a reward of shape \[1\] instead of \[4\]"):
+        train(tmp_path / "run", env=env)
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
     with pytest.raises(ZeroDivisionError, match="the motor is on fire"):
@@ -207,6 +318,26 @@ def test_an_error_of_the_env_is_its_own(vectorization, tmp_path):
             tmp_path / "run", env=faulty("raises", vectorization), data={"iterations_per_epoch": 1}
         )
     assert load(last(tmp_path / "run"))["global_step"] == 1  # what was saved is not lost
+
+
+@pytest.mark.parametrize("how", RAISED)
+def test_an_error_that_cannot_be_pickled_ends_the_run_with_its_traceback(how, tmp_path):
+    with pytest.raises(RuntimeError, match=f"{RAISED[how].__name__}: .*the motor") as caught:
+        train(tmp_path / "run", env=faulty(how, "async"))
+    note = "\n".join(caught.value.__notes__)
+    assert "In the process of env 0:\nTraceback" in note
+    assert 'raise RAISED[self.how]("the motor"' in note
+
+
+def test_a_worker_killed_while_envs_are_made_is_named():
+    with pytest.raises(WorkerDied, match=r"of 3 envs have ended: .*with exit code -9"):
+        faulty("killed when made", "async")(3)
+
+
+def test_an_env_that_cannot_be_made_in_a_worker_says_why():
+    with pytest.raises(RuntimeError, match=r"UnpicklableError: .*the port is taken") as caught:
+        faulty("raises when made", "async")(3)
+    assert "In the process of env 0:\nTraceback" in caught.value.__notes__[0]
 
 
 # --- disks ---
@@ -273,6 +404,45 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     assert "Read-only file system. Set --output_dir" in failure(capsys)
 
 
+# --- directories ---
+
+
+def choose(directory, barrier, found):
+    names = []
+    for _ in range(20):
+        barrier.wait()
+        names.append(str(new_run_dir(directory, "same")))
+    found.put(names)
+
+
+def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    context = multiprocessing.get_context("fork")
+    barrier, found = context.Barrier(4), context.Queue()
+    processes = [context.Process(target=choose, args=(tmp_path, barrier, found)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    names = [name for _ in processes for name in found.get(timeout=30)]
+    for process in processes:
+        process.join()
+    found.close()
+    found.join_thread()
+    assert len(set(names)) == 80
+
+
+def test_two_trainers_made_in_the_same_second_write_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    trainers = [RLTrainer(output_dir=str(tmp_path / "outputs"), exp_name="same") for _ in range(2)]
+    names = [trainer.run_dir.name for trainer in trainers]
+    assert names == ["same_20260101_000000", "same_20260101_000000_2"]
+
+
+def test_a_refused_trainer_leaves_no_directory():
+    with pytest.raises(MisconfigurationException, match="max_epochs"):
+        RLTrainer(max_epochs=-7)
+    assert not list(Path("outputs").iterdir())
+
+
 # --- signals ---
 
 
@@ -302,6 +472,25 @@ def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_pat
     assert_same_run(tmp_path / "whole", tmp_path / "run")
 
 
+def test_a_second_sigterm_ends_the_run_at_once_without_saving(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.callbacks.graceful_stop.SAME_SIGNAL_SECONDS", 0.0)
+    twice = {"callbacks": [Interrupt(signal.SIGTERM, signal.SIGTERM)]}
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        train(tmp_path / "run", trainer=twice)
+    assert load(last(tmp_path / "run"))["global_step"] == 3  # the end of the epoch before
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM)],
+    ids=["sent twice at once", "after a warning"],
+)
+def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path):
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(*numbers)]})
+    assert trainer.stop_signal == signal.SIGTERM
+    assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
     env = partial(GymnasiumEnv, id="CartPole-v1", vectorization="async")
@@ -310,7 +499,8 @@ def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
     assert load(last(tmp_path / "run"))["global_step"] == 5
 
 
-def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
+def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
+    """While it lives a second one is refused; after a SIGKILL it is not, and no worker is left."""
     command = [
         *(sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL),
         *("--data.total_env_steps", "1000000", "--data.env.vectorization", "async"),
@@ -319,6 +509,17 @@ def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
     while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
         assert process.poll() is None
         time.sleep(0.02)
+    (run_dir,) = Path("outputs").iterdir()
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--ckpt_path", "last", "--data.total_env_steps", "64"])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.strip() == (
+        f"rl-cli: error: Run {run_dir.absolute()} is being trained by process {process.pid} on "
+        f"{platform.node()}: two would write over each other. Wait for it or end it (a SIGTERM has "
+        "it save first), or add --exp_name with another name, which begins a run of its own from "
+        "that checkpoint."
+    )
+    run(["validate", "--ckpt_path", "last"])  # which writes nothing of the run's
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait()
@@ -327,10 +528,10 @@ def test_a_killed_process_leaves_no_worker_and_no_temporary_file(tmp_path):
     while any(map(running, children)) and time.monotonic() < patience:
         time.sleep(0.05)
     assert not [child for child in children if running(child)]
-    (run_dir,) = Path("outputs").iterdir()
     assert load(last(run_dir))["global_step"] >= 2
     steps = load(last(run_dir))["lightning_rl"]["env_steps"] + 64
     run(["fit", "--ckpt_path", "last", "--data.total_env_steps", str(steps)])
+    assert not (run_dir / ".lock").exists()
 
 
 def running(process):

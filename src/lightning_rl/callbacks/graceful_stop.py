@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,13 +15,17 @@ from lightning_rl.callbacks.parts import data_of
 from lightning_rl.collectors import Collector
 from lightning_rl.runs import CHECKPOINTS
 
+SAME_SIGNAL_SECONDS = 2.0
+"""Until when another SIGTERM is the same one: `timeout` and `torchrun` send it twice."""
+
 
 class GracefulStop(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
 
     A rollout that a background collector has not finished is not waited for, unless there are
     several processes, which have to stop at the same iteration, whichever of them gets the signal.
-    A second Ctrl-C ends it at once, without saving. The signal is left in `trainer.stop_signal`.
+    A second Ctrl-C ends it at once, without saving, as does a second SIGTERM: one that comes
+    `SAME_SIGNAL_SECONDS` after the first or later. The signal is left in `trainer.stop_signal`.
 
     Args:
         directory: of the run.
@@ -31,6 +36,7 @@ class GracefulStop(Callback):
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
         self._received: int | None = None
+        self._first = 0.0  # when the first signal came, in seconds
         self._collector: Collector | None = None
         self._previous: dict[int, Any] = {}
 
@@ -87,13 +93,24 @@ class GracefulStop(Callback):
         return self._received is not None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._received is not None and number == signal.SIGINT:
+        if self._ends_at_once(number):
             raise KeyboardInterrupt
+        if self._received is None:
+            self._first = time.monotonic()
         self._received = number
         if self._collector is not None:
             self._collector.interrupt()
-        again = " (Ctrl-C again to stop at once, without saving)" if number == signal.SIGINT else ""
+        name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
+        again = f" ({name} again to stop at once, without saving)" if name else ""
         sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
+
+    def _ends_at_once(self, number: int) -> bool:
+        """Tell whether somebody asks a second time; a SIGTERM after a SIGUSR1 is no hurry."""
+        if self._received is None:
+            return False
+        late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
+        again = self._received == number == signal.SIGTERM and late
+        return number == signal.SIGINT or again
 
     def _save_and_stop(self, trainer: Trainer) -> None:
         trainer.save_checkpoint(self.path)

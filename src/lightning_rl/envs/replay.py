@@ -25,7 +25,8 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
         self.picture_wanted = False
-        self._looked = False
+        # A dict of observations has no shape, and is looked at key by key at each step.
+        self._shape, self._dtype = env.observation_space.shape, None
         if multiprocessing.parent_process() is not None:
             # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -44,11 +45,19 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step; keep the final observation apart from an array that the env uses again."""
+        """Step; keep the final observation apart from an array that the env uses again.
+
+        Raises:
+            ConfigurationError: for a wrong shape or kind, at whichever step: the memory that
+                workers share would take it, broadcast.
+        """
         result = self.env.step(action)
-        if not self._looked:
+        observation = result[0]
+        shape, dtype = getattr(observation, "shape", None), getattr(observation, "dtype", None)
+        # What is like the last one that was looked at costs two comparisons.
+        if shape is None or shape != self._shape or dtype is not self._dtype:
             check_step(self.env, result)
-            self._looked = True
+            self._dtype = dtype
         observation, reward, terminated, truncated, info = result
         if terminated or truncated:
             observation = copy.deepcopy(observation)

@@ -1,9 +1,10 @@
-"""Refuse what an env returns in another shape than it has announced, before it is broadcast."""
+"""Refuse what an env returns in another shape or kind than announced, before it is broadcast."""
 
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError
@@ -29,6 +30,8 @@ def check_like(name: str, value: Any, storage: Any, field: str) -> None:
         return
     if getattr(value, "shape", None) != storage.shape and tuple(np.shape(value)) != storage.shape:
         raise ConfigurationError(_message(name, field, np.shape(value), storage.shape))
+    if getattr(value, "dtype", None) is not storage.dtype:
+        _refuse_cut(name, field, getattr(value, "dtype", None), storage.dtype)
 
 
 def refuse_missing_end(name: str, missing: Any) -> None:
@@ -86,8 +89,28 @@ def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str)
             if key not in value:
                 raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
             _check_space(name, child, value[key], f"{field}.{key}")
-    elif space.shape is not None and tuple(np.shape(value)) != space.shape:
-        raise ConfigurationError(_message(name, field, np.shape(value), space.shape))
+    elif space.shape is not None:
+        if tuple(np.shape(value)) != space.shape:
+            raise ConfigurationError(_message(name, field, np.shape(value), space.shape))
+        _refuse_cut(name, field, np.asarray(value).dtype, space.dtype)
+
+
+def _refuse_cut(name: str, field: str, got: Any, announced: Any) -> None:
+    """Refuse fractions for a field of integers; other numbers may be stored in another type."""
+    if _kind(got) in ("f", "c") and _kind(announced) in ("i", "u"):
+        raise ConfigurationError(
+            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, which would "
+            "cut off the fractions: mend its step and reset, or the space that it announces."
+        )
+
+
+def _kind(dtype: Any) -> str | None:
+    """Return NumPy's letter for the kind of a dtype; None for what has no dtype."""
+    if isinstance(dtype, torch.dtype):
+        if dtype.is_complex:
+            return "c"
+        return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
+    return getattr(dtype, "kind", None)
 
 
 def _name(env: gymnasium.Env) -> str:
@@ -97,7 +120,10 @@ def _name(env: gymnasium.Env) -> str:
 
 def _message(name: str, field: str, got: Any, announced: Any) -> str:
     return (
-        f"{name} returned {'an' if field[0] in 'aeiou' else 'a'} {field} of shape "
-        f"{list(got)} instead of {list(announced)}: mend its step and reset, or the space that it "
-        "announces."
+        f"{name} returned {_article(field)} of shape {list(got)} instead of {list(announced)}: "
+        "mend its step and reset, or the space that it announces."
     )
+
+
+def _article(field: str) -> str:
+    return f"{'an' if field[0] in 'aeiou' else 'a'} {field}"

@@ -53,11 +53,11 @@ class StepwiseStepper(RolloutStepper):
     def step(self, t: int) -> dict[str, Any]:
         """See `RolloutStepper.step`."""
         observation, *results, info = self._env.step(self._actions[t])
-        if t == 0:  # once per rollout; what does not fit might be broadcast
-            _check(self._env, observation, self._observations, results, self._results)
+        slots = [views[t] for views in self._results]
+        _check(self._env, observation, self._observations[t + 1], results, slots)
         copy_tree(self._observations[t + 1], observation)
-        for views, result in zip(self._results, results, strict=True):
-            views[t].copy_(result)
+        for slot, result in zip(slots, results, strict=True):
+            slot.copy_(result)
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:
@@ -88,31 +88,54 @@ class ArrayStepper(RolloutStepper):
             for key in ("action", "observation", "reward", "terminated", "truncated")
         )
         self._final_observations = storage["final_observation"].unbind(0)
+        self._num_envs, self._size = self._rewards[0].size, self._observations[0].size
+        self._dtype: Any = None
 
     def step(self, t: int) -> dict[str, Any]:
         """See `RolloutStepper.step`."""
         observation, *results, info = self._env.step_arrays(self._actions[t])
-        if t == 0:
-            slots = (self._rewards, self._terminated, self._truncated)
-            _check(self._env, observation, self._observations, results, slots)
         reward, terminated, truncated = results
-        self._observations[t + 1][...] = observation
-        self._rewards[t][...] = reward
-        self._terminated[t][...] = terminated
-        self._truncated[t][...] = truncated
+        num_envs = self._num_envs
+        # What is like the last one that was looked at costs a few comparisons; of sizes alone, as
+        # NumPy refuses to store another shape of that size, and asking for a shape makes a tuple.
+        if (
+            observation.size != self._size
+            or observation.dtype is not self._dtype
+            or reward.size != num_envs
+            or terminated.size != num_envs
+            or truncated.size != num_envs
+        ):
+            self._look_at(t, observation, results)
+        try:
+            self._observations[t + 1][...] = observation
+            self._rewards[t][...] = reward
+            self._terminated[t][...] = terminated
+            self._truncated[t][...] = truncated
+        except ValueError:
+            self._look_at(t, observation, results)
+            raise
         if "final_obs" in info:
             _copy_final(self._env, self._final_observations[t], info["final_obs"])
         return info
 
+    def _look_at(self, t: int, observation: Any, results: Sequence[Any]) -> None:
+        """Check what a step returned, and take the dtype of an observation that is good."""
+        slots = (self._rewards[t], self._terminated[t], self._truncated[t])
+        _check(self._env, observation, self._observations[t + 1], results, slots)
+        self._dtype = observation.dtype
+
 
 def _check(
-    env: Any, observation: Any, observations: Sequence[Any], results: Any, slots: Sequence[Any]
+    env: Any, observation: Any, place: Any, results: Sequence[Any], slots: Sequence[Any]
 ) -> None:
-    """Compare what an env returned to the slots [N, ...] that it goes into."""
+    """Compare what an env returned to the slots [N, ...] that it goes into.
+
+    At each step: what does not fit might be broadcast.
+    """
     name = type(env).__name__
-    check_like(name, observation, observations[0], "observation")
+    check_like(name, observation, place, "observation")
     for field, result, slot in zip(RESULTS, results, slots, strict=True):
-        check_like(name, result, slot[0], field)
+        check_like(name, result, slot, field)
 
 
 def _copy_final(env: Any, slot: Any, final: Any) -> None:

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.counter_random import key_of, uniforms
+from lightning_rl.envs.shapes import check_like
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 
@@ -181,12 +182,18 @@ class TorchEnv(VectorEnv):
     ) -> tuple[TensorDict, Tensor, Tensor, Tensor, dict[str, Any]]:
         """Take the transition; return next state, reward, terminated, truncated [N], and info.
 
+        Raises:
+            ConfigurationError: for a reward, an end or a flag of another shape.
+
         Args:
             action: [N, *A].
             elapsed: [N], env steps since the episode began, this one included.
         """
         moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
         truncated = elapsed >= self.max_episode_steps
+        # Here, as what follows may broadcast them.
+        for field, value in (("reward", reward), ("terminated", terminated)):
+            check_like(type(self).__name__, value, truncated, field)
         if "fail" in info:
             failed = self._flags(info, "fail")
             terminated = terminated | failed

@@ -1,17 +1,25 @@
 """Step Gymnasium envs in processes of their own, and say what became of one that failed."""
 
 import multiprocessing.connection
+import pickle
+import queue
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from gymnasium.vector import AsyncVectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.infos import gather, says_something
 
 EXIT_SECONDS = 1.0
 """How long processes may take to end before they are killed, or to have ended before they count."""
+
+REPORT_SECONDS = 10.0
+"""How long the exception of an env may take on its way from a process that says there is one."""
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPipe`
@@ -28,6 +36,9 @@ class WorkerVectorEnv(AsyncVectorEnv):
     """
 
     _raised: BaseException | None = None
+
+    def __init__(self, env_fns: Iterable[Callable[[], Any]], **kwargs: Any) -> None:
+        super().__init__(list(env_fns), worker=_work, **kwargs)
 
     def reset(self, **kwargs: Any) -> Any:
         """Begin an episode in every env."""
@@ -59,6 +70,14 @@ class WorkerVectorEnv(AsyncVectorEnv):
         for process, pipe in zip(self.processes, self.parent_pipes, strict=True):
             process.join()
             pipe.close()
+
+    def _check_spaces(self) -> None:
+        """Ask the processes for their spaces, the first that they do once their envs are made."""
+        try:
+            self._guard(super()._check_spaces)
+        except BaseException:
+            self.close()
+            raise
 
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
@@ -106,13 +125,71 @@ class WorkerVectorEnv(AsyncVectorEnv):
         failed = list(successes).count(False)
         if not failed:
             return
-        index, kind, value, trace = min(
-            (self.error_queue.get() for _ in range(failed)), key=lambda report: report[0]
-        )
+        reports = []
+        with suppress(queue.Empty):  # a process that was killed before it could say what it was
+            for _ in range(failed):
+                reports.append(self.error_queue.get(timeout=REPORT_SECONDS))
         self._state = AsyncState.DEFAULT
+        if not reports:
+            raise WorkerDied(f"{failed} of {self.num_envs} envs failed and could not say why.")
+        index, kind, value, trace = min(reports, key=lambda report: report[0])
         try:
             self._raised = kind(value)
-        except TypeError:  # its constructor wants something else
+        except Exception:  # its constructor wants something else
             self._raised = RuntimeError(f"{kind.__name__}: {value}")
         self._raised.add_note(f"In the process of env {index}:\n{trace.rstrip()}")
         raise self._raised
+
+
+class _Reports:
+    """Sends the exceptions of an env to the learner, each as something that arrives.
+
+    A queue pickles in a thread of its own and drops what it cannot: the learner would wait for it.
+
+    Args:
+        errors: the queue.
+    """
+
+    def __init__(self, errors: Any) -> None:
+        self._errors = errors
+
+    def put(self, report: tuple[int, type[BaseException], BaseException, str]) -> None:
+        """Send index, class, exception and traceback of an env."""
+        index, kind, value, trace = report
+        try:
+            pickle.loads(pickle.dumps((kind, value)))
+        except Exception:  # whatever its own `__reduce__` or constructor raises
+            told = traceback.format_exception_only(kind, value)
+            self._errors.put((index, RuntimeError, "".join(told).strip(), trace))
+        else:
+            self._errors.put(report)
+
+
+def _work(
+    index: int,
+    make_env: Callable[[], Any],
+    pipe: Any,
+    parent_pipe: Any,
+    shared_memory: Any,
+    errors: Any,
+    *settings: Any,
+) -> None:
+    """Step an env in a process of its own by Gymnasium's worker, and report every exception.
+
+    Gymnasium's reports none of those of making the env, and of the others only what pickles. It is
+    private (tried with Gymnasium 1.4).
+    """
+    reports = _Reports(errors)
+
+    def make() -> Any:
+        try:
+            return make_env()
+        except Exception as error:
+            reports.put((index, type(error), error, traceback.format_exc()))
+            parent_pipe.close()
+            with suppress(EOFError, OSError):
+                pipe.recv()  # the first question, which would find nobody
+                pipe.send((None, False))
+            sys.exit(1)
+
+    _async_worker(index, make, pipe, parent_pipe, shared_memory, reports, *settings)  # type: ignore[arg-type]  # of the queue, `put` is all it uses
