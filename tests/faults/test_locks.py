@@ -171,7 +171,18 @@ def attack(run_dir, content, config, *arguments):
         return error
 
 
-@pytest.mark.parametrize("key", [key for key in FAMILIES if key != "eval_env"])  # that is env
+LONG = ("env", "optimizer", "wrappers")
+"""Keys with dozens of classes: a minute in all. The others take seconds."""
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=pytest.mark.slow if key in LONG else ())
+        for key in FAMILIES
+        if key != "eval_env"  # that is env
+    ],
+)
 def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, place, trained):
     run_dir, outside = place
     before, tried = snapshot(outside), 0

@@ -56,6 +56,9 @@ class InlineVectorEnv(SyncVectorEnv):
         self._copy_rows = isinstance(self.single_observation_space, gymnasium.spaces.Box)
         shape = self.single_observation_space.shape
         self._size = None if shape is None else math.prod(shape)
+        dtype = self.single_observation_space.dtype
+        # Fractions would be cut off in a space of integers; elsewhere any number may be stored.
+        self._any_dtype = dtype is not None and np.issubdtype(dtype, np.floating)
         self._dtype: Any = None
         self._rows: list[np.ndarray] = []
 
@@ -94,17 +97,16 @@ class InlineVectorEnv(SyncVectorEnv):
         infos: dict[str, Any] = {}
         self._clock = now = self._clock + 1
         someone_is_out_of_time = now >= self._first_end
-        size, rows = self._size, self._rows
+        size, rows, any_dtype = self._size, self._rows, self._any_dtype
         observations: Any = self._observations
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             observation, self._rewards[i], terminated, truncated, info = step(action)
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
-            # What is like the last one costs two comparisons; of the size alone, as NumPy refuses
-            # to store another shape of that size, and asking for a shape makes a tuple. A dict,
-            # which has no size, is refused by `concatenate`.
+            # Of the size alone, as NumPy refuses to store another shape of that size, and asking
+            # for a shape makes a tuple. A dict, which has no size, is refused by `concatenate`.
             try:
                 alike = size is None or (
-                    observation.size == size and observation.dtype is self._dtype
+                    observation.size == size and (any_dtype or observation.dtype is self._dtype)
                 )
             except AttributeError:  # a list or a number
                 alike = False
