@@ -102,16 +102,6 @@ class InlineVectorEnv(SyncVectorEnv):
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
             observation, self._rewards[i], terminated, truncated, info = step(action)
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
-            # Of the size alone, as NumPy refuses to store another shape of that size, and asking
-            # for a shape makes a tuple. A dict, which has no size, is refused by `concatenate`.
-            try:
-                alike = size is None or (
-                    observation.size == size and (any_dtype or observation.dtype is self._dtype)
-                )
-            except AttributeError:  # a list or a number
-                alike = False
-            if not alike:
-                self._look_at(i, observation)
             if info and says_something(info):
                 gather(infos.setdefault("said", {}), info, i, self.num_envs)
             self._terminations[i], self._truncations[i] = terminated, truncated
@@ -124,11 +114,22 @@ class InlineVectorEnv(SyncVectorEnv):
                 self._ends[i] = now + self._limits[i]
             if self._copy_rows:
                 try:
+                    # Of the size alone, as NumPy refuses to store another shape of that size, and
+                    # asking for a shape makes a tuple.
+                    if observation.size != size or not (
+                        any_dtype or observation.dtype is self._dtype
+                    ):
+                        self._look_at(i, observation)
                     rows[i][...] = observation  # a third quicker than observations[i]
+                except AttributeError:  # a list or a number
+                    check_observation(self.envs[i], observation)
+                    rows[i][...] = observation
                 except ValueError:
                     check_observation(self.envs[i], observation)
                     raise
             else:
+                if size is not None:  # a dict, which has none, is refused by `concatenate`
+                    check_observation(self.envs[i], observation)
                 self._env_obs[i] = observation
         if "final_obs" in infos:
             self._first_end = min(self._ends)
