@@ -77,7 +77,8 @@ class Policy(nn.Module, ABC):
         it. A log-prob in parts, [N, L], is one that `extra_fields` gives its shape.
 
         Args:
-            td: batch shape [N], with `observation`. Fields that exist are written in place.
+            td: batch shape [N], with `observation`. What is returned counts, in it or in another;
+                of the fields' dtypes and shapes, or the run ends and says which.
             deterministic: take the mode of the distribution instead of a sample.
             generator: draws the sample, on the device of the observation; None takes torch's global
                 one.
