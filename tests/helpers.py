@@ -11,7 +11,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util import tensor_util
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, RLDataModule, RLTrainer
-from lightning_rl.algorithms import graphs
+from lightning_rl.optim.compiled import graphs
+from lightning_rl.optim.compiled.update import CompiledUpdate
+from lightning_rl.optim.update import Update
 
 
 def make_data(env="CartPole-v1", **kwargs):
@@ -31,6 +33,26 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     cls = ActorOnly if issubclass(algorithm, GRPO) else ActorCritic
     policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
     return algorithm(policy, **settings | kwargs)
+
+
+def make_update(module, *, compile, optimizer=None):
+    """What steps down the loss of a module, outside of a run; with no optimizer the weights stay where they are."""
+    objective = module.objectives[""]
+    optimizer = optimizer or torch.optim.SGD(objective.parameters, lr=0.0)
+    if compile:
+        return CompiledUpdate(objective, optimizer, graphs.Graphs(module, torch.device("cpu")))
+    return Update(objective, optimizer)
+
+
+def scalars_of(update, minibatch):
+    """What an update reports of a minibatch, by name."""
+    update(minibatch.clone())
+    return update.objective.statistics.means()
+
+
+def count_graphs(update, kind):
+    """How many graphs of a kind there are."""
+    return sum(len(made) for key, made in update.graphs._compiled.items() if kind in key)
 
 
 def train(

@@ -61,15 +61,13 @@ def forward_returns(reward, done, initial, gamma):
     return result
 
 
-def ppo_policy_loss(log_prob, sample_log_prob, advantage, low, high, mask=None):
+def ppo_policy_loss(log_prob, sample_log_prob, advantage, low, high):
     """Schulman et al. 2017, equation 7, sample by sample."""
-    mask = np.ones(len(log_prob), dtype=bool) if mask is None else mask
     total = 0.0
-    for new, old, a, counts in zip(log_prob, sample_log_prob, advantage, mask, strict=True):
-        if counts:
-            r = math.exp(new - old)
-            total += min(r * a, min(max(r, 1 - low), 1 + high) * a)
-    return -total / max(1, mask.sum())
+    for new, old, a in zip(log_prob, sample_log_prob, advantage, strict=True):
+        r = math.exp(new - old)
+        total += min(r * a, min(max(r, 1 - low), 1 + high) * a)
+    return -total / len(log_prob)
 
 
 def vtrace_by_sum(
@@ -112,26 +110,16 @@ def vtrace_by_sum(
     return advantage, target
 
 
-def decoupled_policy_loss(
-    log_prob, proximal, behavior, advantage, low, high, cap, dual_clip=None, mask=None
-):
+def decoupled_policy_loss(log_prob, proximal, behavior, advantage, low, high, cap):
     """Hilton et al. 2021, sample by sample: the proximal policy is what is clipped around, the behaviour policy what sampled."""
-    counted, total = 0, 0.0
+    total = 0.0
     for i in range(len(log_prob)):
-        if mask is not None and not mask[i]:
-            continue
-        counted += 1  # also where the weight is over the cap
         weight = math.exp(proximal[i]) / math.exp(behavior[i])
         if weight > cap:
             continue
         r, a = math.exp(log_prob[i]) / math.exp(proximal[i]), advantage[i]
-        if a >= 0:
-            term = min(r, 1 + high) * a
-        else:
-            r = max(r, 1 - low)
-            term = (r if dual_clip is None else min(r, dual_clip)) * a
-        total += weight * term
-    return -total / counted
+        total += weight * (min(r, 1 + high) if a >= 0 else max(r, 1 - low)) * a
+    return -total / len(log_prob)  # also of those whose weight is over the cap
 
 
 def interpolated_log_prob(log_prob, behavior, version_pi, version_prox, version_mu):

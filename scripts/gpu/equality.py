@@ -130,7 +130,7 @@ def _with_lag(findings: Findings) -> None:
     module = lagging.module
     finite = all(value.isfinite().all() for value in state_of(module).values())
     versions = int(module.policy.version)
-    passed = finite and versions == iterations and module.guard.skipped == 0
+    passed = finite and versions == iterations and module.skipped_steps == 0
     figure = f"{versions} updates, {'all finite' if finite else 'NaN in the weights'}"
     if findings.device == "cuda":
         figure += f", {count['replays']} graphs replayed beside the thread"

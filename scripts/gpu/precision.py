@@ -37,12 +37,12 @@ class Watching:
                     self.plain = max(self.plain, self._gap(step))
         super().correct_staleness(rollout)  # type: ignore[misc]
 
-    def optimizer_update(self, minibatch: TensorDict) -> None:
+    def update(self, minibatch: TensorDict) -> None:
         if self.begins:
             with torch.no_grad():
                 self.minibatch = max(self.minibatch, self._gap(minibatch))
             self.begins = False
-        super().optimizer_update(minibatch)  # type: ignore[misc]
+        super().update(minibatch)  # type: ignore[misc]
 
     def _gap(self, samples: TensorDict) -> float:
         """Return the largest |ratio - 1|."""
@@ -82,9 +82,9 @@ def _ratios(findings: Findings, algorithm: type[Algorithm]) -> None:
     finite = all(p.isfinite().all() for p in module.parameters())
     findings.add(
         f"{name} bf16-mixed: weights",
-        dtypes == {"float32"} and finite and module.guard.skipped == 0,
+        dtypes == {"float32"} and finite and module.skipped_steps == 0,
         f"{', '.join(sorted(dtypes))}, {'all finite' if finite else 'NaN'}, "
-        f"{module.guard.skipped} of {module.optimizer_steps} steps skipped",
+        f"{module.skipped_steps} of {module.optimizer_steps} steps skipped",
         "float32, all finite, 0 skipped",
     )
 

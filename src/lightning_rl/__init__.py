@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the tasks
 
 if TYPE_CHECKING:
-    from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning
+    from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning, OnPolicyAlgorithm
     from lightning_rl.collectors import AsyncCollector, Collector, Demonstrations, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
@@ -56,6 +56,7 @@ _HOMES = {
     "ConfigurationError": "errors",
     "EnvPoolEnv": "envs",
     "GymnasiumEnv": "envs",
+    "OnPolicyAlgorithm": "algorithms",
     "PointMass": "envs",
     "Policy": "policies",
     "PolicyWrapper": "policies",
@@ -85,6 +86,7 @@ __all__ = [
     "Demonstrations",
     "EnvPoolEnv",
     "GymnasiumEnv",
+    "OnPolicyAlgorithm",
     "PointMass",
     "Policy",
     "PolicyWrapper",

@@ -13,18 +13,18 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
-from lightning_rl import ranks
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import complete
 from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
+from lightning_rl.distributed import ranks
+from lightning_rl.distributed.shared_memory import LostRankError
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.messages import explain
 from lightning_rl.parsing import check_options, take_numpy_numbers
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
-from lightning_rl.shared_table import LostRankError
 from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import only_allowed_imports
 

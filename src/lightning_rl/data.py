@@ -13,9 +13,9 @@ from lightning.pytorch import LightningDataModule
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
-from lightning_rl import ranks
 from lightning_rl.buffers import Buffer, ReadInterrupted, RolloutBuffer
 from lightning_rl.collectors import Collector, SyncCollector
+from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import require
 from lightning_rl.phases import phases_of

@@ -31,7 +31,7 @@ learner got it, has ended; it does not after a reset, nor where a rollout in bet
 An algorithm adds fields of its own (`advantage`, `return`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -57,10 +57,6 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "policy_version": torch.int64,
 }
 """The fields with one number per env and step."""
-
-
-GATHER_BYTES = 2**22
-"""How much is gathered at once for minibatches."""
 
 
 def allocate_rollout(
@@ -188,61 +184,6 @@ def validate(rollout: TensorDict) -> None:
                 f"{dtype} of shape "
                 f"{list(rollout.batch_size)}, without a trailing dimension of one."
             )
-
-
-def minibatches(
-    flat: TensorDict,
-    batch_size: int,
-    generator: torch.Generator | None,
-    mask: Tensor | None = None,
-) -> Iterator[TensorDict]:
-    """Yield every transition once, in random order, as TensorDicts of batch shape [B].
-
-    Args:
-        flat: [T*N], what `flat_transitions` returned.
-        batch_size: transitions per minibatch; the last minibatch is smaller where they do not
-            divide by it.
-        generator: draws the permutation, on the device of `flat`.
-        mask: [N, T] bool, true where a transition counts; the others are left out.
-    """
-    return gathered(flat, shuffled(flat, generator, mask).split(batch_size))
-
-
-def gathered(
-    flat: TensorDict, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
-) -> Iterator[TensorDict]:
-    """Yield the samples at each of some indices into [M].
-
-    Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
-
-    Args:
-        flat: [M].
-        parts: the indices.
-        drawn: more fields, of the samples in the order of all parts.
-    """
-    if not parts:
-        return
-    sample_bytes = flat.bytes() / flat.batch_size[0]
-    size = max(1, max(len(index) for index in parts))
-    together = max(1, int(GATHER_BYTES / (sample_bytes * size)))
-    done = 0
-    for first in range(0, len(parts), together):
-        group = parts[first : first + together]
-        samples = gather(flat, torch.cat(list(group)))
-        for key, value in (drawn or {}).items():
-            samples[key] = value[done : done + len(samples)]
-        done += len(samples)
-        yield from samples.split([len(index) for index in group])
-
-
-def shuffled(
-    flat: TensorDict, generator: torch.Generator | None, mask: Tensor | None = None
-) -> Tensor:
-    """Return, in random order, the indices of `flat_transitions` that count; see `minibatches`."""
-    counted = None if mask is None else mask.t().flatten().nonzero().flatten()
-    count = flat.batch_size[0] if counted is None else len(counted)
-    permutation = torch.randperm(count, generator=generator, device=flat.device)
-    return permutation if counted is None else counted[permutation]
 
 
 def gather(data: TensorDict, index: Tensor) -> TensorDict:

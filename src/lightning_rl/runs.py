@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lightning_rl import ranks
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
 
 try:

@@ -206,7 +206,7 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
     background = "AsyncCollector" in str(config["data"].get("collector"))
 
     def watching(self, minibatch):
-        if len(self.statistics) == 0:
+        if len(self.objectives[""].statistics) == 0:
             new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
             # A stale update begins at another policy than the sampling one, and clips around it.
             old = minibatch["proximal_log_prob" if background else "sample_log_prob"]
@@ -342,12 +342,12 @@ def test_dict_actions_are_refused(capsys):
 ALGORITHM = '''
 """Advantage-weighted regression in one file outside the package (Peng et al. 2019)."""
 
-from lightning_rl import Algorithm, Policy
+from lightning_rl import OnPolicyAlgorithm, Policy
 from lightning_rl.functional import gae, value_loss
 from lightning_rl.rollout import add_transition_field
 
 
-class AWR(Algorithm):
+class AWR(OnPolicyAlgorithm):
     def __init__(self, policy: Policy, temperature: float = 1.0, **kwargs):
         super().__init__(policy, **kwargs)
         self.temperature = temperature
@@ -362,7 +362,7 @@ class AWR(Algorithm):
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
         for batch in self.minibatches(rollout, ("observation", "action", "advantage", "return")):
-            self.optimizer_update(batch)
+            self.update(batch)
         self.finish_iteration(rollout)
 
     def loss(self, batch):

@@ -6,9 +6,11 @@ python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equival
 import os
 import signal
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch import Callback
 
@@ -20,12 +22,12 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
     VLAPolicy,
-    ranks,
 )
-from lightning_rl.algorithms import graphs
-from lightning_rl.algorithms.reduction import GradientReduction
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.optim.compiled import graphs
+from lightning_rl.optim.update import Update
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.helpers import last, make_data, make_ppo, train, uncompiled_traces
 
@@ -216,7 +218,7 @@ class Notes(Callback):
                 "episodes": statistics.episodes,
                 "returns": list(statistics.returns),
                 "optimizer_steps": module.optimizer_steps,
-                "skipped": module.guard.skipped,
+                "skipped": module.skipped_steps,
                 "rate": rate,
                 "metrics": dict(module.metrics),
             }
@@ -275,20 +277,32 @@ class Run:
         }
 
 
-def spied(original, local_gradients, gradients):
-    """Return the reduction, recording what goes in and what comes out."""
+def not_reduced(self, minibatch):
+    self.step_by(self.local_sums(self.objective.prepare(minibatch)))
 
-    def reduce(self, count, local, phase):
-        def recording():
-            names, flat = local()
-            local_gradients.append([flat[len(names) : -1] / flat[-1]])
-            return names, flat
 
-        names, flat = original(self, count, recording, phase)
-        gradients.append([flat[len(names) : -1] / flat[-1]])
-        return names, flat
+@contextmanager
+def spied(step_together, local_gradients, gradients):
+    """Step so, recording the gradient of this rank and the one that is stepped by."""
 
-    return reduce
+    def gradient(self, sums):
+        return [sums[len(self.names) - 1 : -1] / sums[-1]]
+
+    def recorded_sums(self, minibatch):
+        sums = local_sums(self, minibatch)
+        local_gradients.append(gradient(self, sums))
+        return sums
+
+    def recorded_step(self, total):
+        gradients.append(gradient(self, total))
+        step_by(self, total)
+
+    local_sums, step_by = Update.local_sums, Update.step_by
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Update, "step_together", step_together)
+        patch.setattr(Update, "local_sums", recorded_sums)
+        patch.setattr(Update, "step_by", recorded_step)
+        yield
 
 
 class Forgetful(OwnAlgorithm):
@@ -309,21 +323,15 @@ def no_compiler(*args, **kwargs):
     raise RuntimeError("no compiler")
 
 
-def no_reduction(self, count, local, phase):
-    return local()
-
-
 def main(directory):
     findings = {}
     run = Run(directory, findings)
-    original = GradientReduction.__call__
 
-    for name, reduction in {"reduced": original, "not reduced": no_reduction}.items():
+    for name, step in {"reduced": Update.step_together, "not reduced": not_reduced}.items():
         ins, outs = [], []
-        GradientReduction.__call__ = spied(reduction, ins, outs)
-        run(name, **PENDULUM)
+        with spied(step, ins, outs):
+            run(name, **PENDULUM)
         findings[name] |= {"local_gradients": ins, "gradients": outs}
-    GradientReduction.__call__ = original
 
     for name in SAME_ROLLOUTS:
         with uncompiled_traces():

@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, TorchEnv
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.parts import add_part_weights, joint, spread
+from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
+from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.chunk_wrapper import repeated
@@ -294,17 +294,17 @@ def test_the_parts_that_were_not_executed_count_for_nothing_however_a_minibatch_
     weighted = add_part_weights(whole.clone())
     ones = torch.ones(6)
     parts = [
-        (spread(ones[:n], part, piece) * part).mean() * len(piece) / 6
+        (weigh_parts(ones[:n], part, piece) * part).mean() * len(piece) / 6
         for piece, part in zip(weighted.split(4), term.split(4), strict=True)
         for n in [len(piece)]
     ]
     torch.testing.assert_close(sum(parts), expected)
     alone = torch.stack([log_prob[i, : 2 * int(steps[i])].sum() for i in range(6)])
-    torch.testing.assert_close(joint(log_prob, whole), alone)
+    torch.testing.assert_close(whole_action(log_prob, whole), alone)
 
 
 def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
-    class Rewarded(Algorithm):
+    class Rewarded(OnPolicyAlgorithm):
         def loss(self, minibatch):
             raise NotImplementedError
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_rl.algorithms import cuda_graphs, graphs
-from lightning_rl.algorithms.cuda_graphs import CapturedGraph, captures
+from lightning_rl.optim.compiled import cuda_graphs, graphs
+from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
 from tests.helpers import last, train
 
 

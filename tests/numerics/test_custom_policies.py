@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, AsyncCollector, Policy
-from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.envs import ActionProbe
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same
@@ -221,12 +221,12 @@ def test_in_the_background_it_is_refused_too(tmp_path):
         train(tmp_path, Recurrent, collector=AsyncCollector)
 
 
-class Rewarded(Algorithm):
+class Rewarded(OnPolicyAlgorithm):
     """Its loss does not ask what the log-prob was."""
 
     def training_step(self, rollout, batch_idx):
         for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
-            self.optimizer_update(minibatch)
+            self.update(minibatch)
         self.finish_iteration(rollout)
 
     def loss(self, minibatch):
@@ -248,7 +248,7 @@ def test_the_check_draws_nothing(tmp_path, monkeypatch):
 
     checked = train(tmp_path / "checked", Drawing)
     drawn = torch.rand(1)
-    monkeypatch.setattr("lightning_rl.algorithms.base.check_first_ratio", lambda *_: True)
+    monkeypatch.setattr("lightning_rl.algorithms.on_policy.check_first_ratio", lambda *_: True)
     unchecked = train(tmp_path / "unchecked", Drawing)
     assert torch.equal(drawn, torch.rand(1))
     assert_same(checked.policy.state_dict(), unchecked.policy.state_dict())

@@ -11,10 +11,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO
-from lightning_rl.algorithms import graphs, pieces
-from lightning_rl.algorithms.flat import FlatGradient
-from lightning_rl.algorithms.gradients import Gradients
-from tests.helpers import make_data, make_ppo, train
+from lightning_rl.optim.compiled import graphs
+from lightning_rl.optim.compiled.update import CompiledValues
+from lightning_rl.optim.gradients import FlatGradient
+from lightning_rl.policies import micro_batches
+from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -44,10 +45,8 @@ def minibatch_for(module, data, size):
 
 
 def differentiate(module, minibatch, *, compile):
-    differ = Gradients(module, module.max_grad_norm, compile=compile)
-    names, scalars = differ(minibatch.clone(), torch.Tensor.backward)
-    grads = [parameter.grad.clone() for parameter in module.policy.parameters()]
-    return dict(zip(names, scalars.tolist(), strict=True)), grads
+    found = scalars_of(make_update(module, compile=compile), minibatch)
+    return found, [parameter.grad.clone() for parameter in module.policy.parameters()]
 
 
 @pytest.mark.parametrize(("env", "policy", "model"), MODELS)
@@ -70,9 +69,10 @@ def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved
     data = make_data(env)
     module = make_ppo(data, policy, **model)
     observations = minibatch_for(module, data, 64).select("observation")
-    differ = Gradients(module, None, compile=True)
+    made = graphs.Graphs(module, torch.device("cpu"))
+    value_of = CompiledValues(module.policy, made)
     for _ in range(2):
-        values = differ.values(observations.copy())
+        values = value_of(observations.copy())
         expected = module.policy.get_value(observations.copy())["value"]
         torch.testing.assert_close(values, expected.detach(), rtol=1e-5, atol=1e-6)
         assert not values.requires_grad
@@ -80,8 +80,8 @@ def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved
             for tensor in (*module.policy.parameters(), *module.policy.buffers()):
                 if tensor.is_floating_point():
                     tensor.add_(0.1)
-    assert differ._compiled is not None, "by a graph"
-    assert len(differ._compiled._compiled) == 1, "by the same graph"
+    assert made.available, "by a graph"
+    assert len(made._compiled) == 1, "by the same graph"
 
 
 def test_a_compiled_run_follows_the_eager_one(tmp_path):
@@ -101,20 +101,18 @@ def update_repeatedly(*, compile, steps=5, optimizer=None):
     data = make_data("Pendulum-v1")
     module = make_ppo(data, {"normalize_observation": True}, optimizer=optimizer)
     minibatch = minibatch_for(module, data, 64)
-    optimizer = module.configure_optimizers()
-    differ = Gradients(module, module.max_grad_norm, compile=compile, optimizer=optimizer)
+    (optimizer,) = module.configure_optimizers()
+    update = make_update(module, compile=compile, optimizer=optimizer)
     for i in range(steps):
         optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
-        differ(minibatch.clone(), torch.Tensor.backward)
-        if not differ.stepped:
-            optimizer.step()
-    return module, optimizer, differ, minibatch
+        update(minibatch.clone())
+    return module, optimizer, update, minibatch
 
 
 def test_adam_in_the_graph_leaves_weights_and_state_as_adam_itself_does():
     eager, eager_optimizer, _, _ = update_repeatedly(compile=False)
-    compiled, compiled_optimizer, differ, _ = update_repeatedly(compile=True)
-    assert differ.stepped
+    compiled, compiled_optimizer, update, _ = update_repeatedly(compile=True)
+    assert count_graphs(update, "loss") == 1
     torch.testing.assert_close(
         list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-5, atol=1e-6
     )
@@ -125,20 +123,20 @@ def test_adam_in_the_graph_leaves_weights_and_state_as_adam_itself_does():
 
 
 def test_adam_in_the_graph_goes_on_with_a_state_that_the_optimizer_has_loaded():
-    _, optimizer, differ, minibatch = update_repeatedly(compile=True)
+    _, optimizer, update, minibatch = update_repeatedly(compile=True)
     saved = copy.deepcopy(optimizer.state_dict())
-    differ(minibatch.clone(), torch.Tensor.backward)
+    update(minibatch.clone())
     optimizer.load_state_dict(saved)
-    differ(minibatch.clone(), torch.Tensor.backward)
+    update(minibatch.clone())
     assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
 
 
 def test_a_step_that_is_not_finite_leaves_weights_and_state_alone():
-    module, optimizer, differ, minibatch = update_repeatedly(compile=True)
+    module, optimizer, update, minibatch = update_repeatedly(compile=True)
     before = copy.deepcopy((module.policy.state_dict(), optimizer.state_dict()))
     minibatch["return"][0] = torch.nan
-    names, scalars = differ(minibatch, torch.Tensor.backward)
-    assert not module.guard.passes(names, scalars)
+    update(minibatch)
+    assert (module.optimizer_steps, module.skipped_steps) == (5, 1)
     torch.testing.assert_close(
         (module.policy.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0
     )
@@ -146,27 +144,24 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state_alone():
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, partial(torch.optim.Adam, amsgrad=True)])
 def test_another_optimizer_than_plain_adam_steps_by_itself(optimizer, traced_only):
-    compiled, _, differ, _ = update_repeatedly(compile=True, optimizer=optimizer)
-    assert not differ.stepped
+    compiled, _, update, _ = update_repeatedly(compile=True, optimizer=optimizer)
+    assert count_graphs(update, "loss") == 1
     eager, _, _, _ = update_repeatedly(compile=False, optimizer=optimizer)
     torch.testing.assert_close(
         list(eager.policy.parameters()), list(compiled.policy.parameters()), rtol=1e-4, atol=1e-5
     )
 
 
-def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update():
-    module, _, differ, minibatch = update_repeatedly(compile=True, steps=1)
-    differ.settle()
-    differ(minibatch[:40].clone(), torch.Tensor.backward)
-    assert not differ.stepped
-    eager = Gradients(module, module.max_grad_norm, compile=False)
-    grads = [parameter.grad.clone() for parameter in module.policy.parameters()]
-    eager(minibatch[:40].clone(), torch.Tensor.backward)
-    assert all(
-        torch.equal(g, p.grad) for g, p in zip(grads, module.policy.parameters(), strict=True)
-    )
-    differ(minibatch.clone(), torch.Tensor.backward)
-    assert differ.stepped
+def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update(traced_only):
+    module, _, update, minibatch = update_repeatedly(compile=True, steps=1)
+    update.first_iteration_done()
+    other = minibatch[:40]
+    seen = scalars_of(update, other)
+    assert count_graphs(update, "loss") == 1
+    moved, _, eager, _ = update_repeatedly(compile=False, steps=1)
+    assert seen == pytest.approx(scalars_of(eager, other), rel=1e-3, abs=1e-4)
+    update(minibatch.clone())
+    assert module.optimizer_steps == moved.optimizer_steps + 1 == 3
 
 
 def test_a_compiled_run_without_a_critic_follows_the_eager_one(tmp_path):
@@ -193,10 +188,12 @@ def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeyp
     module = make_ppo(data, ent_coef=0.01, clip_value_loss=True)
     minibatch = minibatch_for(module, data, 100)
     whole, whole_grads = differentiate(module, minibatch, compile=False)
-    monkeypatch.setattr(pieces, "CPU_CHUNK", 32)  # 32 + 32 + 32 + 4
+    monkeypatch.setattr(micro_batches, "CPU_MICRO_BATCH", 32)  # 32 + 32 + 32 + 4
     seen = []
     loss = module.loss
-    monkeypatch.setattr(module, "loss", lambda part: seen.append(len(part)) or loss(part))
+    monkeypatch.setattr(
+        module.objectives[""], "loss", lambda part: seen.append(len(part)) or loss(part)
+    )
     parts, part_grads = differentiate(module, minibatch, compile=compile)
     assert seen == ([32, 4] if compile else [32, 32, 32, 4])
     assert whole == pytest.approx(parts, abs=1e-5, rel=1e-5)
@@ -207,11 +204,9 @@ def test_a_changed_coefficient_is_compiled_anew(traced_only):
     data = make_data()
     module = make_ppo(data)
     minibatch = minibatch_for(module, data, 32)
-    differ = Gradients(module, None, compile=True)
-    losses = []
+    update, losses = make_update(module, compile=True), []
     for module.ent_coef in (0.0, 1.0, 0.0):
-        names, scalars = differ(minibatch.clone(), torch.Tensor.backward)
-        losses.append(dict(zip(names, scalars.tolist(), strict=True)))
+        losses.append(scalars_of(update, minibatch))
     assert losses[0]["loss"] == pytest.approx(losses[1]["loss"] + losses[1]["entropy"], abs=1e-5)
     assert losses[0] == losses[2]
 

@@ -88,7 +88,7 @@ def test_what_slow_policy_lost():
     assert policy.joint_ratio
     assert policy.micro_batch_size == 3
     assert [group.get("lr_scale", 1.0) for group in policy.parameter_groups()] == [1.0, 7.0]
-    assert PPO(policy, batch_size=4).stale.joint_ratio
+    assert PPO(policy, batch_size=4).correction.joint_ratio
     continuous = SlowPolicy(SPACES[0], Box(0, 4, (2,)), ActorCritic, delay_ms=0.0)
     assert continuous.fields_of(torch.ones(5, 2)).keys() == continuous.extra_fields.keys()
     policy.compute_in("bf16-mixed")

@@ -7,11 +7,11 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_rl import GRPO, PPO
-from lightning_rl.algorithms.schedule import LearningRateSchedule
-from lightning_rl.algorithms.update import UpdateStatistics
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import ratio
+from lightning_rl.optim.learning_rate import LearningRateSchedule
+from lightning_rl.optim.statistics import UpdateStatistics
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 
@@ -127,9 +127,9 @@ def test_what_is_not_finite_is_skipped_counted_and_named(tmp_path):
 
 def test_skipped_steps_leave_the_weights_finite(tmp_path):
     module, _, _ = train(tmp_path, model={"algorithm": Overflowing, "max_nonfinite_steps": 1000})
-    assert module.guard.skipped == module.calls - Overflowing.first > 0
+    assert module.skipped_steps == module.calls - Overflowing.first > 0
     assert all(parameter.isfinite().all() for parameter in module.parameters())
-    assert scalars(tmp_path)["train/skipped_steps"][-1][1] == module.guard.skipped
+    assert scalars(tmp_path)["train/skipped_steps"][-1][1] == module.skipped_steps
 
 
 def test_one_bad_minibatch_is_forgiven(tmp_path):
@@ -142,7 +142,7 @@ def test_one_bad_minibatch_is_forgiven(tmp_path):
             return loss * (math.inf if self.calls == 3 else 1.0), statistics
 
     module, _, _ = train(tmp_path, model={"algorithm": Stumbling, "max_nonfinite_steps": 2})
-    assert module.guard.skipped == 1
+    assert module.skipped_steps == 1
     assert module.optimizer_steps == 6 * 2 * 2 - 1
 
 
@@ -170,11 +170,11 @@ def test_the_linear_rate_ends_at_zero_with_the_budget(tmp_path):
 def test_the_adaptive_rate_follows_the_kl():
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = LearningRateSchedule("adaptive", 1e-3, 0.01)
-    schedule.apply(optimizer, 0)
+    schedule.apply(optimizer, 0, 10)
     for kl, expected in ((0.03, 1e-3 / 1.5), (0.001, 1e-3), (0.01, 1e-3), (1e-17, 1e-3)):
         schedule.adapt(optimizer, kl)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
-    schedule.apply(optimizer, 5)
+    schedule.apply(optimizer, 5, 10)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
@@ -192,7 +192,7 @@ def test_the_adaptive_rate_follows_the_kl():
 def test_the_bounds_of_the_adaptive_rate_include_the_initial_one(initial, kl, expected):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     schedule = LearningRateSchedule("adaptive", initial, 0.01)
-    schedule.apply(optimizer, 0)
+    schedule.apply(optimizer, 0, 10)
     schedule.adapt(optimizer, kl)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
 

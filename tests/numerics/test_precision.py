@@ -151,7 +151,7 @@ def test_it_learns(compile, tmp_path):
         model=model | {"compile": compile},
         trainer=PLAIN | BF16,
     )[0]
-    assert (module._gradients._compiled is not None) is compile
+    assert (module._graphs is not None) is compile
     asked = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
     td = module.policy.get_action(asked, deterministic=True)
     assert td["action"].tolist() == [1, 0]

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl import PPO, Algorithm
+from lightning_rl import PPO, OnPolicyAlgorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
-from lightning_rl.algorithms.compiled import MOST_GRAPHS
-from lightning_rl.algorithms.gradients import Gradients
-from lightning_rl.algorithms.graphs import compile_graph
-from lightning_rl.algorithms.reads import Reads
-from tests.helpers import make_data, make_ppo, train
+from lightning_rl.optim.compiled.graphs import MOST_GRAPHS, compile_graph
+from lightning_rl.optim.compiled.reads import Reads
+from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.numerics.test_gradients import minibatch_for
 
 
@@ -110,7 +108,7 @@ def test_what_is_read_in_another_thread_or_of_another_object_does_not_count():
     assert reads.hold()
 
 
-class MyAlgorithm(Algorithm):
+class MyAlgorithm(OnPolicyAlgorithm):
     """README's, with a coefficient that goes to 0."""
 
     def __init__(self, policy, my_coef=1.0, **kwargs):
@@ -122,7 +120,7 @@ class MyAlgorithm(Algorithm):
         self.my_coef = 1.0 - self.iterations_done / 4
         self.evaluate_values(rollout)
         for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
-            self.optimizer_update(minibatch)
+            self.update(minibatch)
         self.finish_iteration(rollout)
         self.losses.append(self.metrics["train/loss"])
 
@@ -143,8 +141,8 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp
     compiled, _, _ = train(tmp_path / "compiled", **kwargs)
     assert eager.losses == pytest.approx(compiled.losses, abs=1e-5)
     assert compiled.losses[-1] == 0.0 != compiled.losses[0]
-    graphs = compiled._gradients._compiled._compiled.items()
-    assert [len(made) for key, made in graphs if key[0] == "loss"] == [2]
+    graphs = compiled._graphs._compiled.items()
+    assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
 
 
 class Deciding(PPO):
@@ -160,14 +158,13 @@ def test_what_changes_at_each_call_and_cannot_vary_ends_compiling_with_a_message
     data = make_data()
     module = make_ppo(data, algorithm=Deciding)
     minibatch = minibatch_for(module, data, 8)
-    differ = Gradients(module, None, compile=True)
-    expected = Gradients(module, None, compile=False)
+    update = make_update(module, compile=True)
+    expected = make_update(module, compile=False)
 
     def update_with_changing_steps():
         for module.step in range(1, 4 + MOST_GRAPHS):
-            _, scalars = differ(minibatch.clone(), torch.Tensor.backward)
-            _, eager = expected(minibatch.clone(), torch.Tensor.backward)
-            torch.testing.assert_close(scalars, eager, rtol=1e-5, atol=1e-5)
+            found, eager = (scalars_of(each, minibatch) for each in (update, expected))
+            assert found == pytest.approx(eager, rel=1e-5, abs=1e-5)
 
     with pytest.warns(UserWarning, match=r"the update runs uncompiled.*Deciding\.step"):
         update_with_changing_steps()
@@ -180,7 +177,7 @@ def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
 ):
     """In critic warm-up the actor, in cloning the critic: no step, no decay, no state."""
     if optimizer == "in pieces":
-        monkeypatch.setattr("lightning_rl.algorithms.pieces.CPU_CHUNK", 16)
+        monkeypatch.setattr("lightning_rl.policies.micro_batches.CPU_MICRO_BATCH", 16)
     data = make_data()
     states = []
     for compile in (False, True):
@@ -189,15 +186,15 @@ def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
         module.warms_up = True
         make = partial(optimizer, weight_decay=0.1) if callable(optimizer) else torch.optim.Adam
         adam = make(module.policy.parameters(), lr=1e-2)
-        differ = Gradients(module, 0.5, compile=compile, optimizer=adam)
+        update = make_update(module, compile=compile, optimizer=adam)
         minibatch = minibatch_for(module, data, 32).set("weight", torch.ones(32))
         untouched = module.policy.critic if algorithm is BehaviorCloning else module.policy.actor
         before = [p.clone() for p in untouched.parameters()]
         for _ in range(3):
-            differ(minibatch.clone(), torch.Tensor.backward)
-            if not differ.stepped:
-                adam.step()
-        assert differ.stepped == (compile and optimizer is not torch.optim.AdamW)
+            update(minibatch.clone())
+        if compile:
+            assert count_graphs(update, "loss") > 0
+            assert count_graphs(update, "step") == (optimizer == "in pieces")
         for old, new in zip(before, untouched.parameters(), strict=True):
             assert torch.equal(old, new)
         steps = {n: int(adam.state[p].get("step", 0)) for n, p in module.policy.named_parameters()}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from lightning_rl import ranks
-from lightning_rl.algorithms.epochs import epochs
+from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
     STEP_FIELDS,
@@ -13,7 +13,6 @@ from lightning_rl.rollout import (
     allocate_rollout,
     copy_tree,
     flat_transitions,
-    minibatches,
     space_spec,
     step_views,
     time_major,
@@ -260,7 +259,9 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    return list(minibatches(flat_transitions(rollout, keys), batch_size, generator))
+    flat = flat_transitions(rollout, keys)
+    (only,) = epochs(flat, None, 1, batch_size, generator, draw=lambda *_: {})
+    return list(only)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 7, N * T, 100])

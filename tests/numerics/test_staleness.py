@@ -6,6 +6,7 @@ import threading
 import time
 import traceback
 from functools import partial
+from itertools import product
 
 import gymnasium
 import numpy as np
@@ -13,14 +14,14 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
-from lightning_rl.algorithms.passes import log_prob_of
-from lightning_rl.algorithms.staleness import StaleData
+from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
+from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.acting import StepwiseActor
+from lightning_rl.policies.micro_batches import log_prob_of
 from lightning_rl.policies.numpy_acting import NumpyActor
 from tests.helpers import make_data, make_ppo, scalars, train
 
@@ -260,9 +261,9 @@ def stale_rollout(data, module, lag, change=0.0):
 
 def gradients(module, rollout, correction):
     """Return the gradient of the first update on a whole rollout, and the scalars of the staleness."""
-    module.stale = StaleData(correction or "bypass", 2.0)
-    module.stale.active = correction is not None
-    scalars = module.stale.add_fields(module.policy, rollout)
+    module.correction = OffPolicyCorrection(correction or "bypass", 2.0)
+    module.correction.active = correction is not None
+    scalars = module.correction.add_fields(module.policy, rollout)
     if isinstance(module, GRPO):
         module.add_advantages(rollout)
     else:
@@ -326,16 +327,16 @@ def test_stale_samples_beyond_the_cap_are_left_out_of_the_kl_to_the_reference_to
     data = make_data("Pendulum-v1")
     module = make_ppo(data, algorithm=GRPO, group_size=4, batch_size=64, kl_coef=1.0)
     rollout = stale_rollout(data, module, lag=1, change=0.1)
-    module.stale = StaleData(correction, 1.0)
-    module.stale.active = True
-    module.stale.add_fields(module.policy, rollout)
+    module.correction = OffPolicyCorrection(correction, 1.0)
+    module.correction.active = True
+    module.correction.add_fields(module.policy, rollout)
     rollout["reference_log_prob"] = torch.zeros_like(rollout["sample_log_prob"])
     log_prob = log_prob_of(module.policy, rollout).flatten()
     samples = rollout[:, :-1].clone().flatten()
-    proximal = module.stale._proximal(log_prob, samples)
+    proximal = module.correction._proximal(log_prob, samples)
     beyond = proximal > samples["sample_log_prob"]
     assert 0 < beyond.sum() < beyond.numel()
-    penalty = module.stale.kl_penalty(log_prob, samples)
+    penalty = module.correction.kl_penalty(log_prob, samples)
     assert penalty[beyond].eq(0).all()
     assert penalty[~beyond].ne(0).all()
 
@@ -346,13 +347,14 @@ def test_the_kl_of_an_action_in_parts_is_that_of_all_of_them_together():
         {"sample_log_prob": torch.zeros(5, 2), "executed": torch.ones(5, 2).bool()}, [5]
     )
     samples["executed"][4, 1] = False
-    log_prob = torch.full((5, 2), 0.3)
-    for joint_ratio in (False, True):
-        stale = StaleData("bypass", 2.0)
-        stale.joint_ratio = joint_ratio
-        _, scalars = stale.policy_loss(
-            log_prob, samples, torch.ones(5), clip_low=0.2, clip_high=0.2
-        )
+    samples.update({key: torch.ones(5) for key in ("advantage", "return", "weight")})
+    new = {"sample_log_prob": torch.full((5, 2), 0.3), "entropy": torch.zeros(5, 2)}
+    evaluated = TensorDict(new | {"value": torch.zeros(5)}, [5])
+    for algorithm, joint_ratio in product((PPO, GRPO), (False, True)):
+        module = make_ppo(make_data(), algorithm=algorithm)
+        module.policy.evaluate_actions = lambda _: evaluated
+        module.correction = OffPolicyCorrection("bypass", 2.0, joint_ratio=joint_ratio)
+        _, scalars = module.loss(samples)
         both, one = (math.expm1(x) - x for x in (0.6, 0.3))
         assert float(scalars["approx_kl"]) == pytest.approx((4 * both + one) / 5, rel=1e-5)
 

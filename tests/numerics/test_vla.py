@@ -135,7 +135,7 @@ class Watching:
     """Keep the ratios of the first minibatch of each iteration, and the parameters before it."""
 
     def loss(self, minibatch):
-        if len(self.statistics) == 0:
+        if len(self.objectives[""].statistics) == 0:
             new = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
             self.firsts.append((new - minibatch["sample_log_prob"]).detach().exp() - 1)
         return super().loss(minibatch)

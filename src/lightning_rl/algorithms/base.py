@@ -1,64 +1,83 @@
-"""Give an algorithm everything but its loss.
+"""Give an algorithm everything but its losses: steps, counters, checkpoints, evaluation."""
 
-Values, minibatches, the optimizer step, counters, evaluation.
-"""
-
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from functools import cached_property
+from typing import Any, Literal, Protocol, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl import ranks
-from lightning_rl.algorithms.checks import (
-    check_before_fit,
-    check_checkpoint,
-    check_first_ratio,
-    check_rollout,
-)
-from lightning_rl.algorithms.epochs import epochs
-from lightning_rl.algorithms.evaluated import EvaluatedModule
-from lightning_rl.algorithms.gradients import Gradients
-from lightning_rl.algorithms.hooks import MINIBATCH_HOOKS, MinibatchHooks
-from lightning_rl.algorithms.parts import add_part_weights, loss_fields, part_weights_over_ranks
-from lightning_rl.algorithms.passes import write_values
-from lightning_rl.algorithms.schedule import LearningRateSchedule
-from lightning_rl.algorithms.staleness import Correction, StaleData
-from lightning_rl.algorithms.state import RankState, load_counters, load_rank_state, training_state
-from lightning_rl.algorithms.update import (
-    NonFiniteGuard,
-    UpdateStatistics,
-    count_iteration,
-    named_sources,
-)
-from lightning_rl.checkpoint_format import STATE_KEY, WEIGHTS, header
+from lightning_rl.algorithms.checks import check_checkpoint, check_rollout, check_trainer
+from lightning_rl.checkpoint_format import DESCRIPTION_KEY, STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
+from lightning_rl.distributed import ranks
+from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
+from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
+from lightning_rl.optim.compiled.graphs import Graphs
+from lightning_rl.optim.compiled.update import CompiledUpdate
+from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
+from lightning_rl.optim.objective import Loss, Objective, OptimizerFactory
+from lightning_rl.optim.statistics import NonFiniteGuard, Scalars, named_sources
+from lightning_rl.optim.update import MINIBATCH_HOOKS, LightningHooks, Update
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
-from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import (
-    discount_of,
-    discounted_reward,
-    env_steps_in,
-    flat_transitions,
-    without_padding,
-)
+from lightning_rl.policies import Policy
+from lightning_rl.policies.description import describe
+from lightning_rl.policies.precision import autocast
+from lightning_rl.rollout import env_steps_in, without_padding
 
-OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
-"""Makes an optimizer from parameters.
-
-In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
-"""
+RankState = dict[str, Tensor | None]
+"""What one rank has of its own: random streams, and returns under way of its envs."""
 
 
-class Algorithm(EvaluatedModule):
-    """A policy and a way to improve it.
+class TrainingData(Protocol):
+    """What an algorithm wants to know of the data module."""
 
-    A subclass writes `training_step`, which reads top to bottom.
+    @property
+    def num_envs(self) -> int: ...
+
+    @property
+    def buffer_size(self) -> int: ...
+
+    @property
+    def env_steps_per_iteration(self) -> int: ...
+
+    @property
+    def total_iterations(self) -> int: ...
+
+    @property
+    def max_staleness(self) -> int: ...
+
+    @property
+    def reports_success(self) -> bool: ...
+
+    @property
+    def acted_by_policy(self) -> bool: ...
+
+    @property
+    def eval_env(self) -> VectorEnv: ...
+
+    @property
+    def eval_env_reports_success(self) -> bool: ...
+
+    @property
+    def eval_deterministic(self) -> bool: ...
+
+    def seed_for(self, purpose: str) -> int: ...
+
+    def publish(self) -> None: ...
+
+
+class Algorithm(LightningModule):
+    """A policy and a way to improve it; evaluated on one episode per seed.
+
+    A subclass writes `training_step`, which reads top to bottom, and says in
+    `configure_objectives` which losses there are. Most begin with `OnPolicyAlgorithm`.
 
     Lightning's automatic optimization is off: a training step is one iteration, that is one rollout
     and its whole update of many optimizer steps, and `trainer.global_step` counts iterations.
@@ -66,29 +85,22 @@ class Algorithm(EvaluatedModule):
     Args:
         policy: what is trained.
         learning_rate: initial learning rate.
-        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided
-            by 1.5 where the KL of an epoch exceeds twice `desired_kl` and multiplied by 1.5 where
-            it is below half of it, between 1e-5 and 1e-2 (and `learning_rate`, if that is beyond).
-        desired_kl: of the adaptive schedule.
-        n_epochs: passes over a rollout.
-        batch_size: transitions per minibatch, of each process; the last one of a pass is smaller
-            where it does not divide N*T.
-        gamma: discount per env step.
+        lr_schedule: `constant`, or `linear`, to zero at the end of the budget.
+        batch_size: transitions per minibatch, of each process.
         max_grad_norm: bound on the norm of the whole gradient; null for none.
-        normalize_reward: scale rewards by the running standard deviation of the discounted return,
-            clipped to ±10.
         optimizer: where not given, Adam with eps 1e-5. Its learning rate is `learning_rate`.
-        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
-            for never.
-        off_policy_correction: what is done about rollouts of older weights, which an
-            `AsyncCollector` gives: `decoupled`, `loglinear`, `vtrace` (with a critic) or `bypass`;
-            see `StaleData`.
-        behavior_weight_cap: the largest weight of a stale sample that counts.
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
         compile: compile loss, backward pass, clipping and Adam to one graph, and the values of a
             rollout to another. Takes some 10 s when a run begins, and a C++ compiler (on a GPU
             Triton); where that fails, a warning says why, and the update runs uncompiled.
+
+    Attributes:
+        env_steps: env steps trained on so far, over all ranks.
+        metrics: what the last iteration has to say, by name.
+        evaluation: the summary of the last evaluation (see `summarize`), with `env_steps` and
+            `deterministic`.
+        watch: looks on at the episodes; a callback's, for as long as it wants to.
 
     Raises:
         ConfigurationError: for a number out of range.
@@ -101,52 +113,43 @@ class Algorithm(EvaluatedModule):
         self,
         policy: Policy,
         learning_rate: float = 3e-4,
-        lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
-        desired_kl: float = 0.01,
-        n_epochs: int = 10,
+        lr_schedule: Literal["constant", "linear"] = "constant",
         batch_size: int = 64,
-        gamma: float = 0.99,
         max_grad_norm: float | None = 0.5,
-        normalize_reward: bool = False,
         optimizer: OptimizerFactory | None = None,
-        target_kl: float | None = None,
-        off_policy_correction: Correction = "decoupled",
-        behavior_weight_cap: float = 2.0,
         max_nonfinite_steps: int = 10,
         compile: bool = False,
     ) -> None:
-        super().__init__(policy)
+        super().__init__()
         self.automatic_optimization = False
         check_range("learning_rate", learning_rate, above=0)
-        check_range("desired_kl", desired_kl, above=0)
-        check_range("n_epochs", n_epochs, least=1)
         check_range("batch_size", batch_size, least=1)
-        check_range("gamma", gamma, least=0, most=1)
         check_range("max_grad_norm", max_grad_norm, above=0)
-        check_range("target_kl", target_kl, above=0)
         check_range("max_nonfinite_steps", max_nonfinite_steps, least=1)
-        self.n_epochs = n_epochs
+        self.policy = policy
+        self.learning_rate = learning_rate
+        self.lr_schedule: ScheduleKind = lr_schedule
         self.batch_size = batch_size
-        self.gamma = gamma
         self.max_grad_norm = max_grad_norm
-        self.target_kl = target_kl
-        self.stale = StaleData(off_policy_correction, behavior_weight_cap)
-        self.stale.joint_ratio = policy.joint_ratio
         self.make_optimizer = optimizer
-        self.schedule = LearningRateSchedule(lr_schedule, learning_rate, desired_kl)
-        self.reward_normalizer = RewardNormalizer() if normalize_reward else None
-        self.optimizer_steps = 0
-        self.statistics = UpdateStatistics()
-        self.guard = NonFiniteGuard(max_nonfinite_steps)
+        self.max_nonfinite_steps = max_nonfinite_steps
+        self.compile_update = compile
+        self.env_steps = 0
+        self.statistics = Scalars()
         self.metrics: dict[str, float] = {}
-        self.generator = torch.Generator()
-        self._restored: list[RankState] | None = None
-        self._ratio_checked = False
-        self.compile_loss = compile
+        self.evaluation: dict[str, Any] = {}
+        self.watch: Watcher | None = None
         self.phase: PhaseTimer = no_phases
-        self._value_of: Callable[[TensorDict], Tensor] | None = None
-        self._hooks: MinibatchHooks  # made by on_fit_start, as is the next
-        self._gradients: Gradients
+        self.generator = torch.Generator()
+        self._episodes: list[Episode] = []
+        self._restored: list[RankState] | None = None
+        self._graphs: Graphs | None = None
+        self._updates: dict[str, Update] = {}
+
+    @property
+    def data(self) -> TrainingData:
+        """The data module of the trainer."""
+        return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
 
     @property
     def iterations_done(self) -> int:
@@ -156,116 +159,81 @@ class Algorithm(EvaluatedModule):
         """
         return int(self.trainer.global_step)
 
-    @property
-    def trains_actor(self) -> bool:
-        """Whether the update under way is to move the actor: else its KL says nothing of the rate.
-
-        Of a subclass that leaves it where it is for some iterations.
-        """
-        return True
-
-    # --- what training_step is made of ---
-
-    def rewards(self, rollout: TensorDict) -> Tensor:
-        """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
-        reward = discounted_reward(rollout, self.gamma)
-        if self.reward_normalizer is None:
-            return reward
-        return self.reward_normalizer(reward)  # type: ignore[no-any-return]  # nn.Module
-
-    def evaluate_values(self, rollout: TensorDict) -> None:
-        """Write `value` [N, T+1], and `final_value` where only the time ran out."""
-        write_values(self.policy, rollout, self._value_of)
-
-    def minibatches(
-        self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
-    ) -> Iterator[TensorDict]:
-        """Yield the minibatches [B] of `n_epochs` passes, freshly shuffled.
-
-        It ends early, after a pass, where `target_kl` says so. Before the first of a run the policy
-        has to give its actions the log-probs that it chose them by, if `keys` ask for these.
-
-        Args:
-            rollout: [N, T+1].
-            keys: the fields that the loss reads; the policy's own come beside them.
-            mask: [N, T]; where it is false, a transition is left out.
-
-        Raises:
-            ConfigurationError: where the first ratio of the run would not be 1.
-        """
-        self._check_first_ratio(rollout, keys)
-        flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
-        drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
-        for epoch in epochs(flat, mask, *drawing):
-            first = len(self.statistics)
-            yield from epoch
-            if self._stops_early(first):
-                return
-
-    def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
-        """Check it once in a run, where the loss takes a ratio of the policy's own actions."""
-        if self._ratio_checked or self._trainer is None:
-            return
-        if "sample_log_prob" in keys and self.data.acted_by_policy:
-            self._ratio_checked = check_first_ratio(self.policy, rollout)
+    # --- losses, and the steps down them ---
 
     @abstractmethod
-    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch [B], and scalars to report.
+    def configure_objectives(self) -> list[Objective]:
+        """Return the losses, each made by `objective`."""
 
-        All of them averages over its samples: a large minibatch is given in parts, whose losses are
-        averaged. Compiled, this is traced once: what depends on the values of tensors has to be a
-        tensor operation.
-        """
-
-    def prepare(self, minibatch: TensorDict) -> TensorDict:
-        """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
-        return add_part_weights(minibatch)
-
-    def drawn_fields(
-        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """With several processes, return what needs the whole of each minibatch.
-
-        Each rank has a part of a minibatch, of which `prepare` then sees no more.
+    def objective(
+        self,
+        loss: Loss,
+        *modules: torch.nn.Module,
+        name: str = "",
+        prepare: Any = None,
+        groups: list[dict[str, Any]] | None = None,
+        learning_rate: float | None = None,
+        max_grad_norm: float | None = None,
+        optimizer: OptimizerFactory | None = None,
+    ) -> Objective:
+        """Return a loss with an optimizer of its own; what is not given is as the algorithm's.
 
         Args:
-            flat: [M], the transitions of this rank.
-            order: [S], indices of those that are drawn, in all passes.
-            sizes: of the parts that follow each other in it, one for each minibatch.
-
-        Returns:
-            Fields [S] of the samples drawn, by name.
+            loss: takes a minibatch [B]; returns its loss and scalars to report, all of them
+                averages over the samples, since a large minibatch is given in parts. Compiled, it
+                is traced once: what depends on the values of tensors has to be a tensor operation.
+            modules: whose parameters it moves; the policy's where neither they nor `groups` are
+                given.
+            name: of the objective, where there are several.
+            prepare: does what needs the whole minibatch [B] at once; no gradients.
+            groups: the parameters, in groups as an optimizer takes them.
+            learning_rate: initial.
+            max_grad_norm: bound on the norm of the gradient.
+            optimizer: makes the optimizer.
         """
-        weight = part_weights_over_ranks(flat, order, sizes)
-        return {} if weight is None else {"part_weight": weight}
+        if modules:
+            groups = [{"params": [p for m in modules for p in m.parameters() if p.requires_grad]}]
+        limit = self.max_grad_norm if max_grad_norm is None else max_grad_norm
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        return Objective(
+            name=name,
+            owner=self,
+            loss=loss,
+            prepare=prepare or _as_it_is,
+            groups=self.policy.parameter_groups() if groups is None else groups,
+            max_grad_norm=math.inf if limit is None else limit,
+            schedule=self.schedule_from(rate),
+            make_optimizer=optimizer or self.make_optimizer or _adam(rate),
+            guard=NonFiniteGuard(self.max_nonfinite_steps),
+            micro_batch_size=getattr(self.policy, "micro_batch_size", None),
+        )
 
-    def optimizer_update(self, minibatch: TensorDict) -> None:
-        """Step down the loss, unless it or its gradient is not finite; keep the statistics."""
-        names, scalars = self._gradients(minibatch, self._hooks.backward)
-        if self.guard.passes(names, scalars):
-            if not self._gradients.stepped:
-                with self.phase("optimizer"):
-                    self._hooks.step(self.trainer.optimizers[0])
-            self.optimizer_steps += 1
-            self.statistics.add(names, scalars)
+    def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
+        """Return the schedule of a learning rate that begins so."""
+        return LearningRateSchedule(self.lr_schedule, learning_rate)
 
-    def correct_staleness(self, rollout: TensorDict) -> None:
-        """Write what `stale` needs to know of the policy that this update begins at."""
-        for name, value in self.stale.add_fields(self.policy, rollout).items():
-            self.statistics.set(name, value)
+    @cached_property
+    def objectives(self) -> dict[str, Objective]:
+        """The losses, by name."""
+        return {objective.name: objective for objective in self.configure_objectives()}
 
-    def _stops_early(self, first: int) -> bool:
-        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
+    def update(self, minibatch: TensorDict, objective: str = "") -> None:
+        """Step down a loss by a minibatch [B], unless it or its gradient is not finite."""
+        self._updates[objective](minibatch)
 
-        The epoch began with minibatch `first`.
-        """
-        if self.target_kl is None and self.schedule.kind != "adaptive":
-            return False
-        kl = self.statistics.mean_since("approx_kl", first)
-        if self.trains_actor:
-            self.schedule.adapt(self.trainer.optimizers[0], kl)
-        return self.target_kl is not None and kl > self.target_kl
+    @property
+    def optimizer_steps(self) -> int:
+        """How many steps the optimizers have taken in the run."""
+        return sum(one.guard.passed for one in self.objectives.values())
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many were skipped, for a loss or gradient that was not finite."""
+        return sum(one.guard.skipped for one in self.objectives.values())
+
+    def optimizer_of(self, objective: str = "") -> Optimizer:
+        """Return the optimizer of an objective."""
+        return self._updates[objective].optimizer
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
@@ -274,9 +242,12 @@ class Algorithm(EvaluatedModule):
             FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was
                 not finite.
         """
-        if self.guard.exhausted:
-            raise FloatingPointError(self.guard.message(named_sources(rollout, self.policy)))
-        self._gradients.settle()
+        for objective in self.objectives.values():
+            if objective.guard.exhausted:
+                sources = named_sources(rollout, self.policy)
+                raise FloatingPointError(objective.guard.message(sources))
+        for update in self._updates.values():
+            update.first_iteration_done()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
             self.policy.update_normalization(without_padding(rollout))
@@ -284,97 +255,117 @@ class Algorithm(EvaluatedModule):
         self.data.publish()
         steps = torch.tensor(env_steps_in(rollout))
         self.env_steps += int(ranks.sum_over_ranks(steps))
-        means = self.statistics.means()
-        self.metrics = {key if "/" in key else f"train/{key}": means[key] for key in means}
-        self.metrics |= {
-            "train/learning_rate": self.trainer.optimizers[0].param_groups[0]["lr"],
+        self.metrics = self._metrics_of_iteration()
+        _count_iteration(self)
+
+    def _metrics_of_iteration(self) -> dict[str, float]:
+        means: dict[str, float] = {}
+        rates: dict[str, float] = {}
+        for name, objective in self.objectives.items():
+            means |= objective.statistics.means()
+            rate = self.optimizer_of(name).param_groups[0]["lr"]
+            rates[f"train/{objective.label('learning_rate')}"] = rate
+        means |= self.statistics.means()
+        return {
+            **{key if "/" in key else f"train/{key}": mean for key, mean in means.items()},
+            **rates,
             "train/optimizer_steps": float(self.optimizer_steps),
-            "train/skipped_steps": float(self.guard.skipped),
+            "train/skipped_steps": float(self.skipped_steps),
         }
-        count_iteration(self)
 
-    # --- Lightning's hooks ---
+    # --- Lightning's hooks of training ---
 
-    def configure_optimizers(self) -> Optimizer:
-        """Make the optimizer; its learning rate is set by the schedule."""
-        groups = self.policy.parameter_groups()
-        if self.make_optimizer is not None:
-            return self.make_optimizer(groups)
-        return torch.optim.Adam(groups, lr=self.schedule.initial, eps=1e-5, fused=True)
+    def configure_optimizers(self) -> list[Optimizer]:
+        """Make the optimizers, in the order of the objectives."""
+        return [one.make_optimizer(one.groups) for one in self.objectives.values()]
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known."""
-        super().setup(stage)
+        """Have the policy act as it is trained, and check the settings against the data."""
+        self.policy.compute_in(str(self.trainer.precision))
         if stage == "fit":
-            check_before_fit(self.trainer, self.batch_size, self.data)
+            check_trainer(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Seed the shuffling, apart from every other random stream.
+        """Seed the draws of the update, apart from every other random stream.
 
         A checkpoint's state is taken up afterwards.
         """
         self.phase = phases_of(cast(Any, self.trainer).profiler)
-        self._ratio_checked = False
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
-        self.schedule.horizon = (
-            self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
-        )
-        self._hooks = MinibatchHooks(self)
-        if self.compile_loss and self._hooks.in_use:
+        hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
+        if self.compile_update and hooks is not None:
             rank_zero_warn(
                 "compile: true has no effect: a callback or the module overrides one of "
                 f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call."
             )
-        compiled = self.compile_loss and not self._hooks.in_use
-        self._gradients = Gradients(
-            self, self.max_grad_norm, compile=compiled, optimizer=self.trainer.optimizers[0]
-        )
-        self._value_of = self._gradients.values if compiled else None
+        compiles = self.compile_update and hooks is None
+        self._graphs = Graphs(self, self.device) if compiles else None
+        optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
+        self._updates = {
+            name: Update(objective, optimizer, hooks, self.phase)
+            if self._graphs is None
+            else CompiledUpdate(objective, optimizer, self._graphs, self.phase)
+            for (name, objective), optimizer in optimizers
+        }
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""
         if self._restored is not None:
-            load_rank_state(self, self._restored)
+            self._load_rank_states(self._restored)
             self._restored = None
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Refuse a rollout that is too old, and get ready to learn from it.
 
-        That is: the learning rate, the policy in eval mode, the statistics of the rewards.
+        That is: the learning rates, and the policy in eval mode.
 
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
             FloatingPointError: where the env returned what is not a number.
         """
         check_rollout(batch)
-        staleness = self.staleness(batch)
-        allowed = self.data.max_staleness
+        staleness, allowed = self.staleness(batch), self.data.max_staleness
         if staleness > allowed:
             raise RuntimeError(
                 f"The rollout was collected {staleness} updates ago, {allowed} are allowed: the "
                 "loader must have a length "
                 "and hand out each rollout when it is asked for."
             )
-        self.stale.active = allowed > 0
-        self.schedule.apply(self.trainer.optimizers[0], self.env_steps)
+        horizon = self.data.total_iterations * self.data.env_steps_per_iteration
+        horizon *= ranks.world_size()
+        for name, objective in self.objectives.items():
+            objective.schedule.apply(self.optimizer_of(name), self.env_steps, horizon)
         self.policy.put_in_eval_mode()
-        if self.reward_normalizer is not None:
-            continues = batch.get("continues", None)
-            self.reward_normalizer.observe(
-                discounted_reward(batch, self.gamma),
-                batch["done"][:, :-1],
-                discount=discount_of(batch, self.gamma),
-                continues=None if continues is None else continues[:, 0],
-            )
 
     def staleness(self, rollout: TensorDict) -> int:
         """Return how many updates the oldest step of a rollout lags the learner."""
         return int(self.policy.version - rollout["policy_version"][:, :-1].min())
 
+    # --- checkpoints ---
+
+    def rank_state(self) -> RankState:
+        """Return what this rank has of its own, to be saved."""
+        return {"shuffle": self.generator.get_state(), "torch": torch.get_rng_state()}
+
+    def load_rank_state(self, state: RankState | None) -> None:
+        """Take up what was this rank's; None of a run with another number of ranks."""
+        if state is None:
+            return
+        shuffle, own = state["shuffle"], state["torch"]
+        assert shuffle is not None
+        assert own is not None
+        self.generator.set_state(shuffle.cpu())
+        torch.set_rng_state(own.cpu())
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters and random streams."""
-        checkpoint[STATE_KEY] = header() | training_state(self)
+        """Add counters, random streams, and what the weights do not tell of the policy."""
+        checkpoint[STATE_KEY] = header() | {
+            DESCRIPTION_KEY: describe(self.policy),
+            "env_steps": self.env_steps,
+            "guards": {name: one.guard.state_dict() for name, one in self.objectives.items()},
+            "ranks": ranks.gather_over_ranks(self.rank_state()),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take up counters; random streams wait until training starts.
@@ -383,8 +374,81 @@ class Algorithm(EvaluatedModule):
             ConfigurationError: where the checkpoint is not one of ours, is one of another policy,
                 or holds too little to train on from.
         """
-        saved = check_checkpoint(self, checkpoint)
+        saved = check_checkpoint(self, self.policy, checkpoint)
         self.env_steps = saved["env_steps"]
         if saved["kind"] == WEIGHTS:
             return
-        self._restored = load_counters(self, saved)
+        for name, objective in self.objectives.items():
+            objective.guard.load_state_dict(saved["guards"][name])
+        self._restored = saved["ranks"]
+
+    def _load_rank_states(self, states: list[RankState]) -> None:
+        """Take up what was this rank's; begin anew where there were more ranks, or fewer."""
+        alike = len(states) == ranks.world_size()
+        self.load_rank_state(states[ranks.rank()] if alike else None)
+        if alike:
+            return
+        rank_zero_warn(
+            f"The checkpoint is one of {len(states)} processes, and this run has "
+            f"{ranks.world_size()}: weights, optimizer, counters and normalisers go on, random "
+            "streams and episodes begin anew."
+        )
+
+    # --- evaluation ---
+
+    def play(self, seeds: list[int], watch: Watcher | None = None) -> list[Episode]:
+        """Play one episode per seed in the evaluation's env; alike however often it is asked."""
+        data = self.data
+        with autocast(self.policy.version.device, self.policy.autocast_dtype):
+            return run_episodes(
+                self.policy,
+                data.eval_env,
+                seeds,
+                deterministic=data.eval_deterministic,
+                watch=watch,
+            )
+
+    def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds; a rank may have an empty one."""
+        if seeds:
+            self._episodes += self.play(seeds, self.watch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Summarise the episodes of all ranks, for the monitors and the log."""
+        gathered = ranks.gather_over_ranks(self._episodes)
+        episodes = [episode for one in gathered for episode in one]  # by seed, as by rank
+        self.evaluation = summarize(episodes, self.data.eval_env_reports_success) | {
+            "deterministic": self.data.eval_deterministic,
+            "env_steps": self.env_steps,
+        }
+        self._episodes = []
+        # For monitors; the loggers get it from MetricsWriter, over env steps.
+        self.log_dict(logged_values(self.evaluation), logger=False)
+
+    def test_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Play the episodes of a batch of seeds."""
+        self.validation_step(seeds, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Summarise the episodes."""
+        self.on_validation_epoch_end()
+
+
+def _adam(learning_rate: float) -> OptimizerFactory:
+    return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=1e-5, fused=True)
+
+
+def _as_it_is(minibatch: TensorDict) -> TensorDict:
+    return minibatch
+
+
+def _count_iteration(module: LightningModule) -> None:
+    """Make `trainer.global_step` count iterations.
+
+    In manual optimization it counts steps of LightningOptimizers.
+
+    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
+    """
+    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+    progress.increment_ready()
+    progress.increment_completed()

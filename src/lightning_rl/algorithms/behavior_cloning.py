@@ -5,12 +5,20 @@ from typing import Any
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.algorithms.action_parts import (
+    add_part_weights,
+    loss_fields,
+    part_weights_over_ranks,
+    weigh_parts,
+)
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.parts import spread
+from lightning_rl.algorithms.checks import check_batch_size
+from lightning_rl.algorithms.minibatches import epochs
 from lightning_rl.collectors import Demonstrations
 from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.optim.objective import Objective
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout import add_transition_field, flat_transitions
 
 
 class BehaviorCloning(Algorithm):
@@ -25,14 +33,29 @@ class BehaviorCloning(Algorithm):
 
     Args:
         policy: what is taught; a critic is left alone.
+        n_epochs: passes over the demonstrations in an iteration.
         ent_coef: weight of the entropy bonus.
         kwargs: see `Algorithm`.
     """
 
-    def __init__(self, policy: Policy, ent_coef: float = 0.0, **kwargs: Any) -> None:
+    def __init__(
+        self, policy: Policy, n_epochs: int = 10, ent_coef: float = 0.0, **kwargs: Any
+    ) -> None:
         super().__init__(policy, **kwargs)
+        check_range("n_epochs", n_epochs, least=1)
         check_range("ent_coef", ent_coef, least=0)
+        self.n_epochs = n_epochs
         self.ent_coef = ent_coef
+
+    def configure_objectives(self) -> list[Objective]:
+        """Return the one loss, of the whole policy."""
+        return [self.objective(self.loss, prepare=add_part_weights)]
+
+    def setup(self, stage: str) -> None:
+        """Check the settings against the data, as soon as both are known."""
+        super().setup(stage)
+        if stage == "fit":
+            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
 
     def on_train_start(self) -> None:
         """Refuse what the policy itself has done."""
@@ -48,19 +71,21 @@ class BehaviorCloning(Algorithm):
         """Take some passes over the demonstrations, a rollout [N, T+1]."""
         mask = ~rollout["padding"][:, :-1]
         add_transition_field(rollout, "weight", mask.float())
-        for minibatch in self.minibatches(rollout, self.fields, mask):
-            self.optimizer_update(minibatch)
+        keys = loss_fields(rollout, self.FIELDS, self.policy.extra_fields)
+        flat = flat_transitions(rollout, keys)
+        drawing = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+        for epoch in epochs(flat, mask, *drawing):
+            for minibatch in epoch:
+                self.update(minibatch)
         self.finish_iteration(rollout)
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """What the loss reads of a rollout, beside the policy's own fields."""
-        return ("observation", "action", "sample_log_prob", "weight")
+    FIELDS = ("observation", "action", "sample_log_prob", "weight")
+    """What the loss reads of a rollout, beside the policy's own fields."""
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""
         new = self.policy.evaluate_actions(minibatch)
-        weight = spread(minibatch["weight"], new["sample_log_prob"], minibatch)
+        weight = weigh_parts(minibatch["weight"], new["sample_log_prob"], minibatch)
         negative_log_prob = -(weight * new["sample_log_prob"]).mean()
         entropy = (weight * new["entropy"]).mean()
         loss = negative_log_prob - self.ent_coef * entropy

@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 import yaml
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import ranks
-from lightning_rl.algorithms.evaluated import EvaluatedModule, TrainingData
-from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.checkpoint_format import (
     CONFIG_KEY,
     DESCRIPTION_KEY,
@@ -22,18 +19,14 @@ from lightning_rl.checkpoint_format import (
     WEIGHTS,
     check_schema,
 )
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
+from lightning_rl.policies.micro_batches import log_prob_of
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that are tested."""
-
-
-def check_before_fit(trainer: Trainer, batch_size: int, data: TrainingData) -> None:
-    """Refuse settings that do not go together."""
-    check_trainer(trainer)
-    check_batch_size(batch_size, data)
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -69,9 +62,8 @@ def check_strategy(trainer: Trainer) -> None:
         )
 
 
-def check_batch_size(batch_size: int, data: TrainingData) -> None:
+def check_batch_size(batch_size: int, per_iteration: int) -> None:
     """Refuse a minibatch that is larger than a rollout."""
-    per_iteration = data.num_envs * data.buffer_size
     require(
         batch_size <= per_iteration,
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
@@ -189,7 +181,9 @@ def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
             yield name, field
 
 
-def check_checkpoint(module: EvaluatedModule, checkpoint: dict[str, Any]) -> dict[str, Any]:
+def check_checkpoint(
+    module: LightningModule, policy: Policy, checkpoint: dict[str, Any]
+) -> dict[str, Any]:
     """Refuse what a module cannot take up; return what a checkpoint says beside the weights.
 
     Raises:
@@ -206,7 +200,7 @@ def check_checkpoint(module: EvaluatedModule, checkpoint: dict[str, Any]) -> dic
         "new run with its policy: rl-cli fit --config ... --trainer.init_from PATH.",
     )
     check_weights(module.state_dict(), checkpoint["state_dict"], USE_ITS_CONFIG)
-    check_description(module.policy, saved, USE_ITS_CONFIG)
+    check_description(policy, saved, USE_ITS_CONFIG)
     return saved
 
 

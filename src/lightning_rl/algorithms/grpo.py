@@ -6,18 +6,23 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import ranks
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.parts import spread
+from lightning_rl.algorithms.action_parts import weigh_parts, whole_action
+from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.functional import group_relative_advantage
+from lightning_rl.functional import (
+    approx_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
+    group_relative_advantage,
+)
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
 
-class GRPO(Algorithm):
+class GRPO(OnPolicyAlgorithm):
     """GRPO: rows of a group begin alike, and what one earns beyond the others is its advantage.
 
     Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
@@ -48,7 +53,7 @@ class GRPO(Algorithm):
         clip_high: how far it may rise above 1; `clip_coef` where not given.
         kl_coef: weight of KL(policy || the policy that training began with).
         ent_coef: weight of the entropy bonus.
-        kwargs: see `Algorithm`.
+        kwargs: see `OnPolicyAlgorithm`.
 
     Raises:
         ConfigurationError: for a number out of range, or settings that exclude each other.
@@ -80,7 +85,7 @@ class GRPO(Algorithm):
         check_range("kl_coef", kl_coef, least=0)
         check_range("ent_coef", ent_coef, least=0)
         require(
-            self.stale.correction != "vtrace",
+            self.correction.method != "vtrace",
             "off_policy_correction: vtrace needs a critic, and GRPO has none: use decoupled, "
             "loglinear or bypass.",
         )
@@ -131,7 +136,7 @@ class GRPO(Algorithm):
         self.correct_staleness(rollout)
         if ranks.agree(bool(mask.any())):
             for minibatch in self.minibatches(rollout, self.fields, mask):
-                self.optimizer_update(minibatch)
+                self.update(minibatch)
         self.finish_iteration(rollout)
 
     @property
@@ -139,7 +144,7 @@ class GRPO(Algorithm):
         """What the loss reads of a rollout, beside the policy's own fields."""
         own = ("observation", "action", "sample_log_prob", "advantage", "weight")
         reference = () if self.reference is None else ("reference_log_prob",)
-        return (*own, *reference, *self.stale.fields)
+        return (*own, *reference, *self.correction.fields)
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
         """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
@@ -199,22 +204,29 @@ class GRPO(Algorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""
-        new = self.policy.evaluate_actions(minibatch)
-        log_prob = new["sample_log_prob"]
+        policy = self.policy.evaluate_actions(minibatch)
+        log_probs = self.correction.log_probs(policy["sample_log_prob"], minibatch)
         weight: Tensor = minibatch["weight"]
-        policy_loss, distances = self.stale.policy_loss(
-            log_prob,
-            minibatch,
-            minibatch["advantage"] * weight,
-            clip_low=self.clip_coef,
-            clip_high=self.clip_high,
-        )
-        part_weight = spread(weight, new["entropy"], minibatch)
-        entropy = (part_weight * new["entropy"]).mean()
+        advantage = weigh_parts(minibatch["advantage"] * weight, log_probs.new, minibatch)
+        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_high}
+        if self.correction.weighs_samples:
+            policy_loss = self.correction.policy_loss(log_probs, advantage, **clip)
+        else:
+            policy_loss = clipped_surrogate_loss(log_probs.new, log_probs.old, advantage, **clip)
+
+        part_weight = weigh_parts(weight, policy["entropy"], minibatch)
+        entropy = (part_weight * policy["entropy"]).mean()
         loss = policy_loss - self.ent_coef * entropy
-        scalars = {"policy_loss": policy_loss, "entropy": entropy, **distances}
+        new, old = log_probs.new.detach(), log_probs.old
+        scalars = {
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            # Of whole actions: `target_kl` and the adaptive rate go by it.
+            "approx_kl": approx_kl(whole_action(new, minibatch), whole_action(old, minibatch)),
+            "clip_fraction": clip_fraction(new, old, **clip, mask=log_probs.counted),
+        }
         if self.reference is not None:
-            reference_kl = self.stale.kl_penalty(log_prob, minibatch)
-            scalars["reference_kl"] = (part_weight * reference_kl).mean()
+            kl = self.correction.kl_penalty(policy["sample_log_prob"], minibatch)
+            scalars["reference_kl"] = (part_weight * kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

@@ -8,12 +8,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import ranks
-from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.parts import spread
-from lightning_rl.algorithms.reduction import normalize_over_ranks
+from lightning_rl.algorithms.action_parts import weigh_parts, whole_action
+from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
+    approx_kl,
+    clip_fraction,
+    clipped_surrogate_loss,
     clipped_value_loss,
     explained_variance,
     gae,
@@ -25,7 +27,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, discount_of
 
 
-class PPO(Algorithm):
+class PPO(OnPolicyAlgorithm):
     """PPO with a clipped ratio, and advantages by generalised advantage estimation.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
@@ -43,7 +45,7 @@ class PPO(Algorithm):
         critic_warmup_iterations: iterations, from the first, in which only the value loss counts:
             for a policy that can do something already, with a critic that cannot. What actor and
             critic share moves nevertheless.
-        kwargs: see `Algorithm`.
+        kwargs: see `OnPolicyAlgorithm`.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class PPO(Algorithm):
         with self.phase("advantage"):
             self.add_advantages(rollout)
         for minibatch in self.minibatches(rollout, self.fields):
-            self.optimizer_update(minibatch)
+            self.update(minibatch)
         self.finish_iteration(rollout)
 
     @property
@@ -99,7 +101,7 @@ class PPO(Algorithm):
     def fields(self) -> tuple[str, ...]:
         """What the loss reads of a rollout, beside the policy's own fields."""
         own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
-        return (*own, *self.stale.fields)
+        return (*own, *self.correction.fields)
 
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
@@ -112,15 +114,15 @@ class PPO(Algorithm):
             transitions["final_value"],
         )
         estimate = gae
-        if self.stale.kind == "vtrace":
-            estimate = partial(vtrace, self.stale.log_ratio(rollout))
+        if self.correction.kind == "vtrace":
+            estimate = partial(vtrace, self.correction.log_ratio(rollout))
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
             if ranks.world_size() > 1:
-                flat = normalize_over_ranks(advantage.flatten(), [advantage.numel()])
+                flat = ranks.normalize_over_ranks(advantage.flatten(), [advantage.numel()])
                 advantage = flat.view_as(advantage)
             else:
                 advantage = normalize_advantage(advantage)
@@ -134,7 +136,7 @@ class PPO(Algorithm):
         fields = super().drawn_fields(flat, order, sizes)
         if self.normalize_advantage == "minibatch":
             advantage = flat["advantage"].index_select(0, order)
-            fields["advantage"] = normalize_over_ranks(advantage, sizes)
+            fields["advantage"] = ranks.normalize_over_ranks(advantage, sizes)
         return fields
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
@@ -146,29 +148,34 @@ class PPO(Algorithm):
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of prepared samples [B], and scalars to report."""
-        new = self.policy.evaluate_actions(minibatch)
+        policy = self.policy.evaluate_actions(minibatch)
+        log_probs = self.correction.log_probs(policy["sample_log_prob"], minibatch)
+        advantage = weigh_parts(minibatch["advantage"], log_probs.new, minibatch)
+        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
+        if self.correction.weighs_samples:
+            policy_loss = self.correction.policy_loss(log_probs, advantage, **clip)
+        else:
+            policy_loss = clipped_surrogate_loss(log_probs.new, log_probs.old, advantage, **clip)
+
         target = minibatch["return"]
-        policy_loss, distances = self.stale.policy_loss(
-            new["sample_log_prob"],
-            minibatch,
-            minibatch["advantage"],
-            clip_low=self.clip_coef,
-            clip_high=self.clip_coef,
-        )
         if self.clip_value_loss:
             critic_loss = clipped_value_loss(
-                new["value"], target, minibatch["value"], clip_coef=self.clip_coef
+                policy["value"], target, minibatch["value"], clip_coef=self.clip_coef
             )
         else:
-            critic_loss = value_loss(new["value"], target)
+            critic_loss = value_loss(policy["value"], target)
+
         ones = torch.ones_like(target)
-        entropy = (spread(ones, new["entropy"], minibatch) * new["entropy"]).mean()
+        entropy = (weigh_parts(ones, policy["entropy"], minibatch) * policy["entropy"]).mean()
         loss = self.vf_coef * critic_loss
         if not self.warms_up:
             loss = loss + policy_loss - self.ent_coef * entropy
+        new, old = log_probs.new.detach(), log_probs.old
         return loss, {
             "policy_loss": policy_loss,
             "value_loss": critic_loss,
             "entropy": entropy,
-            **distances,
+            # Of whole actions: `target_kl` and the adaptive rate go by it.
+            "approx_kl": approx_kl(whole_action(new, minibatch), whole_action(old, minibatch)),
+            "clip_fraction": clip_fraction(new, old, **clip, mask=log_probs.counted),
         }

@@ -10,9 +10,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl import ranks
 from lightning_rl.callbacks.parts import data_of
 from lightning_rl.collectors import Collector
+from lightning_rl.distributed import ranks
 from lightning_rl.runs import CHECKPOINTS
 
 SAME_SIGNAL_SECONDS = 2.0

@@ -5,9 +5,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.pieces import CPU_CHUNK
 from lightning_rl.callbacks.parts import algorithm_of, data_of
 from lightning_rl.policies import Policy
+from lightning_rl.policies.micro_batches import CPU_MICRO_BATCH
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import flat_transitions
 
@@ -55,7 +55,7 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
     assert collector is not None
     averages = 2 if isinstance(trainer.optimizers[0], torch.optim.Adam | torch.optim.AdamW) else 0
     policy = algorithm.policy
-    at_once = min(algorithm.batch_size, policy.micro_batch_size or CPU_CHUNK)
+    at_once = min(algorithm.batch_size, policy.micro_batch_size or CPU_MICRO_BATCH)
     if policy.micro_batch_size is None and policy.version.device.type != "cpu":
         at_once = algorithm.batch_size
     each = activation_bytes(policy, rollout)

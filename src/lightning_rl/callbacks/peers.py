@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl import ranks
+from lightning_rl.distributed import ranks
 
 GRACE_SECONDS = 5.0
 """How long a process that has failed may take to say why, before it is killed."""

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import ranks
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
+from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases

@@ -16,7 +16,6 @@ from lightning_rl.functional.losses import (
     masked_mean,
     normalize_advantage,
     ratio,
-    simple_kl,
     value_loss,
 )
 
@@ -38,7 +37,6 @@ __all__ = [
     "masked_mean",
     "normalize_advantage",
     "ratio",
-    "simple_kl",
     "value_loss",
     "vtrace",
 ]

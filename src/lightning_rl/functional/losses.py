@@ -46,7 +46,6 @@ def clipped_surrogate_loss(
     *,
     clip_low: float,
     clip_high: float,
-    mask: Tensor | None = None,
 ) -> Tensor:
     """Return PPO's policy loss, -mean(min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A)).
 
@@ -61,12 +60,11 @@ def clipped_surrogate_loss(
         advantage: [B].
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
-        mask: [B] bool, true where a sample counts, or None.
     """
     _refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     rho = ratio(log_prob, sample_log_prob)
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -masked_mean(torch.minimum(rho * advantage, clipped * advantage), mask)
+    return -torch.minimum(rho * advantage, clipped * advantage).mean()
 
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
@@ -88,8 +86,6 @@ def decoupled_surrogate_loss(
     clip_low: float,
     clip_high: float,
     weight_cap: float,
-    dual_clip: float | None = None,
-    mask: Tensor | None = None,
 ) -> Tensor:
     """Return PPO's policy loss for samples of an older policy mu than the one the update began at.
 
@@ -103,9 +99,8 @@ def decoupled_surrogate_loss(
 
     Source: Hilton et al. 2021, "Batch size-invariance for policy optimization" (the decoupled
     objective); Fu et al. 2025, "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
-    Language Reasoning", whose code has the cap; for `dual_clip` Ye et al. 2020, "Mastering Complex
-    Control in MOBA Games with Deep Reinforcement Learning". Differs from the papers: both log
-    ratios are bounded to ±20.
+    Language Reasoning", whose code has the cap. Differs from the papers: both log ratios are
+    bounded to ±20.
 
     Args:
         log_prob: [B], of the policy being trained.
@@ -115,18 +110,14 @@ def decoupled_surrogate_loss(
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         weight_cap: the largest weight that counts, at least 1.
-        dual_clip: for A < 0 the term is at least dual_clip * A, above 1; None for no bound.
-        mask: [B] bool, true where a sample counts, or None.
     """
     _refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     proximal_log_prob = proximal_log_prob.detach()
     rho = ratio(log_prob, proximal_log_prob)
     clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
     gain = torch.minimum(rho * advantage, clipped * advantage)
-    if dual_clip is not None:
-        gain = torch.where(advantage < 0, torch.maximum(gain, dual_clip * advantage), gain)
     weight = behavior_weight(proximal_log_prob, sample_log_prob, weight_cap=weight_cap)
-    return -masked_mean(weight * gain, mask)
+    return -(weight * gain).mean()
 
 
 def behavior_weight(
@@ -173,29 +164,27 @@ def loglinear_proximal(
     return sample_log_prob + staleness / (staleness + 1) * log_ratio
 
 
-def effective_sample_size(log_weight: Tensor, mask: Tensor | None = None) -> Tensor:
+def effective_sample_size(log_weight: Tensor) -> Tensor:
     """Return (sum w)^2 / (n * sum w^2), the share of n samples that is left by their weights.
 
-    1 where all weights are equal, 1/n where one has all the weight, 0 where no sample counts.
+    1 where all weights are equal, 1/n where one has all the weight, 0 where all are 0.
 
     Source: Kish 1965, "Survey Sampling"; Kong 1992, "A note on importance sampling using
     standardized weights".
 
     Args:
         log_weight: any shape, log w; a common constant changes nothing.
-        mask: bool, same shape, true where a sample counts, or None.
     """
-    mask = torch.ones_like(log_weight, dtype=torch.bool) if mask is None else mask
-    counted = log_weight.masked_fill(~mask, -torch.inf)
-    weight = (counted - counted.max().clamp(min=torch.finfo(counted.dtype).min)).exp()
-    # The largest weight is 1, so the lower bounds act only where no sample counts.
-    return weight.sum().square() / (mask.sum() * weight.square().sum()).clamp(min=1)
+    largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
+    weight = (log_weight - largest).exp()
+    # The largest weight is 1, so the lower bound acts only where all are 0.
+    return weight.sum().square() / (weight.numel() * weight.square().sum()).clamp(min=1)
 
 
-def value_loss(value: Tensor, value_target: Tensor, mask: Tensor | None = None) -> Tensor:
+def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
     """Return mean((V - target)^2); all tensors [B]."""
     _refuse_broadcast(value=value, value_target=value_target)
-    return masked_mean((value - value_target).square(), mask)
+    return (value - value_target).square().mean()
 
 
 def clipped_value_loss(
@@ -204,7 +193,6 @@ def clipped_value_loss(
     old_value: Tensor,
     *,
     clip_coef: float,
-    mask: Tensor | None = None,
 ) -> Tensor:
     """Return mean(max((V - target)^2, (V_old + clip(V - V_old, ±clip_coef) - target)^2)).
 
@@ -217,16 +205,14 @@ def clipped_value_loss(
         value_target: [B].
         old_value: [B], of the critic before the update.
         clip_coef: how far the value may move from the old one, in units of the value.
-        mask: [B] bool, true where a sample counts, or None.
     """
     _refuse_broadcast(value=value, value_target=value_target, old_value=old_value)
     clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
-    return masked_mean(
-        torch.maximum((value - value_target).square(), (clipped - value_target).square()), mask
-    )
+    errors = torch.maximum((value - value_target).square(), (clipped - value_target).square())
+    return errors.mean()
 
 
-def approx_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
+def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     """Estimate KL(mu || pi) from samples of mu by k3 = (rho - 1) - log rho.
 
     Unbiased, never negative, low variance.
@@ -236,15 +222,7 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = N
     reference's log-prob first.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
-
-
-def simple_kl(log_prob: Tensor, sample_log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Estimate KL(mu || pi) from samples of mu by k1 = -log rho.
-
-    Unbiased, of high variance, may be negative.
-    """
-    return masked_mean(sample_log_prob - log_prob, mask)
+    return (torch.expm1(log_ratio) - log_ratio).mean()
 
 
 def kl_penalty(
@@ -310,24 +288,14 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
     return torch.where(variance > 0, explained, torch.nan)
 
 
-def normalize_advantage(
-    advantage: Tensor, mask: Tensor | None = None, *, eps: float = 1e-8
-) -> Tensor:
+def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Shift to mean 0 and scale to standard deviation 1 (unbiased).
 
     A single sample becomes 0 rather than NaN.
 
     Args:
         advantage: any shape.
-        mask: bool, same shape, or None; the statistics are those of the samples that count.
         eps: added to the standard deviation.
     """
-    if mask is None:
-        std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
-        return (advantage - mean) / (std + eps)
-    # In float64, in which a mean of equal numbers is that number: what float32 leaves between them
-    # would be scaled up to 1.
-    exact, count = advantage.double(), mask.sum()
-    centered = exact - masked_mean(exact, mask)
-    variance = torch.where(mask, centered.square(), 0.0).sum() / (count - 1).clamp(min=1)
-    return (centered / (variance.sqrt() + eps)).to(advantage.dtype)
+    std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
+    return (advantage - mean) / (std + eps)

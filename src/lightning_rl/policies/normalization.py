@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_rl import ranks
+from lightning_rl.distributed import ranks
 from lightning_rl.functional import discounted_return
 
 

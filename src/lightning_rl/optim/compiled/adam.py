@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.graphs import computed_once
+from lightning_rl.optim.compiled.graphs import computed_once
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """What `torch.optim.Adam` keeps of a parameter, beside its `step`."""

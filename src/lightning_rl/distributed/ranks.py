@@ -7,7 +7,7 @@ collectives: every rank calls the same ones in the same order, from the main thr
 
 import functools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from lightning_rl.shared_table import LostRankError, SharedTable, open_table
+from lightning_rl.distributed.shared_memory import LostRankError, SharedTable, open_table
 
 T = TypeVar("T")
 
@@ -107,6 +107,26 @@ def moments_over_ranks(
     total = counts.sum(0)
     merged = (counts * means).sum(0) / total
     return total, merged, (squares + counts * (means - merged).square()).sum(0)
+
+
+def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1e-8) -> Tensor:
+    """Do what `normalize_advantage` does, for several minibatches that ranks have parts of.
+
+    Args:
+        values: [M], this rank's parts, one after the other.
+        sizes: of the parts; their sum is M.
+        eps: added to the standard deviation.
+    """
+    exact, lengths = values.double(), torch.tensor(sizes, device=values.device)
+    sums = [torch.segment_reduce(x, "sum", lengths=lengths) for x in (exact, exact.square())]
+    count, total, squares = sum_over_ranks(torch.stack([lengths, *sums]))
+    mean = total / count
+    variance = (squares - total * mean) / (count - 1).clamp(min=1)
+    scale = variance.clamp(min=0).sqrt() + eps
+    normalized: Tensor = (exact - mean.repeat_interleave(lengths)) / scale.repeat_interleave(
+        lengths
+    )
+    return normalized.to(values.dtype)
 
 
 def leave() -> None:

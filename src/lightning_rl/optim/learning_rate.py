@@ -1,6 +1,10 @@
 """Set the learning rate of an iteration."""
 
+from typing import Literal
+
 from torch.optim import Optimizer
+
+ScheduleKind = Literal["constant", "linear", "adaptive"]
 
 
 class LearningRateSchedule:
@@ -16,9 +20,6 @@ class LearningRateSchedule:
         initial: learning rate of the first iteration; the adaptive one stays within it and
             `BOUNDS`.
         desired_kl: KL per epoch that the adaptive schedule aims at.
-
-    Attributes:
-        horizon: env steps of the whole run.
     """
 
     FACTOR = 1.5
@@ -27,19 +28,18 @@ class LearningRateSchedule:
     """A KL below it is that of a policy that has not moved: log-probs of float32 are off by 1e-6 or
     so, which makes a KL of 1e-12."""
 
-    def __init__(self, kind: str, initial: float, desired_kl: float) -> None:
+    def __init__(self, kind: ScheduleKind, initial: float, desired_kl: float = 0.01) -> None:
         self.kind = kind
         self.initial = initial
         self.desired_kl = desired_kl
-        self.horizon = 1
 
-    def apply(self, optimizer: Optimizer, env_steps: int) -> None:
-        """Set the rate of the iteration that follows `env_steps`.
+    def apply(self, optimizer: Optimizer, env_steps: int, horizon: int) -> None:
+        """Set the rate of the iteration that follows `env_steps`, of `horizon` in the whole run.
 
         The adaptive rate is only set at the first.
         """
         if self.kind == "linear":
-            _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / self.horizon))
+            _set_rate(optimizer, self.initial * max(0.0, 1.0 - env_steps / horizon))
         elif self.kind == "constant" or env_steps == 0:
             _set_rate(optimizer, self.initial)
 

@@ -97,6 +97,10 @@ class FlatGradient:
                 part.copy_(parameter.grad)
         return flattened(row, [self._whole], self._reached, count)
 
+    def no_sums(self, scalars: int) -> Tensor:
+        """Return what `with_scalars` would for no samples at all, with so many scalars."""
+        return self._whole.new_zeros(scalars + len(self._whole) + len(self._parameters) + 1)
+
     def _note_reached(self, i: int, parameter: Tensor) -> None:
         self._reached[i] = True
 

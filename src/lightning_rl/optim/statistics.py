@@ -1,36 +1,30 @@
-"""Keep the books of an update: averages, steps that are not finite, iterations."""
+"""Keep the books of an update: averages over minibatches, and steps that are not finite."""
 
 import math
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl import ranks
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import require
 
 
 class UpdateStatistics:
     """Averages over the minibatches of an iteration, summed on the device and read once.
 
-    What minibatches report is that of all ranks already; other scalars are averaged over ranks.
+    What minibatches report is that of all ranks already.
     """
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._rows: list[Tensor] = []
-        self._single: dict[str, Tensor] = {}
 
     def add(self, names: list[str], scalars: Tensor) -> None:
         """Add the scalars [len(names)] of one minibatch."""
         self._names = names
         self._rows.append(scalars)
-
-    def set(self, name: str, value: Tensor) -> None:
-        """Set a scalar that there is one of per iteration."""
-        self._single[name] = value
 
     def mean_since(self, name: str, first: int) -> float:
         """Return the average of a scalar over the minibatches from `first` on; 0 for none.
@@ -50,18 +44,33 @@ class UpdateStatistics:
 
     def means(self) -> dict[str, float]:
         """Return the averages, in one transfer from the device, and start anew."""
-        result: dict[str, float] = {}
-        if self._rows:
-            result = dict(zip(self._names, torch.stack(self._rows).mean(0).tolist(), strict=True))
-        if self._single:
-            values = torch.stack([value.float() for value in self._single.values()])
-            values = ranks.sum_over_ranks(values) / ranks.world_size()
-            result |= dict(zip(self._single, values.tolist(), strict=True))
-        self._rows, self._single = [], {}
-        return result
+        rows, self._rows = self._rows, []
+        if not rows:
+            return {}
+        return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+class Scalars:
+    """What there is one of per iteration, averaged over ranks and read once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set a scalar."""
+        self._values[name] = value
+
+    def means(self) -> dict[str, float]:
+        """Return the averages, in one transfer from the device, and start anew."""
+        scalars, self._values = self._values, {}
+        if not scalars:
+            return {}
+        values = torch.stack([value.float() for value in scalars.values()])
+        values = ranks.sum_over_ranks(values) / ranks.world_size()
+        return dict(zip(scalars, values.tolist(), strict=True))
 
 
 class NonFiniteGuard:
@@ -71,12 +80,14 @@ class NonFiniteGuard:
         limit: steps skipped in a row that are too many.
 
     Attributes:
-        skipped: steps skipped so far, in the whole run.
+        passed: steps taken so far, in the whole run.
+        skipped: steps skipped so far, likewise.
         exhausted: whether the limit was reached.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.passed = 0
         self.skipped = 0
         self.in_a_row = 0
         self.exhausted = False
@@ -89,6 +100,7 @@ class NonFiniteGuard:
         """
         if math.isfinite((scalars[0] + scalars[-1]).item()):
             self.in_a_row = 0
+            self.passed += 1
             return True
         self.skipped += 1
         self.in_a_row += 1
@@ -116,11 +128,12 @@ class NonFiniteGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters."""
-        return {"skipped": self.skipped, "in_a_row": self.in_a_row}
+        return {"passed": self.passed, "skipped": self.skipped, "in_a_row": self.in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up saved counters."""
-        self.skipped, self.in_a_row = state["skipped"], state["in_a_row"]
+        self.passed, self.skipped = state["passed"], state["skipped"]
+        self.in_a_row = state["in_a_row"]
 
 
 def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
@@ -141,15 +154,3 @@ def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
     return [name for name, value in tensors.items() if not value.isfinite().all()]
-
-
-def count_iteration(module: LightningModule) -> None:
-    """Make `trainer.global_step` count iterations.
-
-    In manual optimization it counts steps of LightningOptimizers.
-
-    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
-    """
-    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-    progress.increment_ready()
-    progress.increment_completed()

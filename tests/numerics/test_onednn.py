@@ -6,12 +6,12 @@ from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl.algorithms import graphs, products
+from lightning_rl.optim.compiled import graphs, onednn
 
 
 @pytest.fixture
 def product():
-    if not products.is_ready():
+    if not onednn.is_ready():
         pytest.skip("the operator cannot be compiled here")
     return torch.ops.lightning_rl.product.default
 
@@ -106,7 +106,7 @@ def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples
     inputs = [*(p.detach() for p in network.parameters()), torch.randn(samples, 3)]
     expected = function(*inputs)
     traced = make_fx(function)(*inputs)
-    assert products.route_products(traced) == 5
+    assert onednn.route_products(traced) == 5
     for routes in (True, False):
         monkeypatch.setattr(graphs, "routes_products", lambda routes=routes: routes)
         compiled = graphs.compile_graph(function, inputs)(*inputs)
@@ -123,10 +123,10 @@ def test_other_products_stay_where_they_are():
         "scaled": (lambda x, y, z: torch.addmm(x, y, z, beta=0.5), (bias[:128, 0], a, b)),
         "a vector": (torch.mm, (a, b[:, :1])),
     }.values():
-        assert products.route_products(make_fx(function)(*inputs)) == 0
+        assert onednn.route_products(make_fx(function)(*inputs)) == 0
 
 
 def test_without_a_compiler_the_products_stay_with_mkl(monkeypatch, caplog):
-    monkeypatch.setattr(products, "SOURCE", products.SOURCE.with_suffix(".missing"))
-    assert not products.is_ready.__wrapped__()
+    monkeypatch.setattr(onednn, "SOURCE", onednn.SOURCE.with_suffix(".missing"))
+    assert not onednn.is_ready.__wrapped__()
     assert "stay with MKL" in caplog.text

@@ -1,32 +1,47 @@
 """Learn from rollouts that older weights have collected."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.parts import joint, part_mask, spread
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.action_parts import executed_parts, whole_action
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     approx_kl,
     behavior_weight,
-    clip_fraction,
-    clipped_surrogate_loss,
     decoupled_surrogate_loss,
     effective_sample_size,
     kl_penalty,
     loglinear_proximal,
 )
 from lightning_rl.policies import Policy
+from lightning_rl.policies.micro_batches import log_prob_of
 from lightning_rl.rollout import add_transition_field
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
 
 
-class StaleData:
-    """The policy loss for samples of an older policy mu; plain PPO's where there are none.
+class LogProbs(NamedTuple):
+    """What the ratio of a policy loss is made of.
+
+    Attributes:
+        new: [B], or [B, L] where each part of an action has a ratio of its own; of the policy that
+            is trained.
+        old: likewise, of the policy that the ratio is clipped around.
+        behavior: likewise, of the policy that acted.
+        counted: [B, L] bool, which parts were executed; None for all.
+    """
+
+    new: Tensor
+    old: Tensor
+    behavior: Tensor
+    counted: Tensor | None
+
+
+class OffPolicyCorrection:
+    """What changes in a policy loss for samples of an older policy mu; nothing for fresh ones.
 
     The update begins at the proximal policy, around which the ratio is clipped. `decoupled`
     recomputes its log-probs once per rollout, and weighs a sample by prox / mu (Hilton et al.
@@ -35,25 +50,25 @@ class StaleData:
     `bypass` takes mu for the proximal policy.
 
     Args:
-        correction: which of these.
+        method: which of these.
         weight_cap: samples with a larger weight prox / mu do not count.
+        joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
 
     Attributes:
-        active: whether rollouts may be stale; false makes all of them plain PPO, at no cost.
-        joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
+        active: whether rollouts may be stale; false leaves all as it is, at no cost.
     """
 
-    def __init__(self, correction: Correction, weight_cap: float) -> None:
+    def __init__(self, method: Correction, weight_cap: float, *, joint_ratio: bool = False) -> None:
         check_range("behavior_weight_cap", weight_cap, least=1)
-        self.correction = correction
+        self.method = method
         self.weight_cap = weight_cap
+        self.joint_ratio = joint_ratio
         self.active = False
-        self.joint_ratio = False
 
     @property
     def kind(self) -> Correction:
         """What is done: `bypass` where nothing can be stale."""
-        return self.correction if self.active else "bypass"
+        return self.method if self.active else "bypass"
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -86,60 +101,52 @@ class StaleData:
     def log_ratio(self, rollout: TensorDict) -> Tensor:
         """Return log prox - log mu [N, T] of whole actions, after `add_fields`."""
         log_ratio: Tensor = rollout["proximal_log_prob"] - rollout["sample_log_prob"]
-        return joint(log_ratio, rollout)[:, :-1]
+        return whole_action(log_ratio, rollout)[:, :-1]
 
-    def policy_loss(
-        self,
-        log_prob: Tensor,
-        minibatch: TensorDict,
-        advantage: Tensor,
-        *,
-        clip_low: float,
-        clip_high: float,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the policy loss of samples [B], and how far the policy is from the proximal one.
+    def log_probs(self, log_prob: Tensor, minibatch: TensorDict) -> LogProbs:
+        """Return what the ratios of a minibatch are made of.
 
-        Log-probs of parts, [B, L], have a ratio each, and share the advantage of their sample; or,
-        with `joint_ratio`, one ratio. `approx_kl` is that of whole actions in any case, `target_kl`
-        and the adaptive rate go by it; `clip_fraction` is the share of ratios.
+        Log-probs of parts, [B, L], have a ratio each; or, with `joint_ratio`, one ratio.
 
         Args:
             log_prob: [B] or [B, L], of the policy being trained.
             minibatch: [B], with `sample_log_prob` and `fields`.
-            advantage: [B].
+        """
+        old = self._proximal(log_prob.detach(), minibatch)
+        behavior: Tensor = minibatch["sample_log_prob"]
+        if self.joint_ratio:
+            new, old, behavior = (
+                whole_action(each, minibatch) for each in (log_prob, old, behavior)
+            )
+            return LogProbs(new, old, behavior, counted=None)
+        counted = executed_parts(minibatch, log_prob) if log_prob.dim() == 2 else None
+        return LogProbs(log_prob, old, behavior, counted)
+
+    @property
+    def weighs_samples(self) -> bool:
+        """Whether the policy loss is `policy_loss`, and not the plain one around `LogProbs.old`."""
+        return self.kind in ("decoupled", "loglinear")
+
+    def policy_loss(
+        self, log_probs: LogProbs, advantage: Tensor, *, clip_low: float, clip_high: float
+    ) -> Tensor:
+        """Return the policy loss in which samples weigh prox / mu; see `decoupled_surrogate_loss`.
+
+        Args:
+            log_probs: see `log_probs`.
+            advantage: of their shape.
             clip_low: how far the ratio may fall below 1.
             clip_high: how far it may rise above 1.
         """
-        proximal = self._proximal(log_prob.detach(), minibatch)
-        behavior: Tensor = minibatch["sample_log_prob"]
-        new, old = log_prob.detach(), proximal
-        mask = None
-        if self.joint_ratio:
-            log_prob, proximal, behavior = (
-                joint(each, minibatch) for each in (log_prob, proximal, behavior)
-            )
-        elif log_prob.dim() == 2:
-            mask, advantage = part_mask(minibatch, log_prob), spread(advantage, log_prob, minibatch)
-        if self.kind in ("decoupled", "loglinear"):
-            loss = decoupled_surrogate_loss(
-                log_prob,
-                proximal,
-                behavior,
-                advantage,
-                clip_low=clip_low,
-                clip_high=clip_high,
-                weight_cap=self.weight_cap,
-            )
-        else:
-            loss = clipped_surrogate_loss(
-                log_prob, proximal, advantage, clip_low=clip_low, clip_high=clip_high
-            )
-        return loss, {
-            "approx_kl": approx_kl(*(joint(each, minibatch) for each in (new, old))),
-            "clip_fraction": clip_fraction(
-                log_prob.detach(), proximal, clip_low=clip_low, clip_high=clip_high, mask=mask
-            ),
-        }
+        return decoupled_surrogate_loss(
+            log_probs.new,
+            log_probs.old,
+            log_probs.behavior,
+            advantage,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            weight_cap=self.weight_cap,
+        )
 
     def kl_penalty(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
         """Return KL(policy || reference) of each sample, [B] or [B, L]; see `kl_penalty`.
@@ -152,12 +159,12 @@ class StaleData:
         """
         behavior: Tensor = minibatch["sample_log_prob"]
         reference: Tensor = minibatch["reference_log_prob"]
-        if self.kind not in ("decoupled", "loglinear"):
+        if not self.weighs_samples:
             return kl_penalty(log_prob, behavior, reference)
         proximal = self._proximal(log_prob.detach(), minibatch)
         acted = (proximal, behavior)
         if self.joint_ratio:
-            acted = (joint(proximal, minibatch), joint(behavior, minibatch))
+            acted = (whole_action(proximal, minibatch), whole_action(behavior, minibatch))
         weight = behavior_weight(*acted, weight_cap=self.weight_cap)
         weight = weight.view(*weight.shape, *[1] * (log_prob.dim() - weight.dim()))
         return kl_penalty(log_prob, proximal, reference, weight)

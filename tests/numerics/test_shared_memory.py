@@ -9,16 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from lightning_rl import shared_table
-from lightning_rl.shared_table import HEADER, LostRankError, SharedTable, open_table
+from lightning_rl.distributed import shared_memory
+from lightning_rl.distributed.shared_memory import HEADER, LostRankError, SharedTable, open_table
 
-pytestmark = pytest.mark.skipif(not shared_table._possible(), reason="needs Linux on x86-64")
+pytestmark = pytest.mark.skipif(not shared_memory._possible(), reason="needs Linux on x86-64")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(shared_table, "CAPACITY", 64)
-    monkeypatch.setattr(shared_table, "LOOK", 0.01)
+    monkeypatch.setattr(shared_memory, "CAPACITY", 64)
+    monkeypatch.setattr(shared_memory, "LOOK", 0.01)
 
 
 def memory(world):
@@ -57,7 +57,7 @@ def test_everyone_gets_what_everyone_gave_however_late_they_are():
 
 def test_who_has_ended_or_left_or_does_not_come_is_named():
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    while shared_table._alive(ended.pid):  # until it has ended; nobody has waited for it yet
+    while shared_memory._alive(ended.pid):  # until it has ended; nobody has waited for it yet
         time.sleep(0.01)
     here = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     data = np.zeros(8)
@@ -80,5 +80,5 @@ def test_without_memory_in_common_there_is_no_table(monkeypatch):
     elsewhere = lambda value: [(value[0], b"another!") if isinstance(value[1], bytes) else value]  # noqa: E731
     table = open_table(0, lambda value: elsewhere(value) if value else [value], 1.0)
     assert table is None, "the file of that name is not the one of rank 0"
-    monkeypatch.setattr(shared_table.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(shared_memory.platform, "machine", lambda: "arm64")
     assert open_table(0, lambda value: [value], 1.0) is None

@@ -10,10 +10,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import ranks
+from lightning_rl.distributed import ranks
 
 
-def part_mask(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
+def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
     """Return which parts [B, L] were executed; all, where `executed` [B, K] is not there."""
     if "executed" not in minibatch.keys():
         return torch.ones_like(log_prob, dtype=torch.bool)
@@ -21,11 +21,11 @@ def part_mask(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
     return executed.repeat_interleave(log_prob.shape[-1] // executed.shape[-1], -1)
 
 
-def joint(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
+def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
     """Return the log-prob [B] of all executed parts together."""
     if log_prob.dim() == len(minibatch.batch_size):
         return log_prob
-    return torch.where(part_mask(minibatch, log_prob), log_prob, 0.0).sum(-1)
+    return torch.where(executed_parts(minibatch, log_prob), log_prob, 0.0).sum(-1)
 
 
 def add_part_weights(minibatch: TensorDict) -> TensorDict:
@@ -40,20 +40,27 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
     return minibatch.set("part_weight", mask * (mask.numel() / mask.sum().clamp(min=1.0)))
 
 
-def part_weights_over_ranks(flat: TensorDict, order: Tensor, sizes: Sequence[int]) -> Tensor | None:
-    """Return such weights [S, L] for minibatches that ranks have parts of, or None.
+def part_weights_over_ranks(
+    flat: TensorDict, order: Tensor, sizes: Sequence[int]
+) -> dict[str, Tensor]:
+    """Return `part_weight` [S, L] for minibatches that ranks have parts of; {} for no parts.
 
-    They are of mean 1 over all ranks together. For the arguments see `Algorithm.drawn_fields`.
+    The weights are of mean 1 over all ranks together.
+
+    Args:
+        flat: [M], the transitions of this rank.
+        order: [S], indices of those that are drawn, in all passes.
+        sizes: of the parts that follow each other in it, one for each minibatch.
     """
     mask = _counted(flat)
     if mask is None:
-        return None
+        return {}
     mask = mask[order]
     lengths = torch.tensor(sizes, device=mask.device)
     own = torch.segment_reduce(mask.sum(1), "sum", lengths=lengths)
     counted, parts = ranks.sum_over_ranks(torch.stack([own, lengths * mask.shape[1]]))
     scale: Tensor = parts / counted.clamp(min=1.0)
-    return mask * scale.repeat_interleave(lengths)[:, None]
+    return {"part_weight": mask * scale.repeat_interleave(lengths)[:, None]}
 
 
 def _counted(samples: TensorDict) -> Tensor | None:
@@ -61,16 +68,16 @@ def _counted(samples: TensorDict) -> Tensor | None:
     log_prob = samples.get("sample_log_prob", None)  # a loss of its own may not want it
     if log_prob is None or log_prob.dim() == 1:
         return None
-    return part_mask(samples, log_prob).to(log_prob.dtype)
+    return executed_parts(samples, log_prob).to(log_prob.dtype)
 
 
-def spread(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
+def weigh_parts(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
     """Give numbers [B] the shape of log-probs, [B] or [B, L], times the weights of the parts."""
     if like.dim() == weight.dim():
         return weight
     part_weight = minibatch.get("part_weight", None)
     if part_weight is None:
-        mask = part_mask(minibatch, like).to(like.dtype)
+        mask = executed_parts(minibatch, like).to(like.dtype)
         part_weight = mask * (mask.numel() / mask.sum().clamp(min=1.0))
     spread_out: Tensor = weight[:, None] * part_weight
     return spread_out

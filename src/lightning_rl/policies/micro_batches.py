@@ -1,15 +1,39 @@
-"""Send a whole rollout through a policy: one batched pass, without gradients."""
+"""Send many samples through a policy, as many at once as its memory or the cache takes."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.pieces import chunks
-from lightning_rl.policies import Policy
+from lightning_rl.policies.base import Policy
 from lightning_rl.rollout import FieldSpec, flat_transitions
+
+CPU_MICRO_BATCH = 2048
+"""Samples that go through the networks at once on a CPU.
+
+The activations of more leave the cache, and their memory is asked for anew each time.
+"""
+
+
+def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
+    """Split a minibatch [B]; return the parts and their shares of the samples.
+
+    Args:
+        minibatch: [B].
+        size: of a part, for the memory; None for one that suits the cache.
+    """
+    if size is None and _is_large(minibatch):
+        size = CPU_MICRO_BATCH
+    if size is None or size >= len(minibatch):
+        return [(minibatch, 1.0)]
+    return [(samples, len(samples) / len(minibatch)) for samples in minibatch.split(size)]
+
+
+def _is_large(minibatch: TensorDict) -> bool:
+    field = cast(Tensor, next(iter(minibatch.values(True, True))))
+    return field.device.type == "cpu" and len(minibatch) >= 2 * CPU_MICRO_BATCH
 
 
 @torch.no_grad()
@@ -42,22 +66,21 @@ def _values(
 ) -> Tensor:
     """Return the value of each observation [B]."""
     ask = value_of or (lambda part: policy.get_value(part)["value"])
-    return torch.cat([ask(part) for part, _ in chunks(observations, policy.micro_batch_size)])
+    return torch.cat(
+        [ask(part) for part, _ in micro_batches(observations, policy.micro_batch_size)]
+    )
 
 
 class EvaluatesActions(Protocol):
     """What a log-prob is asked of: a `Policy`, or one as it was."""
 
     @property
-    def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
+    def extra_fields(self) -> dict[str, FieldSpec]: ...
 
     @property
-    def micro_batch_size(self) -> int | None:
-        """See `Policy`."""
+    def micro_batch_size(self) -> int | None: ...
 
-    def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`."""
+    def evaluate_actions(self, td: TensorDict) -> TensorDict: ...
 
 
 @torch.no_grad()
@@ -70,7 +93,7 @@ def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
     transitions = flat_transitions(rollout, keys)
     log_probs = [
         policy.evaluate_actions(part)["sample_log_prob"]
-        for part, _ in chunks(transitions, policy.micro_batch_size)
+        for part, _ in micro_batches(transitions, policy.micro_batch_size)
     ]
     envs, slots = rollout.batch_size
     steps: Tensor = torch.cat(log_probs).unflatten(0, (slots - 1, envs))

@@ -1,0 +1,234 @@
+"""Give an on-policy algorithm everything but its loss: rewards, values, minibatches, KL stop."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.action_parts import (
+    add_part_weights,
+    loss_fields,
+    part_weights_over_ranks,
+)
+from lightning_rl.algorithms.base import Algorithm, RankState
+from lightning_rl.algorithms.checks import check_batch_size, check_first_ratio
+from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
+from lightning_rl.errors import check_range
+from lightning_rl.optim.compiled.update import CompiledValues
+from lightning_rl.optim.learning_rate import LearningRateSchedule
+from lightning_rl.optim.objective import Objective
+from lightning_rl.policies import Policy, RewardNormalizer
+from lightning_rl.policies.micro_batches import write_values
+from lightning_rl.rollout import discount_of, discounted_reward, flat_transitions
+
+
+class OnPolicyAlgorithm(Algorithm):
+    """An algorithm that learns from each rollout once, in several passes over it.
+
+    A subclass writes `training_step` and `loss`.
+
+    Args:
+        policy: what is trained.
+        lr_schedule: `constant`; `linear`, to zero at the end of the budget; or `adaptive`, divided
+            by 1.5 where the KL of an epoch exceeds twice `desired_kl` and multiplied by 1.5 where
+            it is below half of it, between 1e-5 and 1e-2 (and `learning_rate`, if that is beyond).
+        desired_kl: of the adaptive schedule.
+        n_epochs: passes over a rollout.
+        batch_size: transitions per minibatch, of each process; the last one of a pass is smaller
+            where it does not divide N*T.
+        gamma: discount per env step.
+        normalize_reward: scale rewards by the running standard deviation of the discounted return,
+            clipped to ±10.
+        target_kl: end the update before the next epoch once an epoch's average KL exceeds it; null
+            for never.
+        off_policy_correction: what is done about rollouts of older weights, which an
+            `AsyncCollector` gives: `decoupled`, `loglinear`, `vtrace` (with a critic) or `bypass`;
+            see `OffPolicyCorrection`.
+        behavior_weight_cap: the largest weight of a stale sample that counts.
+        kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        lr_schedule: Literal["constant", "linear", "adaptive"] = "constant",
+        desired_kl: float = 0.01,
+        n_epochs: int = 10,
+        batch_size: int = 64,
+        gamma: float = 0.99,
+        normalize_reward: bool = False,
+        target_kl: float | None = None,
+        off_policy_correction: Correction = "decoupled",
+        behavior_weight_cap: float = 2.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, batch_size=batch_size, **kwargs)
+        check_range("desired_kl", desired_kl, above=0)
+        check_range("n_epochs", n_epochs, least=1)
+        check_range("gamma", gamma, least=0, most=1)
+        check_range("target_kl", target_kl, above=0)
+        self.lr_schedule = lr_schedule
+        self.desired_kl = desired_kl
+        self.n_epochs = n_epochs
+        self.gamma = gamma
+        self.target_kl = target_kl
+        self.correction = OffPolicyCorrection(
+            off_policy_correction, behavior_weight_cap, joint_ratio=policy.joint_ratio
+        )
+        self.reward_normalizer = RewardNormalizer() if normalize_reward else None
+        self._ratio_checked = False
+
+    @property
+    def trains_actor(self) -> bool:
+        """Whether the update under way is to move the actor: else its KL says nothing of the rate.
+
+        Of a subclass that leaves it where it is for some iterations.
+        """
+        return True
+
+    # --- what training_step is made of ---
+
+    def rewards(self, rollout: TensorDict) -> Tensor:
+        """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
+        reward = discounted_reward(rollout, self.gamma)
+        if self.reward_normalizer is None:
+            return reward
+        return self.reward_normalizer(reward)  # type: ignore[no-any-return]  # nn.Module
+
+    def evaluate_values(self, rollout: TensorDict) -> None:
+        """Write `value` [N, T+1], and `final_value` where only the time ran out."""
+        graphs = self._graphs
+        value_of = None if graphs is None else CompiledValues(self.policy, graphs)
+        write_values(self.policy, rollout, value_of)
+
+    def correct_staleness(self, rollout: TensorDict) -> None:
+        """Write what the correction needs to know of the policy that this update begins at."""
+        for name, value in self.correction.add_fields(self.policy, rollout).items():
+            self.statistics.set(name, value)
+
+    def minibatches(
+        self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
+    ) -> Iterator[TensorDict]:
+        """Yield the minibatches [B] of `n_epochs` passes, freshly shuffled.
+
+        It ends early, after a pass, where `target_kl` says so. Before the first of a run the policy
+        has to give its actions the log-probs that it chose them by, if `keys` ask for these.
+
+        Args:
+            rollout: [N, T+1].
+            keys: the fields that the loss reads; the policy's own come beside them.
+            mask: [N, T]; where it is false, a transition is left out.
+
+        Raises:
+            ConfigurationError: where the first ratio of the run would not be 1.
+        """
+        self._check_first_ratio(rollout, keys)
+        flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
+        statistics = self.objectives[""].statistics
+        drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
+        for epoch in epochs(flat, mask, *drawing):
+            first = len(statistics)
+            yield from epoch
+            if self._stops_early(first):
+                return
+
+    def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
+        """Check it once in a run, where the loss takes a ratio of the policy's own actions."""
+        if self._ratio_checked or self._trainer is None:
+            return
+        if "sample_log_prob" in keys and self.data.acted_by_policy:
+            self._ratio_checked = check_first_ratio(self.policy, rollout)
+
+    @abstractmethod
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch [B], and scalars to report.
+
+        All of them averages over its samples: a large minibatch is given in parts, whose losses are
+        averaged. Compiled, this is traced once: what depends on the values of tensors has to be a
+        tensor operation.
+        """
+
+    def prepare(self, minibatch: TensorDict) -> TensorDict:
+        """Do what needs the whole minibatch [B] at once, such as normalising; no gradients."""
+        return add_part_weights(minibatch)
+
+    def drawn_fields(
+        self, flat: TensorDict, order: Tensor, sizes: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """With several processes, return what needs the whole of each minibatch.
+
+        Each rank has a part of a minibatch, of which `prepare` then sees no more.
+
+        Args:
+            flat: [M], the transitions of this rank.
+            order: [S], indices of those that are drawn, in all passes.
+            sizes: of the parts that follow each other in it, one for each minibatch.
+
+        Returns:
+            Fields [S] of the samples drawn, by name.
+        """
+        return part_weights_over_ranks(flat, order, sizes)
+
+    def _stops_early(self, first: int) -> bool:
+        """Adapt the rate to the KL of an epoch; tell whether that KL ends the update.
+
+        The epoch began with minibatch `first`.
+        """
+        if self.target_kl is None and self.lr_schedule != "adaptive":
+            return False
+        objective = self.objectives[""]
+        kl = objective.statistics.mean_since("approx_kl", first)
+        if self.trains_actor:
+            objective.schedule.adapt(self.optimizer_of(), kl)
+        return self.target_kl is not None and kl > self.target_kl
+
+    # --- what Lightning and `Algorithm` ask for ---
+
+    def configure_objectives(self) -> list[Objective]:
+        """Return the one loss, of the whole policy."""
+        return [self.objective(self.loss, prepare=self.prepare)]
+
+    def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
+        """Return the schedule of a learning rate that begins so."""
+        return LearningRateSchedule(self.lr_schedule, learning_rate, self.desired_kl)
+
+    def setup(self, stage: str) -> None:
+        """Check the settings against the data, as soon as both are known."""
+        super().setup(stage)
+        if stage == "fit":
+            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+
+    def on_fit_start(self) -> None:
+        """Begin a run, in which the first ratio is yet to be checked."""
+        super().on_fit_start()
+        self._ratio_checked = False
+
+    def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
+        """Take the rewards of a rollout into the statistics that scale them."""
+        super().on_train_batch_start(batch, batch_idx)
+        self.correction.active = self.data.max_staleness > 0
+        if self.reward_normalizer is not None:
+            continues = batch.get("continues", None)
+            self.reward_normalizer.observe(
+                discounted_reward(batch, self.gamma),
+                batch["done"][:, :-1],
+                discount=discount_of(batch, self.gamma),
+                continues=None if continues is None else continues[:, 0],
+            )
+
+    def rank_state(self) -> RankState:
+        """Return what this rank has of its own, the returns under way of its envs among it."""
+        normalizer = self.reward_normalizer
+        return super().rank_state() | {"carry": None if normalizer is None else normalizer.carry}
+
+    def load_rank_state(self, state: RankState | None) -> None:
+        """Take up what was this rank's."""
+        super().load_rank_state(state)
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.carry = None if state is None else state["carry"]

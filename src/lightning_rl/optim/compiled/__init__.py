@@ -1,0 +1,1 @@
+"""The same steps by compiled graphs: all that is about a machine."""

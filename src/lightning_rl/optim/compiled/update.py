@@ -1,0 +1,273 @@
+"""Run forward pass, backward pass, clipping and Adam as one compiled graph."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from lightning_rl.distributed import ranks
+from lightning_rl.optim.compiled.adam import TracedAdam
+from lightning_rl.optim.compiled.graphs import Function, Graphs, computed_once, layout
+from lightning_rl.optim.gradients import averages, clip_factor, flattened
+from lightning_rl.optim.objective import Objective
+from lightning_rl.optim.update import Update
+from lightning_rl.phases import PhaseTimer, no_phases
+from lightning_rl.policies import Policy
+from lightning_rl.policies.micro_batches import micro_batches
+
+
+class CompiledUpdate(Update):
+    """What `Update` does, by graphs that Inductor has compiled.
+
+    Where the optimizer is Adam, a minibatch is one graph, its step included; in micro-batches, or
+    over ranks, it is one graph for each of them and one for clipping and stepping. With another
+    optimizer the gradients are set, and it steps by them. The loss is traced to tensor operations
+    once per minibatch size, so any Python may stand in it as long as it does not depend on the
+    values of tensors.
+
+    Args:
+        objective, optimizer, phase: see `Update`.
+        graphs: of the algorithm; where one cannot be made, the update runs uncompiled.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Optimizer,
+        graphs: Graphs,
+        phase: PhaseTimer = no_phases,
+    ) -> None:
+        super().__init__(objective, optimizer, phase=phase)
+        self.graphs = graphs
+        self._module = _LossModule(objective)
+        # By identity, as `objective.parameters` are the owner's: a parameter may have two names.
+        names = {id(p): n for n, p in self._module.named_parameters()}
+        self._names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
+        self._adam = None
+        if TracedAdam.fits(optimizer, self.parameters):
+            self._adam = TracedAdam(optimizer, self.parameters)
+        self._sizes: set[int] = set()
+        self._sizes_known = False
+        self._all_ranks_step_by_graph: bool | None = None
+
+    def step(self, minibatch: TensorDict) -> None:
+        """Step down the loss of a minibatch [B]."""
+        scalars = None
+        if self._has_graph_for(minibatch):
+            with self.phase("minibatch, compiled"):
+                scalars = self.graphs.tried(lambda: self._step_by_graph(minibatch))
+        if scalars is None:
+            super().step(minibatch)
+        elif self.is_finite(scalars) and self._adam is None:  # else the graph has stepped
+            self.optimizer_step()
+
+    @torch.no_grad()
+    def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
+        """Step, or set the gradients where Adam is not in the graph; return the scalars."""
+        if self._adam is not None and len(self._micro_batches(minibatch)) == 1:
+            return self._run(minibatch, self._adam)
+        sums = self._add_up(self.objective.prepare(minibatch.copy()))
+        if self._adam is None:
+            return self.gradient.set_clipped(sums, self.objective.max_grad_norm)
+        return self.graphs.call(*self._stepping(sums, self._adam))[0]
+
+    def local_sums(self, minibatch: TensorDict) -> Tensor:
+        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
+        sums = None
+        if self._has_graph_for(minibatch):
+            sums = self.graphs.tried(lambda: self._add_up(minibatch))
+        return super().local_sums(minibatch) if sums is None else sums
+
+    def step_by(self, total: Tensor) -> None:
+        """Clip and step by the sum of what `local_sums` has returned on all ranks.
+
+        By a graph where all ranks have one, so that all step in the same way, to the same bits.
+        """
+        if self._all_ranks_step_by_graph is None:
+            # By compiling it: a rank may have had no sample yet, and not know what it can do.
+            able = self.graphs.tried(lambda: self._can_step(total))
+            self._all_ranks_step_by_graph = not ranks.agree(not able)
+        if not self._all_ranks_step_by_graph or self._adam is None:
+            super().step_by(total)
+            return
+        with torch.no_grad():
+            self.is_finite(self.graphs.call(*self._stepping(total, self._adam))[0])
+
+    def first_iteration_done(self) -> None:
+        """Compile for no other sizes of minibatches than have come so far.
+
+        Where samples are left out, the last minibatch of a pass has another size each time, and
+        each graph takes seconds.
+        """
+        self._sizes_known = True
+
+    def _has_graph_for(self, minibatch: TensorDict) -> bool:
+        """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        if not self._sizes_known:
+            self._sizes.add(len(minibatch))
+        return self.graphs.available and len(minibatch) in self._sizes
+
+    def _micro_batches(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
+        return micro_batches(minibatch, self.objective.micro_batch_size)
+
+    @torch.no_grad()
+    def _add_up(self, minibatch: TensorDict) -> Tensor:
+        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
+        first, *rest = self._micro_batches(minibatch)
+        total = self._run(first[0])
+        for samples, _ in rest:
+            total += self._run(samples)
+        return total
+
+    def _run(self, samples: TensorDict, adam: TracedAdam | None = None) -> Tensor:
+        """Return the scalars of a minibatch that `adam` steps by.
+
+        Without it, return scalars and gradients of samples that are prepared, as `flattened` does.
+        """
+        fields: list[Any] = list(samples.values(True, True))
+        key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
+        inputs = [*self.parameters, *fields]
+        moving = slice(len(self.parameters), len(inputs))
+        if adam is not None:
+            inputs += adam.tensors()
+        result, reported = self.graphs.call(
+            key, lambda: self._loss_function(samples, adam), inputs, moving
+        )
+        self.names = self.scalar_names(reported)
+        self.graphs.have_served = True
+        return result
+
+    def _can_step(self, total: Tensor) -> bool:
+        """Compile the graph that steps by what `local_sums` returns; tell whether there is one."""
+        if self._adam is None:
+            return False
+        self.graphs.prepare(*self._stepping(total, self._adam))
+        return True
+
+    def _stepping(self, total: Tensor, adam: TracedAdam) -> tuple[Any, ...]:
+        """Return what `Graphs.call` takes for the graph that clips and steps."""
+        first = len(self.parameters)
+        return (
+            (self.objective.name, "step", len(total), adam.settings),
+            lambda: self._step_function(adam),
+            [*self.parameters, total, *adam.tensors()],
+            slice(first, first + 1),
+        )
+
+    # --- what is traced ---
+
+    def _loss_function(
+        self, samples: TensorDict, adam: TracedAdam | None
+    ) -> tuple[Function, dict[str, None]]:
+        """Return the function of a graph, and where it notes what the loss reports."""
+        keys = list(samples.keys(include_nested=True, leaves_only=True))
+        size, first = samples.batch_size, len(self.parameters)
+        last = first + len(keys)
+        reported: dict[str, None] = {}
+
+        def differentiate(*inputs: Tensor) -> list[Tensor]:
+            parameters, fields = inputs[:first], inputs[first:last]
+            leaves = [parameter.detach().requires_grad_() for parameter in parameters]
+            minibatch = TensorDict(dict(zip(keys, fields, strict=True)), size)
+            with torch.enable_grad():
+                state = dict(zip(self._names_of_parameters, leaves, strict=True))
+                prepared = adam is None
+                loss, scalars = functional_call(self._module, state, (minibatch, prepared))
+                found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            reached = [gradient is not None for gradient in found]
+            gradients = [
+                torch.zeros_like(leaf) if gradient is None else gradient
+                for gradient, leaf in zip(found, leaves, strict=True)
+            ]
+            reported.update(dict.fromkeys(scalars))
+            row = torch.stack([loss, *scalars.values()]).detach()
+            if adam is None:
+                return [flattened(row, gradients, reached, len(samples))]
+            gradient = _flatten_dense_tensors(gradients)
+            mask = None if all(reached) else torch.tensor(reached, device=row.device)
+            return [self._clip_and_step(parameters, row, gradient, adam, inputs[last:], mask)]
+
+        return differentiate, reported
+
+    def _step_function(self, adam: TracedAdam) -> tuple[Function, dict[str, None]]:
+        first = len(self.parameters)
+
+        def update(*inputs: Tensor) -> list[Tensor]:
+            parameters = inputs[:first]
+            row, gradient, reached = averages(inputs[first], parameters)
+            state = inputs[first + 1 :]
+            return [self._clip_and_step(parameters, row, gradient, adam, state, reached)]
+
+        return update, {}
+
+    def _clip_and_step(
+        self,
+        parameters: Sequence[Tensor],
+        row: Tensor,
+        gradient: Tensor,
+        adam: TracedAdam,
+        state: Sequence[Tensor],
+        reached: Tensor | None,
+    ) -> Tensor:
+        """Clip and step, unless something is not finite; return the scalars, the norm as well."""
+        norm = gradient.square().sum().sqrt()
+        row = torch.cat([row, norm[None]])
+        clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
+        # The guard's own test, so that none is counted that is not taken.
+        accept = computed_once((row[0] + norm).isfinite())
+        adam.update(parameters, clipped, state, accept, reached)
+        return row
+
+
+class _LossModule(nn.Module):
+    """A loss as a module, so that it can be called with other parameters than its owner's."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.owner = objective.owner
+        self._objective = objective
+
+    def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        objective = self._objective
+        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+
+
+class CompiledValues:
+    """Value observations by a graph, where there is one.
+
+    Args:
+        policy: has a critic.
+        graphs: of the algorithm.
+    """
+
+    def __init__(self, policy: Policy, graphs: Graphs) -> None:
+        self._policy = policy
+        self._graphs = graphs
+
+    @torch.no_grad()
+    def __call__(self, observations: TensorDict) -> Tensor:
+        """Return the values [B] of observations [B], without gradients."""
+        values = self._graphs.tried(lambda: self._by_graph(observations))
+        if values is None:
+            values = self._policy.get_value(observations)["value"]
+        return values
+
+    def _by_graph(self, observations: TensorDict) -> Tensor:
+        inputs: list[Any] = list(observations.values(True, True))
+        key = ("values", layout(inputs))
+        return self._graphs.call(key, lambda: self._function(observations), inputs, slice(None))[0]
+
+    def _function(self, observations: TensorDict) -> tuple[Function, dict[str, None]]:
+        keys = list(observations.keys(include_nested=True, leaves_only=True))
+        size = observations.batch_size
+
+        def value_of(*fields: Tensor) -> list[Tensor]:
+            td = TensorDict(dict(zip(keys, fields, strict=True)), size)
+            return [self._policy.get_value(td)["value"]]
+
+        return value_of, {}
