@@ -278,7 +278,7 @@ class Run:
 
 
 def not_reduced(self, minibatch):
-    self.step_by(self.local_sums(self.objective.prepare(minibatch)))
+    self.step_by(self.local_sums(minibatch))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, ActionChunk, GymnasiumEnv, Policy
-from lightning_rl.policies.networks import flatten_observation
+from lightning_rl.policies.actor_critic import flatten_observation
 from lightning_rl.policies.normalization import ObservationNormalizer
 
 WARM_UP = 2

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_rl import ActorCritic, GymnasiumEnv
 from lightning_rl.envs.inline import InlineVectorEnv
 from lightning_rl.envs.replay import ReplayableEpisode
-from lightning_rl.policies.acting import StepwiseActor
+from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.numpy_acting import MAX_ENVS, NumpyActor
 from lightning_rl.rollout import allocate_rollout
 

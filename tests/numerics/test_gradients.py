@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO
+from lightning_rl.optim import update as stepping
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.compiled.update import CompiledValues
 from lightning_rl.optim.gradients import FlatGradient
-from lightning_rl.policies import micro_batches
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 
 MODELS = [
@@ -188,7 +188,7 @@ def test_a_large_minibatch_in_chunks_gives_what_the_whole_gives(compile, monkeyp
     module = make_ppo(data, ent_coef=0.01, clip_value_loss=True)
     minibatch = minibatch_for(module, data, 100)
     whole, whole_grads = differentiate(module, minibatch, compile=False)
-    monkeypatch.setattr(micro_batches, "CPU_MICRO_BATCH", 32)  # 32 + 32 + 32 + 4
+    monkeypatch.setattr(stepping, "CPU_MICRO_BATCH", 32)  # 32 + 32 + 32 + 4
     seen = []
     loss = module.loss
     monkeypatch.setattr(

@@ -11,11 +11,11 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
-from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies.micro_batches import log_prob_of
 from lightning_rl.rollout import flat_transitions
 from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
 from tests.references import group_advantage

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_rl import ActorCritic
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies.networks import (
+from lightning_rl.policies.actor_critic import (
     ACTIVATIONS,
     flat_observation_size,
     flatten_observation,

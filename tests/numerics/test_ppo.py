@@ -11,7 +11,7 @@ from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import ratio
 from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.statistics import UpdateStatistics
+from lightning_rl.optim.update import UpdateStatistics
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 

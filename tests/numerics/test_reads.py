@@ -177,7 +177,7 @@ def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
 ):
     """In critic warm-up the actor, in cloning the critic: no step, no decay, no state."""
     if optimizer == "in pieces":
-        monkeypatch.setattr("lightning_rl.policies.micro_batches.CPU_MICRO_BATCH", 16)
+        monkeypatch.setattr("lightning_rl.optim.update.CPU_MICRO_BATCH", 16)
     data = make_data()
     states = []
     for compile in (False, True):

@@ -16,12 +16,12 @@ from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
 from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies.acting import StepwiseActor
-from lightning_rl.policies.micro_batches import log_prob_of
+from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.numpy_acting import NumpyActor
 from tests.helpers import make_data, make_ppo, scalars, train
 

@@ -5,12 +5,79 @@ not executed do not count.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.distributed import ranks
+
+
+class RatioTerms(NamedTuple):
+    """What a policy loss is made of, in the shape of its ratios.
+
+    That is [B], or [B, L] where each part of an action has a ratio of its own.
+
+    Attributes:
+        new: log-probs of the policy that is trained.
+        old: of the policy that the ratio is clipped around, that is of the one that acted, or of
+            the one that the update began at where data is stale.
+        behavior: of the policy that acted.
+        advantage: of each ratio.
+        counted: [B, L] bool, which parts were executed; None for all.
+        whole_new, whole_old: [B], of whole actions and without gradients. The KL of an update is
+            that between these, in any case.
+        entropy_weight: what to multiply entropies by.
+    """
+
+    new: Tensor
+    old: Tensor
+    behavior: Tensor
+    advantage: Tensor
+    counted: Tensor | None
+    whole_new: Tensor
+    whole_old: Tensor
+    entropy_weight: Tensor
+
+
+def ratio_terms(
+    policy: TensorDict,
+    minibatch: TensorDict,
+    *,
+    old: Tensor,
+    weight: Tensor,
+    joint_ratio: bool,
+) -> RatioTerms:
+    """Lay out what a policy loss takes, for log-probs of whole actions and of parts alike.
+
+    Parts have a ratio each and share the advantage of their sample; or, with `joint_ratio`, the
+    action has one.
+
+    Args:
+        policy: [B], what `Policy.evaluate_actions` has returned.
+        minibatch: [B], with `sample_log_prob` and `advantage`.
+        old: [B] or [B, L], log-probs of the policy that the ratio is clipped around.
+        weight: [B], of the samples.
+        joint_ratio: see `Policy.joint_ratio`.
+    """
+    new, behavior = policy["sample_log_prob"], minibatch["sample_log_prob"]
+    whole_new, whole_old = whole_action(new.detach(), minibatch), whole_action(old, minibatch)
+    counted = None
+    if joint_ratio:
+        new, old, behavior = (whole_action(each, minibatch) for each in (new, old, behavior))
+    elif new.dim() == 2:
+        counted = executed_parts(minibatch, new)
+    return RatioTerms(
+        new,
+        old,
+        behavior,
+        weigh_parts(minibatch["advantage"] * weight, new, minibatch),
+        counted,
+        whole_new,
+        whole_old,
+        weigh_parts(weight, policy["entropy"], minibatch),
+    )
 
 
 def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:

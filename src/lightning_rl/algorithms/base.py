@@ -22,9 +22,16 @@ from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episode
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
-from lightning_rl.optim.objective import Loss, Objective, OptimizerFactory
-from lightning_rl.optim.statistics import NonFiniteGuard, Scalars, named_sources
-from lightning_rl.optim.update import MINIBATCH_HOOKS, LightningHooks, Update
+from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.update import (
+    Loss,
+    NonFiniteGuard,
+    Objective,
+    OptimizerFactory,
+    Scalars,
+    Update,
+    named_sources,
+)
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe
@@ -96,6 +103,9 @@ class Algorithm(LightningModule):
             Triton); where that fails, a warning says why, and the update runs uncompiled.
 
     Attributes:
+        update: `self.update(minibatch)` steps down the first objective by a minibatch [B], unless
+            its loss or gradient is not finite.
+        updates: likewise, of all objectives by name: `self.updates["critic"](minibatch)`.
         env_steps: env steps trained on so far, over all ranks.
         metrics: what the last iteration has to say, by name.
         evaluation: the summary of the last evaluation (see `summarize`), with `env_steps` and
@@ -144,7 +154,8 @@ class Algorithm(LightningModule):
         self._episodes: list[Episode] = []
         self._restored: list[RankState] | None = None
         self._graphs: Graphs | None = None
-        self._updates: dict[str, Update] = {}
+        self.updates: dict[str, Update] = {}
+        self.update: Update  # made by on_fit_start
 
     @property
     def data(self) -> TrainingData:
@@ -217,10 +228,6 @@ class Algorithm(LightningModule):
         """The losses, by name."""
         return {objective.name: objective for objective in self.configure_objectives()}
 
-    def update(self, minibatch: TensorDict, objective: str = "") -> None:
-        """Step down a loss by a minibatch [B], unless it or its gradient is not finite."""
-        self._updates[objective](minibatch)
-
     @property
     def optimizer_steps(self) -> int:
         """How many steps the optimizers have taken in the run."""
@@ -233,7 +240,7 @@ class Algorithm(LightningModule):
 
     def optimizer_of(self, objective: str = "") -> Optimizer:
         """Return the optimizer of an objective."""
-        return self._updates[objective].optimizer
+        return self.updates[objective].optimizer
 
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
@@ -246,7 +253,7 @@ class Algorithm(LightningModule):
             if objective.guard.exhausted:
                 sources = named_sources(rollout, self.policy)
                 raise FloatingPointError(objective.guard.message(sources))
-        for update in self._updates.values():
+        for update in self.updates.values():
             update.first_iteration_done()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
@@ -302,12 +309,13 @@ class Algorithm(LightningModule):
         compiles = self.compile_update and hooks is None
         self._graphs = Graphs(self, self.device) if compiles else None
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
-        self._updates = {
+        self.updates = {
             name: Update(objective, optimizer, hooks, self.phase)
             if self._graphs is None
             else CompiledUpdate(objective, optimizer, self._graphs, self.phase)
             for (name, objective), optimizer in optimizers
         }
+        self.update = next(iter(self.updates.values()))
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.checkpoint_format import (
     CONFIG_KEY,
     DESCRIPTION_KEY,
@@ -23,7 +24,6 @@ from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
-from lightning_rl.policies.micro_batches import log_prob_of
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that are tested."""
@@ -69,6 +69,26 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
         f"data.buffer_size = {per_iteration} transitions. Lower batch_size, or raise num_envs or "
         "buffer_size.",
+    )
+
+
+def check_drawn_fields(algorithm: type, base: type) -> None:
+    """Refuse an algorithm that prepares whole minibatches, where each process has a part of one.
+
+    Args:
+        algorithm: whose `prepare` may be its own.
+        base: the class that both methods come from.
+    """
+    order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
+    prepares, draws = (
+        next(i for i, cls in enumerate(order) if name in vars(cls))
+        for name in ("prepare", "drawn_fields")
+    )
+    require(
+        draws <= prepares,
+        f"{order[prepares].__name__} overrides `prepare`, which gets a whole minibatch, and with "
+        "several processes each has a part of one: override `drawn_fields` too, which computes the "
+        "same for all minibatches of an update at once, or train with --trainer.devices 1.",
     )
 
 

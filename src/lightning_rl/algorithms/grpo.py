@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.action_parts import weigh_parts, whole_action
+from lightning_rl.algorithms.action_parts import ratio_terms
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
@@ -205,28 +205,36 @@ class GRPO(OnPolicyAlgorithm):
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
-        log_probs = self.correction.log_probs(policy["sample_log_prob"], minibatch)
-        weight: Tensor = minibatch["weight"]
-        advantage = weigh_parts(minibatch["advantage"] * weight, log_probs.new, minibatch)
-        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_high}
-        if self.correction.weighs_samples:
-            policy_loss = self.correction.policy_loss(log_probs, advantage, **clip)
-        else:
-            policy_loss = clipped_surrogate_loss(log_probs.new, log_probs.old, advantage, **clip)
+        log_prob, old = policy["sample_log_prob"], minibatch["sample_log_prob"]
+        if self.correction.active:
+            old = self.correction.proximal(log_prob, minibatch)
+        terms = ratio_terms(
+            policy,
+            minibatch,
+            old=old,
+            weight=minibatch["weight"],
+            joint_ratio=self.correction.joint_ratio,
+        )
 
-        part_weight = weigh_parts(weight, policy["entropy"], minibatch)
-        entropy = (part_weight * policy["entropy"]).mean()
+        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_high}
+        if self.correction.active and self.correction.weighs_samples:
+            policy_loss = self.correction.policy_loss(terms, **clip)
+        else:
+            policy_loss = clipped_surrogate_loss(terms.new, terms.old, terms.advantage, **clip)
+
+        entropy = (terms.entropy_weight * policy["entropy"]).mean()
         loss = policy_loss - self.ent_coef * entropy
-        new, old = log_probs.new.detach(), log_probs.old
         scalars = {
             "policy_loss": policy_loss,
             "entropy": entropy,
-            # Of whole actions: `target_kl` and the adaptive rate go by it.
-            "approx_kl": approx_kl(whole_action(new, minibatch), whole_action(old, minibatch)),
-            "clip_fraction": clip_fraction(new, old, **clip, mask=log_probs.counted),
+            # `target_kl` and the adaptive rate go by it.
+            "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
+            "clip_fraction": clip_fraction(
+                terms.new.detach(), terms.old, **clip, mask=terms.counted
+            ),
         }
         if self.reference is not None:
-            kl = self.correction.kl_penalty(policy["sample_log_prob"], minibatch)
-            scalars["reference_kl"] = (part_weight * kl).mean()
+            kl = self.correction.kl_penalty(log_prob, minibatch)
+            scalars["reference_kl"] = (terms.entropy_weight * kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

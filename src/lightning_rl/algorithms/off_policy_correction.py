@@ -1,12 +1,13 @@
 """Learn from rollouts that older weights have collected."""
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.action_parts import executed_parts, whole_action
+from lightning_rl.algorithms.action_parts import RatioTerms, whole_action
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     approx_kl,
@@ -17,27 +18,9 @@ from lightning_rl.functional import (
     loglinear_proximal,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.policies.micro_batches import log_prob_of
 from lightning_rl.rollout import add_transition_field
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
-
-
-class LogProbs(NamedTuple):
-    """What the ratio of a policy loss is made of.
-
-    Attributes:
-        new: [B], or [B, L] where each part of an action has a ratio of its own; of the policy that
-            is trained.
-        old: likewise, of the policy that the ratio is clipped around.
-        behavior: likewise, of the policy that acted.
-        counted: [B, L] bool, which parts were executed; None for all.
-    """
-
-    new: Tensor
-    old: Tensor
-    behavior: Tensor
-    counted: Tensor | None
 
 
 class OffPolicyCorrection:
@@ -103,46 +86,24 @@ class OffPolicyCorrection:
         log_ratio: Tensor = rollout["proximal_log_prob"] - rollout["sample_log_prob"]
         return whole_action(log_ratio, rollout)[:, :-1]
 
-    def log_probs(self, log_prob: Tensor, minibatch: TensorDict) -> LogProbs:
-        """Return what the ratios of a minibatch are made of.
-
-        Log-probs of parts, [B, L], have a ratio each; or, with `joint_ratio`, one ratio.
-
-        Args:
-            log_prob: [B] or [B, L], of the policy being trained.
-            minibatch: [B], with `sample_log_prob` and `fields`.
-        """
-        old = self._proximal(log_prob.detach(), minibatch)
-        behavior: Tensor = minibatch["sample_log_prob"]
-        if self.joint_ratio:
-            new, old, behavior = (
-                whole_action(each, minibatch) for each in (log_prob, old, behavior)
-            )
-            return LogProbs(new, old, behavior, counted=None)
-        counted = executed_parts(minibatch, log_prob) if log_prob.dim() == 2 else None
-        return LogProbs(log_prob, old, behavior, counted)
-
     @property
     def weighs_samples(self) -> bool:
-        """Whether the policy loss is `policy_loss`, and not the plain one around `LogProbs.old`."""
+        """Whether the policy loss is `policy_loss`, and not the plain one around the old policy."""
         return self.kind in ("decoupled", "loglinear")
 
-    def policy_loss(
-        self, log_probs: LogProbs, advantage: Tensor, *, clip_low: float, clip_high: float
-    ) -> Tensor:
+    def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
         """Return the policy loss in which samples weigh prox / mu; see `decoupled_surrogate_loss`.
 
         Args:
-            log_probs: see `log_probs`.
-            advantage: of their shape.
+            terms: of the loss.
             clip_low: how far the ratio may fall below 1.
             clip_high: how far it may rise above 1.
         """
         return decoupled_surrogate_loss(
-            log_probs.new,
-            log_probs.old,
-            log_probs.behavior,
-            advantage,
+            terms.new,
+            terms.old,
+            terms.behavior,
+            terms.advantage,
             clip_low=clip_low,
             clip_high=clip_high,
             weight_cap=self.weight_cap,
@@ -161,7 +122,7 @@ class OffPolicyCorrection:
         reference: Tensor = minibatch["reference_log_prob"]
         if not self.weighs_samples:
             return kl_penalty(log_prob, behavior, reference)
-        proximal = self._proximal(log_prob.detach(), minibatch)
+        proximal = self.proximal(log_prob, minibatch)
         acted = (proximal, behavior)
         if self.joint_ratio:
             acted = (whole_action(proximal, minibatch), whole_action(behavior, minibatch))
@@ -169,8 +130,14 @@ class OffPolicyCorrection:
         weight = weight.view(*weight.shape, *[1] * (log_prob.dim() - weight.dim()))
         return kl_penalty(log_prob, proximal, reference, weight)
 
-    def _proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-        """Return the log-prob [B] under the policy that the update began at."""
+    def proximal(self, log_prob: Tensor, minibatch: TensorDict) -> Tensor:
+        """Return the log-prob, [B] or [B, L], under the policy that the update began at.
+
+        Args:
+            log_prob: of the policy being trained; no gradient flows into it.
+            minibatch: [B], with `sample_log_prob` and `fields`.
+        """
+        log_prob = log_prob.detach()
         sample_log_prob: Tensor = minibatch["sample_log_prob"]
         if self.kind == "bypass":
             return sample_log_prob

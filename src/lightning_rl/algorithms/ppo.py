@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.action_parts import weigh_parts, whole_action
+from lightning_rl.algorithms.action_parts import add_part_weights, ratio_terms
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range, require
@@ -141,23 +141,32 @@ class PPO(OnPolicyAlgorithm):
 
     def prepare(self, minibatch: TensorDict) -> TensorDict:
         """Normalise the advantages of a minibatch [B], if that is wanted."""
-        minibatch = super().prepare(minibatch)
-        if self.normalize_advantage == "minibatch" and ranks.world_size() == 1:
+        if minibatch["sample_log_prob"].dim() > 1:
+            minibatch = add_part_weights(minibatch)
+        if self.normalize_advantage == "minibatch":
             return minibatch.set("advantage", normalize_advantage(minibatch["advantage"]))
         return minibatch
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of prepared samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
-        log_probs = self.correction.log_probs(policy["sample_log_prob"], minibatch)
-        advantage = weigh_parts(minibatch["advantage"], log_probs.new, minibatch)
-        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
-        if self.correction.weighs_samples:
-            policy_loss = self.correction.policy_loss(log_probs, advantage, **clip)
-        else:
-            policy_loss = clipped_surrogate_loss(log_probs.new, log_probs.old, advantage, **clip)
+        old, target = minibatch["sample_log_prob"], minibatch["return"]
+        if self.correction.active:
+            old = self.correction.proximal(policy["sample_log_prob"], minibatch)
+        terms = ratio_terms(
+            policy,
+            minibatch,
+            old=old,
+            weight=torch.ones_like(target),
+            joint_ratio=self.correction.joint_ratio,
+        )
 
-        target = minibatch["return"]
+        clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
+        if self.correction.active and self.correction.weighs_samples:
+            policy_loss = self.correction.policy_loss(terms, **clip)
+        else:
+            policy_loss = clipped_surrogate_loss(terms.new, terms.old, terms.advantage, **clip)
+
         if self.clip_value_loss:
             critic_loss = clipped_value_loss(
                 policy["value"], target, minibatch["value"], clip_coef=self.clip_coef
@@ -165,17 +174,17 @@ class PPO(OnPolicyAlgorithm):
         else:
             critic_loss = value_loss(policy["value"], target)
 
-        ones = torch.ones_like(target)
-        entropy = (weigh_parts(ones, policy["entropy"], minibatch) * policy["entropy"]).mean()
+        entropy = (terms.entropy_weight * policy["entropy"]).mean()
         loss = self.vf_coef * critic_loss
         if not self.warms_up:
             loss = loss + policy_loss - self.ent_coef * entropy
-        new, old = log_probs.new.detach(), log_probs.old
         return loss, {
             "policy_loss": policy_loss,
             "value_loss": critic_loss,
             "entropy": entropy,
-            # Of whole actions: `target_kl` and the adaptive rate go by it.
-            "approx_kl": approx_kl(whole_action(new, minibatch), whole_action(old, minibatch)),
-            "clip_fraction": clip_fraction(new, old, **clip, mask=log_probs.counted),
+            # `target_kl` and the adaptive rate go by it.
+            "approx_kl": approx_kl(terms.whole_new, terms.whole_old),
+            "clip_fraction": clip_fraction(
+                terms.new.detach(), terms.old, **clip, mask=terms.counted
+            ),
         }

@@ -7,8 +7,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.policies import Policy
-from lightning_rl.policies.micro_batches import log_prob_of
 
 
 class ReferencePolicy(nn.Module):

@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.optim.update import CPU_MICRO_BATCH
 from lightning_rl.policies import Policy
-from lightning_rl.policies.micro_batches import CPU_MICRO_BATCH
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import flat_transitions
 

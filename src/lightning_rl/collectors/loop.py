@@ -19,7 +19,7 @@ from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.policies.acting import RolloutActor
+from lightning_rl.policies.base import RolloutActor
 from lightning_rl.rollout import copy_tree, time_major
 
 LOOK_EVERY = 16

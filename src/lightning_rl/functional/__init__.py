@@ -4,19 +4,21 @@ from lightning_rl.functional.advantages import discounted_return, gae, vtrace
 from lightning_rl.functional.groups import first_episode_mask, group_relative_advantage
 from lightning_rl.functional.losses import (
     approx_kl,
-    behavior_weight,
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
-    decoupled_surrogate_loss,
-    effective_sample_size,
     explained_variance,
-    kl_penalty,
-    loglinear_proximal,
     masked_mean,
     normalize_advantage,
     ratio,
     value_loss,
+)
+from lightning_rl.functional.off_policy import (
+    behavior_weight,
+    decoupled_surrogate_loss,
+    effective_sample_size,
+    kl_penalty,
+    loglinear_proximal,
 )
 
 __all__ = [

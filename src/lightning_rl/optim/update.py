@@ -1,30 +1,37 @@
-"""Step down a loss, once for each minibatch: zero, backward, clip, step."""
+"""Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from lightning_rl.distributed import ranks
+from lightning_rl.errors import require
 from lightning_rl.optim.gradients import FlatGradient
-from lightning_rl.optim.objective import Objective
+from lightning_rl.optim.learning_rate import LearningRateSchedule
+from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.phases import PhaseTimer, no_phases
-from lightning_rl.policies.micro_batches import micro_batches
 
-MINIBATCH_HOOKS = (
-    "backward",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-)
-"""What Lightning calls for each minibatch."""
+OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
+"""Makes an optimizer from parameters.
+
+In YAML `{class_path: torch.optim.AdamW, init_args: {weight_decay: 0.01}}`.
+"""
+
+Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
+"""Returns the loss of samples [B] and scalars to report, all of them averages over the samples."""
+
+CPU_MICRO_BATCH = 2048
+"""Samples that go through the networks at once on a CPU.
+
+The activations of more leave the cache, and their memory is asked for anew each time.
+"""
 
 
 class Update:
@@ -47,9 +54,9 @@ class Update:
 
     def __init__(
         self,
-        objective: Objective,
+        objective: "Objective",
         optimizer: Optimizer,
-        hooks: "LightningHooks | None" = None,
+        hooks: LightningHooks | None = None,
         phase: PhaseTimer = no_phases,
     ) -> None:
         self.objective = objective
@@ -58,15 +65,17 @@ class Update:
         self.parameters = objective.parameters
         self.gradient = FlatGradient(self.parameters)
         self.names: list[str] = []
+        self._labels = [objective.label("loss"), objective.label("grad_norm")]
         self._hooks = hooks
-        self._agreed = False  # with the other ranks, on the names
+        self._several = ranks.world_size() > 1
+        self._agreed = False  # the ranks, on the names
 
     def __call__(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]; with several processes, of their parts of one."""
-        if ranks.world_size() == 1:
-            self.step(minibatch)
-        else:
+        if self._several:
             self.step_together(minibatch)
+        else:
+            self.step(minibatch)
 
     def step(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]."""
@@ -90,7 +99,7 @@ class Update:
                 loss, scalars = self.objective.loss(samples)
             with self.phase("backward"):
                 self._differentiate(loss if share == 1 else loss * share)
-            self.names = self.scalar_names(scalars)
+            self.names = [*self._labels[:1], *scalars, *self._labels[1:]]
             row = torch.stack([loss, *scalars.values()]).detach()
             rows.append(row if share == 1 else row * share)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
@@ -116,11 +125,6 @@ class Update:
             else:
                 self._hooks.step(self.optimizer)
 
-    def scalar_names(self, reported: dict[str, Any]) -> list[str]:
-        """Return how the scalars of a minibatch are called, in their order."""
-        label = self.objective.label
-        return [label("loss"), *reported, label("grad_norm")]
-
     # --- with several processes ---
 
     def step_together(self, minibatch: TensorDict) -> None:
@@ -131,7 +135,6 @@ class Update:
         A rank weighs as much as its part of the minibatch has samples, none included; and what is
         not finite on one rank is not finite on all.
         """
-        minibatch = self.objective.prepare(minibatch)
         sums = self.local_sums(minibatch) if len(minibatch) else None
         if not self._agreed:  # a rank without samples learns what is reported
             self.names = next(filter(None, ranks.gather_over_ranks(self.names)))
@@ -143,7 +146,7 @@ class Update:
         self.step_by(total)
 
     def local_sums(self, minibatch: TensorDict) -> Tensor:
-        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
+        """Return scalars and gradients of this rank's part [B], as `flattened` does."""
         self.gradient.clear()
         row = self.backward(minibatch)
         return self.gradient.with_scalars(row, len(minibatch))
@@ -158,38 +161,214 @@ class Update:
         """Take notice that the first iteration is over: nothing depends on it here."""
 
 
-class LightningHooks:
-    """Backward pass and optimizer step by way of Lightning, for who listens to its hooks.
-
-    Asking every callback twice for each minibatch, mostly in vain, costs more than a small
-    network's step: so this is used only where `listened_to`. With several processes
-    `on_after_backward` sees the gradient of its own rank, and `on_before_optimizer_step` that of
-    all.
+def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
+    """Split a minibatch [B]; return the parts and their shares of the samples.
 
     Args:
-        module: attached to a trainer.
+        minibatch: [B].
+        size: of a part, for the memory; None for one that suits the cache.
+    """
+    if size is None and _is_large(minibatch):
+        size = CPU_MICRO_BATCH
+    if size is None or size >= len(minibatch):
+        return [(minibatch, 1.0)]
+    return [(samples, len(samples) / len(minibatch)) for samples in minibatch.split(size)]
+
+
+def _is_large(minibatch: TensorDict) -> bool:
+    field = cast(Tensor, next(iter(minibatch.values(True, True))))
+    return field.device.type == "cpu" and len(minibatch) >= 2 * CPU_MICRO_BATCH
+
+
+@dataclass
+class Objective:
+    """One of the losses of an algorithm, with all that its optimizer steps need.
+
+    An algorithm makes its objectives in `configure_objectives`, by `Algorithm.objective`, which
+    knows the settings that most have in common.
+
+    Attributes:
+        name: of the optimizer, and before `loss`, `grad_norm` and `learning_rate` in the charts
+            (`critic_loss`); empty for the only one, or the main one.
+        owner: the module whose method the loss is, and which holds the parameters. A parameter of
+            it that is not among `parameters` is left alone, whatever of it the loss reads.
+        loss: is minimised.
+        prepare: does what needs a whole minibatch [B] at once, such as normalising; without
+            gradients. With several processes, of which none has the whole, it is not called.
+        groups: the parameters, in groups as an optimizer takes them; a group may have `lr_scale`.
+        max_grad_norm: bound on the norm of the gradient of all of them; infinity for none.
+        schedule: sets the learning rate.
+        make_optimizer: makes the optimizer.
+        guard: tells which steps to skip.
+        micro_batch_size: samples that go through the network at once; None for as many as are fast.
     """
 
-    def __init__(self, module: LightningModule) -> None:
-        self._module = module
+    name: str
+    owner: nn.Module
+    loss: Loss
+    prepare: Callable[[TensorDict], TensorDict]
+    groups: list[dict[str, Any]]
+    max_grad_norm: float
+    schedule: LearningRateSchedule
+    make_optimizer: OptimizerFactory
+    guard: "NonFiniteGuard"
+    micro_batch_size: int | None = None
 
-    @staticmethod
-    def listened_to(module: LightningModule) -> bool:
-        """Tell whether the module or a callback overrides one of `MINIBATCH_HOOKS`."""
-        listeners = (module, *cast(Any, module.trainer).callbacks)
-        return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
+    def __post_init__(self) -> None:
+        self.statistics = UpdateStatistics()
+        wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
+        # In the owner's order, which is the same on all ranks, however the groups are made.
+        self.parameters = [
+            parameter
+            for parameter in self.owner.parameters()
+            if id(parameter) in wanted and parameter.requires_grad
+        ]
 
-    def backward(self, loss: Tensor) -> None:
-        """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`."""
-        strategy = self._module.trainer.strategy
-        ours = isinstance(strategy, DDPStrategy)
-        with strategy.block_backward_sync() if ours else nullcontext():  # type: ignore[attr-defined]  # narrowed by `ours`
-            self._module.manual_backward(loss)
-
-    def step(self, optimizer: Optimizer) -> None:
-        """Step, but not a LightningOptimizer: it would count each minibatch as a global step."""
-        self._module.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
+    def label(self, scalar: str) -> str:
+        """Return the name under which a scalar that each objective has is reported."""
+        return f"{self.name}_{scalar}" if self.name else scalar
 
 
-def _no_closure() -> None:
-    """Stand for the closure that Lightning wants: the gradients are there already."""
+class UpdateStatistics:
+    """Averages over the minibatches of an iteration, summed on the device and read once.
+
+    What minibatches report is that of all ranks already.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._rows: list[Tensor] = []
+
+    def add(self, names: list[str], scalars: Tensor) -> None:
+        """Add the scalars [len(names)] of one minibatch."""
+        self._names = names
+        self._rows.append(scalars)
+
+    def mean_since(self, name: str, first: int) -> float:
+        """Return the average of a scalar over the minibatches from `first` on; 0 for none.
+
+        Raises:
+            ConfigurationError: where the loss reports no such scalar.
+        """
+        rows = self._rows[first:]
+        if not rows:
+            return 0.0
+        require(
+            name in self._names,
+            f"target_kl and lr_schedule: adaptive go by '{name}', which this loss does not report; "
+            f"it reports {', '.join(self._names)}. Leave them out, or return '{name}' from `loss`.",
+        )
+        return float(torch.stack(rows)[:, self._names.index(name)].mean())
+
+    def means(self) -> dict[str, float]:
+        """Return the averages, in one transfer from the device, and start anew."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return {}
+        return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class Scalars:
+    """What there is one of per iteration, averaged over ranks and read once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set a scalar."""
+        self._values[name] = value
+
+    def means(self) -> dict[str, float]:
+        """Return the averages, in one transfer from the device, and start anew."""
+        scalars, self._values = self._values, {}
+        if not scalars:
+            return {}
+        values = torch.stack([value.float() for value in scalars.values()])
+        values = ranks.sum_over_ranks(values) / ranks.world_size()
+        return dict(zip(scalars, values.tolist(), strict=True))
+
+
+class NonFiniteGuard:
+    """Tell which optimizer steps to skip, and when to give up.
+
+    Args:
+        limit: steps skipped in a row that are too many.
+
+    Attributes:
+        passed: steps taken so far, in the whole run.
+        skipped: steps skipped so far, likewise.
+        exhausted: whether the limit was reached.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.passed = 0
+        self.skipped = 0
+        self.in_a_row = 0
+        self.exhausted = False
+        self._failing: list[str] = []
+
+    def passes(self, names: list[str], scalars: Tensor) -> bool:
+        """Tell whether loss and gradient norm, the first and the last scalar, are finite.
+
+        This is the one thing per minibatch that waits for the device.
+        """
+        if math.isfinite((scalars[0] + scalars[-1]).item()):
+            self.in_a_row = 0
+            self.passed += 1
+            return True
+        self.skipped += 1
+        self.in_a_row += 1
+        self.exhausted |= self.in_a_row >= self.limit
+        self._failing = _not_finite(dict(zip(names, scalars, strict=True)))
+        return False
+
+    def message(self, sources: dict[str, Tensor]) -> str:
+        """Say what was not finite, in the loss and in the named tensors that it was made of."""
+        everywhere = ranks.gather_over_ranks(_not_finite(sources))
+        blamed = dict.fromkeys(name for names in everywhere for name in names)
+        origin = (
+            f"Not finite among what they are made of: {', '.join(blamed)}."
+            if blamed
+            else (
+                "What they are made of is finite, so the loss itself overflows: lower "
+                "learning_rate or max_grad_norm."
+            )
+        )
+        failing = ", ".join(self._failing)
+        return (
+            f"{self.limit} optimizer steps in a row were skipped, because {failing} were not "
+            f"finite. {origin}"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters."""
+        return {"passed": self.passed, "skipped": self.skipped, "in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up saved counters."""
+        self.passed, self.skipped = state["passed"], state["skipped"]
+        self.in_a_row = state["in_a_row"]
+
+
+def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
+    """Return what a loss is made of, by name, for the message about what was not finite."""
+    names = (
+        "observation",
+        "action",
+        "reward",
+        "sample_log_prob",
+        "value",
+        "final_value",
+        "advantage",
+        "return",
+    )
+    flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
+    return dict(flat.items()) | {f"parameter {name}": p for name, p in policy.named_parameters()}
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    return [name for name, value in tensors.items() if not value.isfinite().all()]

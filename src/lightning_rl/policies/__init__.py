@@ -1,7 +1,6 @@
 """Policies: how to act, to value, and to re-evaluate stored actions."""
 
-from lightning_rl.policies.actor_critic import ActorCritic
-from lightning_rl.policies.actor_only import ActorOnly
+from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.slow import SlowPolicy

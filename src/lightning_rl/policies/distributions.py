@@ -362,3 +362,8 @@ class Categorical(ActionDistribution):
 
     def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
         return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def widened(output: Tensor) -> Tensor:
+    """Return a network's output in float32, where it is in less."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

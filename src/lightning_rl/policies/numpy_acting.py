@@ -4,25 +4,24 @@ For a handful of envs torch spends most of a step on entering its operations; Nu
 faster.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl.policies.acting import RolloutActor
+from lightning_rl.policies.base import RolloutActor
 from lightning_rl.policies.distributions import (
+    ActionDistribution,
     Categorical,
     DiagonalGaussian,
     RescaledGaussian,
     TanhGaussian,
 )
-from lightning_rl.rollout import flat_transitions, time_major
-
-if TYPE_CHECKING:
-    from lightning_rl.policies.actor_only import ActorOnly
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.rollout import FieldSpec, flat_transitions, time_major
 
 MAX_ENVS = 64
 """More envs than these act faster in torch."""
@@ -42,7 +41,22 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
 """In place, with torch's default settings (`_is_default`)."""
 
 
-def acts_in_numpy(policy: "ActorOnly", rollout: TensorDict) -> bool:
+class Perceptron(Protocol):
+    """What is looked at of a policy here, an `ActorOnly` or what derives from it."""
+
+    actor: nn.Sequential
+    distribution: ActionDistribution
+    normalizer: ObservationNormalizer | None
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def put_in_eval_mode(self) -> None: ...
+
+
+def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs."""
     if type(policy.actor) is not nn.Sequential:
         return False
@@ -86,7 +100,7 @@ class NumpyActor(RolloutActor):
         rollout: batch shape [N, T+1], written in place.
     """
 
-    def __init__(self, policy: "ActorOnly", rollout: TensorDict) -> None:
+    def __init__(self, policy: Perceptron, rollout: TensorDict) -> None:
         self._policy = policy
         self._rollout = rollout
         storage = time_major(rollout)

@@ -1,4 +1,4 @@
-"""Compute networks in bfloat16, and what comes out of them in float32.
+"""Compute networks in bfloat16.
 
 `trainer.precision: bf16-mixed` makes Lightning run updates and evaluations under autocast; acting
 is out of its reach, in a collector or in a thread of one. And the ratio of an update begins at 1
@@ -23,8 +23,3 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 def in_float32(tensor: Tensor) -> torch.autocast:
     """Return the context in which products on a tensor's device are not autocast."""
     return torch.autocast(tensor.device.type, enabled=False)
-
-
-def widened(output: Tensor) -> Tensor:
-    """Return a network's output in float32, where it is in less."""
-    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

@@ -9,8 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl.errors import check_range
-from lightning_rl.policies.acting import RolloutActor
-from lightning_rl.policies.base import Policy
+from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.wrapper import PolicyWrapper
 
 PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]

@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.acting import RolloutActor, StepwiseActor
-from lightning_rl.policies.base import Policy
+from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
 from lightning_rl.rollout import FieldSpec
 
 

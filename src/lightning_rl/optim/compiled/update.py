@@ -14,11 +14,9 @@ from lightning_rl.distributed import ranks
 from lightning_rl.optim.compiled.adam import TracedAdam
 from lightning_rl.optim.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.objective import Objective
-from lightning_rl.optim.update import Update
+from lightning_rl.optim.update import Objective, Update, micro_batches
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.policies.micro_batches import micro_batches
 
 
 class CompiledUpdate(Update):
@@ -77,7 +75,7 @@ class CompiledUpdate(Update):
         return self.graphs.call(*self._stepping(sums, self._adam))[0]
 
     def local_sums(self, minibatch: TensorDict) -> Tensor:
-        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
+        """Return scalars and gradients of this rank's part [B], as `flattened` does."""
         sums = None
         if self._has_graph_for(minibatch):
             sums = self.graphs.tried(lambda: self._add_up(minibatch))
@@ -138,7 +136,7 @@ class CompiledUpdate(Update):
         result, reported = self.graphs.call(
             key, lambda: self._loss_function(samples, adam), inputs, moving
         )
-        self.names = self.scalar_names(reported)
+        self.names = [*self._labels[:1], *reported, *self._labels[1:]]
         self.graphs.have_served = True
         return result
 

@@ -1,39 +1,15 @@
-"""Send many samples through a policy, as many at once as its memory or the cache takes."""
+"""Send a whole rollout through a policy: one batched pass, without gradients."""
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
 from lightning_rl.rollout import FieldSpec, flat_transitions
-
-CPU_MICRO_BATCH = 2048
-"""Samples that go through the networks at once on a CPU.
-
-The activations of more leave the cache, and their memory is asked for anew each time.
-"""
-
-
-def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B]; return the parts and their shares of the samples.
-
-    Args:
-        minibatch: [B].
-        size: of a part, for the memory; None for one that suits the cache.
-    """
-    if size is None and _is_large(minibatch):
-        size = CPU_MICRO_BATCH
-    if size is None or size >= len(minibatch):
-        return [(minibatch, 1.0)]
-    return [(samples, len(samples) / len(minibatch)) for samples in minibatch.split(size)]
-
-
-def _is_large(minibatch: TensorDict) -> bool:
-    field = cast(Tensor, next(iter(minibatch.values(True, True))))
-    return field.device.type == "cpu" and len(minibatch) >= 2 * CPU_MICRO_BATCH
 
 
 @torch.no_grad()

@@ -1,0 +1,149 @@
+"""Learn from samples of an older policy: weights, the proximal policy, losses that use them.
+
+Pure functions of tensors.
+"""
+
+import torch
+from torch import Tensor
+
+from lightning_rl.functional.losses import LOG_RATIO_LIMIT, ratio, refuse_broadcast
+
+
+def decoupled_surrogate_loss(
+    log_prob: Tensor,
+    proximal_log_prob: Tensor,
+    sample_log_prob: Tensor,
+    advantage: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    weight_cap: float,
+) -> Tensor:
+    """Return PPO's policy loss for samples of an older policy mu than the one the update began at.
+
+        rho = pi / prox,   w = sg(prox / mu)
+        L   = -mean(w * min(rho * A, clip(rho, 1 - clip_low, 1 + clip_high) * A))
+
+    where w is 0 for samples with w > weight_cap, and the mean is over all samples nevertheless:
+    leaving some out must not give the others more weight. The trust region is around prox, the
+    proximal policy, and the weight corrects for who sampled. With mu = prox this is
+    `clipped_surrogate_loss`, bit for bit.
+
+    Source: Hilton et al. 2021, "Batch size-invariance for policy optimization" (the decoupled
+    objective); Fu et al. 2025, "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
+    Language Reasoning", whose code has the cap. Differs from the papers: both log ratios are
+    bounded to ±20.
+
+    Args:
+        log_prob: [B], of the policy being trained.
+        proximal_log_prob: [B], of the policy as the update began; no gradient flows into it.
+        sample_log_prob: [B], of the policy that acted.
+        advantage: [B].
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        weight_cap: the largest weight that counts, at least 1.
+    """
+    refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
+    proximal_log_prob = proximal_log_prob.detach()
+    rho = ratio(log_prob, proximal_log_prob)
+    clipped = rho.clamp(1.0 - clip_low, 1.0 + clip_high)
+    gain = torch.minimum(rho * advantage, clipped * advantage)
+    weight = behavior_weight(proximal_log_prob, sample_log_prob, weight_cap=weight_cap)
+    return -(weight * gain).mean()
+
+
+def behavior_weight(
+    proximal_log_prob: Tensor, sample_log_prob: Tensor, *, weight_cap: float
+) -> Tensor:
+    """Return w = prox / mu without a gradient; 0, which it is nowhere else, where above the cap.
+
+    Args:
+        proximal_log_prob: any shape.
+        sample_log_prob: the same shape.
+        weight_cap: the largest weight that counts.
+    """
+    weight = ratio(proximal_log_prob, sample_log_prob).detach()
+    return torch.where(weight > weight_cap, 0.0, weight)  # NaN is not hidden
+
+
+def loglinear_proximal(
+    log_prob: Tensor, sample_log_prob: Tensor, learner_version: Tensor | int, policy_version: Tensor
+) -> Tensor:
+    """Guess the log-prob of the policy at which the update began, without running it.
+
+        log prox = log mu + alpha * sg(log pi - log mu)
+        alpha    = (v_prox - v_mu) / (v_pi - v_mu)
+
+    on the line through the versions of mu (v_mu = `policy_version`) and pi. The update under way
+    begins at v_prox = `learner_version` and makes v_pi = v_prox + 1, so alpha = s / (s + 1) for
+    samples of staleness s: 0, prox = mu, on fresh ones, and 1/2, 2/3, ... on older ones.
+
+    Source: the log-linear proximal approximation of AReaL (see `decoupled_surrogate_loss`), which
+    has v_prox = v_pi - 1. Differs from it: the log ratio is bounded to ±20.
+
+    Args:
+        log_prob: [B], of the policy being trained; no gradient flows into it.
+        sample_log_prob: [B], of the policy that acted.
+        learner_version: updates completed when this one began (`policy.version`).
+        policy_version: [B] int64, updates completed when the action was sampled; not above
+            `learner_version`.
+
+    Returns:
+        log prox, [B].
+    """
+    staleness = (learner_version - policy_version).to(log_prob.dtype)
+    log_ratio = (log_prob.detach() - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return sample_log_prob + staleness / (staleness + 1) * log_ratio
+
+
+def effective_sample_size(log_weight: Tensor) -> Tensor:
+    """Return (sum w)^2 / (n * sum w^2), the share of n samples that is left by their weights.
+
+    1 where all weights are equal, 1/n where one has all the weight, 0 where all are 0.
+
+    Source: Kish 1965, "Survey Sampling"; Kong 1992, "A note on importance sampling using
+    standardized weights".
+
+    Args:
+        log_weight: any shape, log w; a common constant changes nothing.
+    """
+    largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
+    weight = (log_weight - largest).exp()
+    # The largest weight is 1, so the lower bound acts only where all are 0.
+    return weight.sum().square() / (weight.numel() * weight.square().sum()).clamp(min=1)
+
+
+def kl_penalty(
+    log_prob: Tensor,
+    sample_log_prob: Tensor,
+    reference_log_prob: Tensor,
+    behavior_weight: Tensor | None = None,
+) -> Tensor:
+    """Estimate KL(pi || reference) per sample of mu, so that value and gradient are both right.
+
+        value     rho * (exp(d) - 1 - d),              d = log reference - log pi
+        gradient  rho * (-d) * grad log pi,            rho = pi / mu
+
+    Of a stale sample rho is pi / prox * w, with the weight w of `behavior_weight`, which is 0
+    beyond its cap; prox is then given in place of mu.
+
+    Both are unbiased under samples of mu: the value is k3 (Schulman 2020, "Approximating KL
+    Divergence"), whose own gradient is that of another divergence; the gradient is that of
+    KL(pi || reference) itself, E_pi[log(pi / reference) * grad log pi] (Tang and Munos 2025, "On a
+    few pitfalls in KL divergence gradient estimation for RL").
+
+    Args:
+        log_prob: [B], of the policy being trained.
+        sample_log_prob: [B], of the policy that acted; with a weight, of the proximal policy.
+        reference_log_prob: [B], of the policy to stay close to.
+        behavior_weight: [B], prox / mu of stale samples; None for 1.
+
+    Returns:
+        [B].
+    """
+    rho = ratio(log_prob.detach(), sample_log_prob)
+    if behavior_weight is not None:
+        rho = rho * behavior_weight
+    d = (reference_log_prob - log_prob.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    value = torch.expm1(d) - d
+    return rho * (value - d * (log_prob - log_prob.detach()))
