@@ -125,7 +125,7 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
     """Do what `PPO.training_step` does, without a trainer; pause after each minibatch."""
     env = GymnasiumEnv(data.num_envs, data._env.id)
     collector = SyncCollector(env, ppo.policy, data.buffer_size, data.seed_for("collector"))
-    optimizer = ppo.configure_optimizers()
+    (optimizer,), objective = ppo.configure_optimizers(), ppo.objectives[""]
     parameters = list(ppo.policy.parameters())
     ppo.generator.manual_seed(data.seed_for("shuffle"))
     for rollout in RolloutDataset(collector, RolloutBuffer(), iterations):
@@ -138,13 +138,13 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
             grad_norm = torch.nn.utils.clip_grad_norm_(parameters, ppo.max_grad_norm)
             names = ["loss", *scalars, "grad_norm"]
             row = torch.cat([torch.stack([loss, *scalars.values()]).detach(), grad_norm[None]])
-            if ppo.guard.passes(names, row):
+            if objective.guard.passes(names, row):
                 optimizer.step()
-                ppo.statistics.add(names, row)
+                objective.statistics.add(names, row)
             yield
         ppo.policy.update_normalization(rollout)
         ppo.policy.version += 1
-        ppo.metrics = ppo.statistics.means()
+        ppo.metrics = objective.statistics.means() | ppo.statistics.means()
 
 
 class TurnTakingPPO(PPO):

@@ -1,5 +1,8 @@
 """Train in bf16-mixed: act and update alike, keep float32 weights, learn, and have no NaN."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from findings import Findings
 from lightning.pytorch import seed_everything
@@ -37,12 +40,13 @@ class Watching:
                     self.plain = max(self.plain, self._gap(step))
         super().correct_staleness(rollout)  # type: ignore[misc]
 
-    def update(self, minibatch: TensorDict) -> None:
-        if self.begins:
-            with torch.no_grad():
-                self.minibatch = max(self.minibatch, self._gap(minibatch))
-            self.begins = False
-        super().update(minibatch)  # type: ignore[misc]
+    def minibatches(self, *args: Any) -> Iterator[TensorDict]:
+        for minibatch in super().minibatches(*args):  # type: ignore[misc]
+            if self.begins:
+                with torch.no_grad():
+                    self.minibatch = max(self.minibatch, self._gap(minibatch))
+                self.begins = False
+            yield minibatch
 
     def _gap(self, samples: TensorDict) -> float:
         """Return the largest |ratio - 1|."""

@@ -7,6 +7,7 @@ from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the 
 
 if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning, OnPolicyAlgorithm
+    from lightning_rl.buffers import Replay
     from lightning_rl.collectors import AsyncCollector, Collector, Demonstrations, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
@@ -62,6 +63,7 @@ _HOMES = {
     "PolicyWrapper": "policies",
     "PushCube": "envs",
     "RLDataModule": "data",
+    "Replay": "buffers",
     "RLTrainer": "trainer",
     "SlowPolicy": "policies",
     "SyncCollector": "collectors",
@@ -94,6 +96,7 @@ __all__ = [
     "PushCube",
     "RLDataModule",
     "RLTrainer",
+    "Replay",
     "SlowPolicy",
     "SyncCollector",
     "TinyVLA",

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningDataModule
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
-from lightning_rl.buffers import Buffer, ReadInterrupted, RolloutBuffer
+from lightning_rl.buffers import Buffer, ReadInterrupted, Replay, ReplayFactory, RolloutBuffer
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -101,6 +101,7 @@ class RLDataModule(LightningDataModule):
         total_env_steps: the budget, of all processes: training stops after the iteration that
             reaches it.
         collector: how rollouts are collected.
+        replay: what an off-policy algorithm keeps of the rollouts, to sample from.
         iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
             and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
         num_eval_episodes: episodes per evaluation, one per seed, dealt to the processes.
@@ -126,6 +127,7 @@ class RLDataModule(LightningDataModule):
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
         collector: CollectorFactory = SyncCollector,
+        replay: ReplayFactory | None = None,
         iterations_per_epoch: int | None = None,
         num_eval_episodes: int = 10,
         num_eval_envs: int | None = None,
@@ -158,8 +160,10 @@ class RLDataModule(LightningDataModule):
         self._make_env = env
         self._make_eval_env = eval_env or env
         self._make_collector = collector
+        self._make_replay = replay
+        self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
-        self._restored: list[dict[str, Any]] | None = None
+        self._restored: dict[str, list[dict[str, Any]]] = {}
         self._env: VectorEnv | None = env(num_envs)
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
@@ -233,10 +237,15 @@ class RLDataModule(LightningDataModule):
         )
         self.collector.plan = module.plan
         self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
-        if self._restored is not None:
-            if len(self._restored) == ranks.world_size():  # else `load_rank_state` says so
-                self.collector.load_state_dict(self._restored[ranks.rank()])
-            self._restored = None
+        if self._make_replay is not None:
+            self.replay = self._make_replay(
+                self.observation_space, self.action_space, self.num_envs, policy.version.device
+            )
+        for key, part in {"collectors": self.collector, "replays": self.replay}.items():
+            states = self._restored.get(key, [])
+            if part is not None and len(states) == ranks.world_size():  # else the algorithm says so
+                part.load_state_dict(states[ranks.rank()])
+        self._restored = {}
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # made now: not to fork beside a running thread
         self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
@@ -266,21 +275,25 @@ class RLDataModule(LightningDataModule):
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each rank's collector, with the envs' in it."""
-        if self.collector is None:
-            return {}
-        return {"collectors": ranks.gather_over_ranks(self.collector.state_dict())}
+        """Return the state of each rank's collector, with the envs' in it, and of its replay."""
+        own = {"collectors": self.collector, "replays": self.replay}
+        return {
+            key: ranks.gather_over_ranks(part.state_dict())
+            for key, part in own.items()
+            if part is not None
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep a saved state until there is a collector to take it up."""
-        self._restored = state_dict.get("collectors")
+        """Keep a saved state until there is who takes it up."""
+        self._restored = dict(state_dict)
 
     def close(self) -> None:
         """Stop the collector, and close the envs. May be called more than once."""
         for resource in (self.collector, self._env, self._eval_env):
             if resource is not None:
                 resource.close()
-        self.collector, self._env, self._eval_env = None, None, None
+        self.collector, self.replay = None, None
+        self._env, self._eval_env = None, None
 
     def teardown(self, stage: str) -> None:
         """Close everything at the end of a run."""

@@ -156,6 +156,28 @@ def transition_view(rollout: TensorDict) -> TensorDict:
     return transitions
 
 
+def successors(rollout: TensorDict) -> Any:
+    """Return the observation that followed each step [N, T, ...], a tensor or a tree.
+
+    That is the next slot's, or the true final one where an episode ended: never the one that the
+    next episode begins with.
+
+    Args:
+        rollout: [N, T+1].
+    """
+    validate(rollout)
+
+    def after(observation: Any, final: Any) -> Any:
+        if isinstance(observation, Tensor):
+            ended = done.view(*done.shape, *[1] * (observation.dim() - 2))
+            return torch.where(ended, final[:, :-1], observation[:, 1:])
+        fields = {key: after(child, final.get(key)) for key, child in observation.items()}
+        return TensorDict(fields, done.shape, device=observation.device)
+
+    done: Tensor = rollout["done"][:, :-1]
+    return after(rollout.get("observation"), rollout.get("final_observation"))
+
+
 def validate(rollout: TensorDict) -> None:
     """Check that data has the batch shape [N, T+1] and the fields of a rollout.
 

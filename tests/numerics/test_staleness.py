@@ -262,8 +262,8 @@ def stale_rollout(data, module, lag, change=0.0):
 def gradients(module, rollout, correction):
     """Return the gradient of the first update on a whole rollout, and the scalars of the staleness."""
     module.correction = OffPolicyCorrection(correction or "bypass", 2.0)
-    module.correction.active = correction is not None
-    scalars = module.correction.add_fields(module.policy, rollout)
+    module.may_be_stale = correction is not None
+    scalars = module.correction.add_fields(module.policy, rollout) if correction else {}
     if isinstance(module, GRPO):
         module.add_advantages(rollout)
     else:
@@ -328,12 +328,11 @@ def test_stale_samples_beyond_the_cap_are_left_out_of_the_kl_to_the_reference_to
     module = make_ppo(data, algorithm=GRPO, group_size=4, batch_size=64, kl_coef=1.0)
     rollout = stale_rollout(data, module, lag=1, change=0.1)
     module.correction = OffPolicyCorrection(correction, 1.0)
-    module.correction.active = True
     module.correction.add_fields(module.policy, rollout)
     rollout["reference_log_prob"] = torch.zeros_like(rollout["sample_log_prob"])
     log_prob = log_prob_of(module.policy, rollout).flatten()
     samples = rollout[:, :-1].clone().flatten()
-    proximal = module.correction._proximal(log_prob, samples)
+    proximal = module.correction.proximal(log_prob, samples)
     beyond = proximal > samples["sample_log_prob"]
     assert 0 < beyond.sum() < beyond.numel()
     penalty = module.correction.kl_penalty(log_prob, samples)

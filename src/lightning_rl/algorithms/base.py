@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import check_checkpoint, check_rollout, check_trainer
+from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import DESCRIPTION_KEY, STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import check_range
+from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledUpdate
@@ -65,6 +66,9 @@ class TrainingData(Protocol):
 
     @property
     def acted_by_policy(self) -> bool: ...
+
+    @property
+    def replay(self) -> Replay | None: ...
 
     @property
     def eval_env(self) -> VectorEnv: ...
@@ -161,6 +165,21 @@ class Algorithm(LightningModule):
     def data(self) -> TrainingData:
         """The data module of the trainer."""
         return cast(TrainingData, self.trainer.datamodule)  # type: ignore[attr-defined]  # set by `fit`
+
+    @property
+    def replay(self) -> Replay:
+        """What the data module keeps of the rollouts, for an off-policy algorithm.
+
+        Raises:
+            ConfigurationError: where `data.replay` does not say what that is.
+        """
+        replay = self.data.replay
+        if replay is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} samples from a replay, and data.replay is not set: name "
+                "the class, data.replay: {class_path: ...}, or pass replay=... to RLDataModule."
+            )
+        return replay
 
     @property
     def iterations_done(self) -> int:

@@ -244,7 +244,7 @@ def weights_to_begin_with(
     own = policy.state_dict()
     saved = _without_prefix(checkpoint["state_dict"], "policy.")
     critic, its_critic = (
-        {key: value for key, value in state.items() if _of_critic(policy, key)}
+        {key: value for key, value in state.items() if policy.belongs_to_critic(key)}
         for state in (own, saved)
     )
     kept, note = {"version": own["version"]}, None
@@ -262,10 +262,6 @@ def weights_to_begin_with(
     check_weights(own, saved, cure)
     check_description(policy, checkpoint[STATE_KEY], cure)
     return saved | kept, note
-
-
-def _of_critic(policy: Policy, key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in policy.critic_modules)
 
 
 def _of_the_critic(own: dict[str, Tensor], saved: dict[str, Tensor]) -> str:

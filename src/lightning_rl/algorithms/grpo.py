@@ -17,6 +17,7 @@ from lightning_rl.functional import (
     clip_fraction,
     clipped_surrogate_loss,
     group_relative_advantage,
+    kl_penalty,
 )
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, discount_of, env_steps
@@ -144,7 +145,7 @@ class GRPO(OnPolicyAlgorithm):
         """What the loss reads of a rollout, beside the policy's own fields."""
         own = ("observation", "action", "sample_log_prob", "advantage", "weight")
         reference = () if self.reference is None else ("reference_log_prob",)
-        return (*own, *reference, *self.correction.fields)
+        return (*own, *reference, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
         """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
@@ -206,7 +207,7 @@ class GRPO(OnPolicyAlgorithm):
         """Return the loss of samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
         log_prob, old = policy["sample_log_prob"], minibatch["sample_log_prob"]
-        if self.correction.active:
+        if self.may_be_stale:
             old = self.correction.proximal(log_prob, minibatch)
         terms = ratio_terms(
             policy,
@@ -217,7 +218,7 @@ class GRPO(OnPolicyAlgorithm):
         )
 
         clip = {"clip_low": self.clip_coef, "clip_high": self.clip_high}
-        if self.correction.active and self.correction.weighs_samples:
+        if self.may_be_stale and self.correction.weighs_samples:
             policy_loss = self.correction.policy_loss(terms, **clip)
         else:
             policy_loss = clipped_surrogate_loss(terms.new, terms.old, terms.advantage, **clip)
@@ -234,7 +235,12 @@ class GRPO(OnPolicyAlgorithm):
             ),
         }
         if self.reference is not None:
-            kl = self.correction.kl_penalty(log_prob, minibatch)
+            if self.may_be_stale:
+                kl = self.correction.kl_penalty(log_prob, minibatch)
+            else:
+                kl = kl_penalty(
+                    log_prob, minibatch["sample_log_prob"], minibatch["reference_log_prob"]
+                )
             scalars["reference_kl"] = (terms.entropy_weight * kl).mean()
             loss = loss + self.kl_coef * scalars["reference_kl"]
         return loss, scalars

@@ -24,7 +24,9 @@ Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
 
 
 class OffPolicyCorrection:
-    """What changes in a policy loss for samples of an older policy mu; nothing for fresh ones.
+    """What changes in a policy loss for samples of an older policy mu.
+
+    An algorithm asks it where rollouts may be stale, and only there.
 
     The update begins at the proximal policy, around which the ratio is clipped. `decoupled`
     recomputes its log-probs once per rollout, and weighs a sample by prox / mu (Hilton et al.
@@ -36,9 +38,6 @@ class OffPolicyCorrection:
         method: which of these.
         weight_cap: samples with a larger weight prox / mu do not count.
         joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
-
-    Attributes:
-        active: whether rollouts may be stale; false leaves all as it is, at no cost.
     """
 
     def __init__(self, method: Correction, weight_cap: float, *, joint_ratio: bool = False) -> None:
@@ -46,31 +45,23 @@ class OffPolicyCorrection:
         self.method = method
         self.weight_cap = weight_cap
         self.joint_ratio = joint_ratio
-        self.active = False
-
-    @property
-    def kind(self) -> Correction:
-        """What is done: `bypass` where nothing can be stale."""
-        return self.method if self.active else "bypass"
 
     @property
     def fields(self) -> tuple[str, ...]:
         """What the loss reads beside what it would read anyway."""
-        if self.kind == "bypass":
+        if self.method == "bypass":
             return ()
-        return ("lag",) if self.kind == "loglinear" else ("proximal_log_prob",)
+        return ("lag",) if self.method == "loglinear" else ("proximal_log_prob",)
 
     @torch.no_grad()
     def add_fields(self, policy: Policy, rollout: TensorDict) -> dict[str, Tensor]:
         """Write `fields` [N, T+1]; return scalars about the lag, to log."""
-        if not self.active:
-            return {}
         transitions = rollout[:, :-1]
         lag = (policy.version - transitions["policy_version"]).float()
         scalars = {"async/staleness_mean": lag.mean(), "async/staleness_max": lag.max()}
-        if self.kind == "loglinear":
+        if self.method == "loglinear":
             add_transition_field(rollout, "lag", lag)
-        if self.kind in ("decoupled", "vtrace"):
+        if self.method in ("decoupled", "vtrace"):
             proximal, behavior = log_prob_of(policy, rollout), transitions["sample_log_prob"]
             add_transition_field(rollout, "proximal_log_prob", proximal)
             weight = behavior_weight(proximal, behavior, weight_cap=self.weight_cap)
@@ -89,7 +80,7 @@ class OffPolicyCorrection:
     @property
     def weighs_samples(self) -> bool:
         """Whether the policy loss is `policy_loss`, and not the plain one around the old policy."""
-        return self.kind in ("decoupled", "loglinear")
+        return self.method in ("decoupled", "loglinear")
 
     def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
         """Return the policy loss in which samples weigh prox / mu; see `decoupled_surrogate_loss`.
@@ -139,9 +130,9 @@ class OffPolicyCorrection:
         """
         log_prob = log_prob.detach()
         sample_log_prob: Tensor = minibatch["sample_log_prob"]
-        if self.kind == "bypass":
+        if self.method == "bypass":
             return sample_log_prob
-        if self.kind == "loglinear":
+        if self.method == "loglinear":
             lag: Tensor = minibatch["lag"].view(-1, *[1] * (log_prob.dim() - 1))
             return loglinear_proximal(log_prob, sample_log_prob, lag, torch.zeros_like(lag))
         proximal: Tensor = minibatch["proximal_log_prob"]

@@ -61,6 +61,9 @@ class OnPolicyAlgorithm(Algorithm):
         behavior_weight_cap: the largest weight of a stale sample that counts.
         kwargs: see `Algorithm`.
 
+    Attributes:
+        may_be_stale: whether rollouts may be of older weights, so that `correction` is asked.
+
     Raises:
         ConfigurationError: for a number out of range.
     """
@@ -92,6 +95,7 @@ class OnPolicyAlgorithm(Algorithm):
         self.correction = OffPolicyCorrection(
             off_policy_correction, behavior_weight_cap, joint_ratio=policy.joint_ratio
         )
+        self.may_be_stale = False
         self.reward_normalizer = RewardNormalizer() if normalize_reward else None
         self._ratio_checked = False
 
@@ -102,6 +106,11 @@ class OnPolicyAlgorithm(Algorithm):
         Of a subclass that leaves it where it is for some iterations.
         """
         return True
+
+    @property
+    def correction_fields(self) -> tuple[str, ...]:
+        """What the correction wants a loss to read, beside what that reads anyway."""
+        return self.correction.fields if self.may_be_stale else ()
 
     # --- what training_step is made of ---
 
@@ -120,6 +129,8 @@ class OnPolicyAlgorithm(Algorithm):
 
     def correct_staleness(self, rollout: TensorDict) -> None:
         """Write what the correction needs to know of the policy that this update begins at."""
+        if not self.may_be_stale:
+            return
         for name, value in self.correction.add_fields(self.policy, rollout).items():
             self.statistics.set(name, value)
 
@@ -227,13 +238,13 @@ class OnPolicyAlgorithm(Algorithm):
         """
         super().on_fit_start()
         self._ratio_checked = False
+        self.may_be_stale = self.data.max_staleness > 0
         if ranks.world_size() > 1:
             check_drawn_fields(type(self), OnPolicyAlgorithm)
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Take the rewards of a rollout into the statistics that scale them."""
         super().on_train_batch_start(batch, batch_idx)
-        self.correction.active = self.data.max_staleness > 0
         if self.reward_normalizer is not None:
             continues = batch.get("continues", None)
             self.reward_normalizer.observe(

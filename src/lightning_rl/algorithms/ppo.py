@@ -101,7 +101,7 @@ class PPO(OnPolicyAlgorithm):
     def fields(self) -> tuple[str, ...]:
         """What the loss reads of a rollout, beside the policy's own fields."""
         own = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
-        return (*own, *self.correction.fields)
+        return (*own, *self.correction_fields)
 
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
@@ -114,7 +114,7 @@ class PPO(OnPolicyAlgorithm):
             transitions["final_value"],
         )
         estimate = gae
-        if self.correction.kind == "vtrace":
+        if self.may_be_stale and self.correction.method == "vtrace":
             estimate = partial(vtrace, self.correction.log_ratio(rollout))
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
@@ -151,7 +151,7 @@ class PPO(OnPolicyAlgorithm):
         """Return the loss of prepared samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
         old, target = minibatch["sample_log_prob"], minibatch["return"]
-        if self.correction.active:
+        if self.may_be_stale:
             old = self.correction.proximal(policy["sample_log_prob"], minibatch)
         terms = ratio_terms(
             policy,
@@ -162,7 +162,7 @@ class PPO(OnPolicyAlgorithm):
         )
 
         clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
-        if self.correction.active and self.correction.weighs_samples:
+        if self.may_be_stale and self.correction.weighs_samples:
             policy_loss = self.correction.policy_loss(terms, **clip)
         else:
             policy_loss = clipped_surrogate_loss(terms.new, terms.old, terms.advantage, **clip)

@@ -1,6 +1,13 @@
 """Buffers: where rollouts wait for the learner."""
 
-from lightning_rl.buffers.base import Buffer, BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.buffers.base import (
+    Buffer,
+    BufferClosed,
+    ReadInterrupted,
+    Replay,
+    ReplayFactory,
+    WriterError,
+)
 from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.rollout_buffer import RolloutBuffer
 from lightning_rl.buffers.segments import Segment, Window, allocate_segments, saved_rollout
@@ -10,6 +17,8 @@ __all__ = [
     "BufferClosed",
     "CircularBuffer",
     "ReadInterrupted",
+    "Replay",
+    "ReplayFactory",
     "RolloutBuffer",
     "Segment",
     "Window",

@@ -1,8 +1,11 @@
-"""Say what a buffer is: where rollouts wait for the learner, each handed out once."""
+"""Say what buffers are: where rollouts wait for the learner, or are kept to be sampled from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
+import gymnasium
+import torch
 from tensordict import TensorDict
 
 
@@ -51,3 +54,40 @@ class Buffer(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most buffers are empty between iterations
         """Take up a saved state."""
+
+
+class Replay(ABC):
+    """What an off-policy algorithm samples from: fresh rollouts go in, minibatches come out.
+
+    The data module makes it, by `data.replay`, and saves it; the algorithm finds it as
+    `Algorithm.replay`.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many transitions it holds."""
+
+    @abstractmethod
+    def extend(self, rollout: TensorDict) -> None:
+        """Take a fresh rollout [N, T+1] in; it is copied."""
+
+    @abstractmethod
+    def sample(self, batch_size: int, generator: torch.Generator) -> TensorDict:
+        """Return transitions [B], drawn by a generator on the learner's device."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain numbers, texts and tensors."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a saved state."""
+
+
+ReplayFactory = Callable[
+    [gymnasium.Space[Any], gymnasium.Space[Any], int, torch.device | str], Replay
+]
+"""Makes a replay from the spaces of one env, `num_envs`, and the device of the learner.
+
+In YAML the class and its other arguments.
+"""

@@ -13,7 +13,7 @@ from lightning_rl.policies import Policy
 
 
 class PublishedWeights:
-    """The newest weights of a policy, buffers and version included, whole at any moment.
+    """The newest weights that a policy acts by, its version included, whole at any moment.
 
     Publishing and loading copy under one lock, so nobody sees half of a version. What is frozen
     stays out of it: it is the same in every version.
@@ -31,8 +31,12 @@ class PublishedWeights:
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         self._changed = threading.Condition()
-        self._names = {name for name, p in policy.named_parameters() if p.requires_grad}
-        self._names |= {name for name, _ in policy.named_buffers()}
+        buffers = {name for name, _ in policy.named_buffers()}
+        self._names = {
+            name
+            for name, tensor in policy.acting_state().items()
+            if tensor.requires_grad or name in buffers
+        }
         self._tensors = [tensor.to(device, copy=True) for tensor in self._changing(policy)]
         self.version = int(policy.version)
         self.closed = False
@@ -79,8 +83,8 @@ class PublishedWeights:
 
     def _changing(self, policy: Policy) -> list[Tensor]:
         """Return what differs between versions; written in place, outside autograd."""
-        both = (*policy.named_parameters(), *policy.named_buffers())
-        return [tensor.detach() for name, tensor in both if name in self._names]
+        state = policy.acting_state()
+        return [tensor.detach() for name, tensor in state.items() if name in self._names]
 
 
 def acting_copy(policy: Policy, device: torch.device) -> Policy:

@@ -115,6 +115,18 @@ class Policy(nn.Module, ABC):
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
+    def acting_state(self) -> dict[str, Tensor]:
+        """Return what acting depends on, by name: parameters and buffers, less the critics'.
+
+        It is all that a collector with a copy of the policy gets of a new version.
+        """
+        named = dict(self.named_parameters()) | dict(self.named_buffers())
+        return {name: value for name, value in named.items() if not self.belongs_to_critic(name)}
+
+    def belongs_to_critic(self, name: str) -> bool:
+        """Tell whether a parameter or a buffer is one that `value` alone depends on."""
+        return any(name == one or name.startswith(f"{one}.") for one in self.critic_modules)
+
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         """Return `extra_fields` as they would be had the policy chosen the actions [B, *A].
 
