@@ -31,7 +31,7 @@ learner got it, has ended; it does not after a reset, nor where a rollout in bet
 An algorithm adds fields of its own (`advantage`, `return`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -40,6 +40,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 
 FieldSpec = tuple[tuple[int, ...], torch.dtype]
@@ -206,6 +207,43 @@ def validate(rollout: TensorDict) -> None:
                 f"{dtype} of shape "
                 f"{list(rollout.batch_size)}, without a trailing dimension of one."
             )
+
+
+def check_finite(rollout: TensorDict) -> None:
+    """Refuse what an env returned where it is not finite, before it spoils any statistics.
+
+    Costs one sum per field and rollout [N, T+1], nothing per step. All ranks do so together, and
+    all end where one has to.
+
+    Raises:
+        FloatingPointError: naming the field, and the first env and step.
+    """
+    fault = _first_fault(rollout)
+    if ranks.agree(fault is not None):
+        raise FloatingPointError(next(filter(None, ranks.gather_over_ranks(fault))))
+
+
+def _first_fault(rollout: TensorDict) -> str | None:
+    """Say what is not finite, or return None."""
+    for name, field in _returned(rollout):
+        if not field.sum().isfinite() and not (finite := field.isfinite()).all():
+            row, step, *entry = (~finite).nonzero()[0].tolist()
+            value = field[(row, step, *entry)].item()
+            where = f", entry {entry}" if entry else ""
+            return (
+                f"The env returned a {name} that is not finite: {value} in env {row}, at step "
+                f"{step} of the rollout{where}. Training cannot go on from it; mend the env, or "
+                "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+            )
+    return None
+
+
+def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
+    """Yield what the env wrote into a rollout, as far as it may be no number."""
+    fields = rollout.select("observation", "final_observation", "reward", strict=False)
+    for name, field in fields.flatten_keys(".").items():
+        if field.is_floating_point():
+            yield name, field
 
 
 def flat_transitions(

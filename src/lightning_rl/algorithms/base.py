@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import check_checkpoint, check_rollout, check_trainer
+from lightning_rl.algorithms.checks import check_checkpoint, check_trainer
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import DESCRIPTION_KEY, STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
@@ -37,7 +37,7 @@ from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import env_steps_in, without_padding
+from lightning_rl.rollout import check_finite, env_steps_in, without_padding
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
@@ -351,7 +351,7 @@ class Algorithm(LightningModule):
             RuntimeError: where the rollout is staler than the collector promises.
             FloatingPointError: where the env returned what is not a number.
         """
-        check_rollout(batch)
+        check_finite(batch)
         staleness, allowed = self.staleness(batch), self.data.max_staleness
         if staleness > allowed:
             raise RuntimeError(

@@ -1,7 +1,6 @@
 """Refuse what an algorithm cannot do, before a run begins."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -92,20 +91,6 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
     )
 
 
-def check_rollout(rollout: TensorDict) -> None:
-    """Refuse what an env returned where it is not finite, before it spoils any statistics.
-
-    Costs one sum per field and rollout [N, T+1], nothing per step. All ranks do so together, and
-    all end where one has to.
-
-    Raises:
-        FloatingPointError: naming the field, and the first env and step.
-    """
-    fault = _first_fault(rollout)
-    if ranks.agree(fault is not None):
-        raise FloatingPointError(next(filter(None, ranks.gather_over_ranks(fault))))
-
-
 EXACT, ROUGH = 1e-3, 1e-1
 """How far a log-prob x may be from the one that was stored, in units of 1 + |x|: in float32, and
 where networks compute in less. Rounding gives a thousandth of it, a policy with a memory a hundred
@@ -176,29 +161,6 @@ def _numbers(value: Tensor) -> str:
     """Write one number, or the first few of several."""
     numbers = [f"{number:.5g}" for number in value.flatten()[:3].tolist()]
     return ", ".join(numbers) + (", ..." if value.numel() > 3 else "")
-
-
-def _first_fault(rollout: TensorDict) -> str | None:
-    """Say what is not finite, or return None."""
-    for name, field in _returned(rollout):
-        if not field.sum().isfinite() and not (finite := field.isfinite()).all():
-            row, step, *entry = (~finite).nonzero()[0].tolist()
-            value = field[(row, step, *entry)].item()
-            where = f", entry {entry}" if entry else ""
-            return (
-                f"The env returned a {name} that is not finite: {value} in env {row}, at step "
-                f"{step} of the rollout{where}. Training cannot go on from it; mend the env, or "
-                "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
-            )
-    return None
-
-
-def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the env wrote into a rollout, as far as it may be no number."""
-    fields = rollout.select("observation", "final_observation", "reward", strict=False)
-    for name, field in fields.flatten_keys(".").items():
-        if field.is_floating_point():
-            yield name, field
 
 
 def check_checkpoint(

@@ -6,10 +6,10 @@ from lightning_rl.buffers.base import (
     ReadInterrupted,
     Replay,
     ReplayFactory,
+    RolloutBuffer,
     WriterError,
 )
 from lightning_rl.buffers.circular_buffer import CircularBuffer
-from lightning_rl.buffers.rollout_buffer import RolloutBuffer
 from lightning_rl.buffers.segments import Segment, Window, allocate_segments, saved_rollout
 
 __all__ = [

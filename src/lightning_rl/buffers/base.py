@@ -8,6 +8,8 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.rollout import validate
+
 
 class BufferClosed(RuntimeError):  # noqa: N818  # no error, but a stop that was asked for
     """The buffer was closed: whoever waits at it, or comes to it, is to stop."""
@@ -54,6 +56,40 @@ class Buffer(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most buffers are empty between iterations
         """Take up a saved state."""
+
+
+class RolloutBuffer(Buffer):
+    """A buffer of one rollout, without a copy.
+
+    What `get` returns is the collector's storage, until it collects again.
+
+    Empty between iterations, so there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self._rollout: TensorDict | None = None
+
+    def extend(self, rollout: TensorDict) -> None:
+        """See `Buffer.extend`."""
+        validate(rollout)
+        if self._rollout is not None:
+            raise RuntimeError(
+                "The buffer still holds a rollout that nobody has taken; call get() first."
+            )
+        self._rollout = rollout
+
+    def ready(self) -> bool:
+        """See `Buffer.ready`."""
+        return self._rollout is not None
+
+    def get(self) -> TensorDict:
+        """See `Buffer.get`."""
+        if self._rollout is None:
+            raise RuntimeError(
+                "The buffer is empty: every rollout is given out once. Call extend() first."
+            )
+        rollout, self._rollout = self._rollout, None
+        return rollout
 
 
 class Replay(ABC):

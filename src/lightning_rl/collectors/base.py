@@ -1,12 +1,14 @@
-"""Say what a collector is: it steps the env with the policy, and counts what it did."""
+"""Say what a collector is, and collect in the learner's own thread, with the learner's weights."""
 
+import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.buffers import allocate_segments
+from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -14,22 +16,6 @@ from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import env_steps, env_steps_in
-
-
-@dataclass(frozen=True)
-class EpisodePlan:
-    """How an algorithm wants the episodes of a rollout to begin and to end.
-
-    Attributes:
-        group_size: G rows that follow each other begin in the same state.
-        reset_every_rollout: begin every rollout with new episodes.
-        first_episode_only: what follows the first episode of a row does not count; the rollout ends
-            as soon as every row has had one.
-    """
-
-    group_size: int = 1
-    reset_every_rollout: bool = False
-    first_episode_only: bool = False
 
 
 class Collector(ABC):
@@ -149,3 +135,52 @@ class Collector(ABC):
 
         May be called more than once; the env is not its to close.
         """
+
+
+class SyncCollector(Collector):
+    """Step the env T times with the current policy; policy lag is 0.
+
+    See `Collector` for the arguments.
+
+    The rollout lives in one preallocated storage on the policy's device, written through views that
+    are made once.
+    """
+
+    def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
+        super().__init__(env, policy, num_steps, seed)
+        (self._segment,) = allocate_segments(
+            1,
+            env.single_observation_space,
+            env.single_action_space,
+            env.num_envs,
+            num_steps,
+            extra_fields=policy.extra_fields | env.extra_fields,
+            device=policy.version.device,
+        )
+        self._loop = RolloutLoop(env, policy, [self._segment], seed)
+
+    def collect(self) -> TensorDict:
+        """See `Collector.collect`; fewer than T steps where the plan ends the rollout early."""
+        self._loop.plan, self._loop.phase = self.plan, self.phase
+        steps, notes = self._loop.run(self._segment)
+        self._segment.clear_padding(steps)
+        self.reports_success = self._loop.reports_success
+        # The container is new each time: what an algorithm adds or replaces stays its own.
+        return self.account_for(self._segment.rollout[:, : steps + 1], **notes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Collector.state_dict`."""
+        return super().state_dict() | {"loop": self._loop.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Collector.load_state_dict`."""
+        super().load_state_dict(state)
+        if unread := state.get("buffer", {}).get("windows"):
+            warnings.warn(
+                f"{len(unread)} rollouts of the checkpoint, which an AsyncCollector had collected "
+                "ahead, are dropped: they are of older weights.",
+                stacklevel=2,
+            )
+            self.skip_rollout()
+        self._loop.plan = self.plan
+        self._loop.load_state_dict(state["loop"])

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import Segment
-from lightning_rl.collectors.base import EpisodePlan
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.envs import RestoreError, VectorEnv
-from lightning_rl.envs.shapes import check_like, refuse_missing_end
-from lightning_rl.envs.stepping import RolloutStepper
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl.envs.step_results import check_like, refuse_missing_end
+from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
@@ -27,6 +26,22 @@ LOOK_EVERY = 16
 
 A look waits for the device.
 """
+
+
+@dataclass(frozen=True)
+class EpisodePlan:
+    """How an algorithm wants the episodes of a rollout to begin and to end.
+
+    Attributes:
+        group_size: G rows that follow each other begin in the same state.
+        reset_every_rollout: begin every rollout with new episodes.
+        first_episode_only: what follows the first episode of a row does not count; the rollout ends
+            as soon as every row has had one.
+    """
+
+    group_size: int = 1
+    reset_every_rollout: bool = False
+    first_episode_only: bool = False
 
 
 class Lane(NamedTuple):

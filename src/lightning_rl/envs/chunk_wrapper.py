@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.infos import is_number
+from lightning_rl.envs.step_results import is_number
 from lightning_rl.errors import ConfigurationError
 
 

@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.infos import read_arrays, says_something, to_tensors
+from lightning_rl.envs.step_results import read_arrays, says_something, to_tensors
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 

@@ -17,11 +17,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.gymnasium_making import EnvWrapper, make_gymnasium, missing_package
-from lightning_rl.envs.infos import read_arrays, to_tensors
 from lightning_rl.envs.inline import InlineVectorEnv
-from lightning_rl.envs.shapes import refuse_missing_end
-from lightning_rl.envs.stepping import ArrayStepper, RolloutStepper
-from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
+from lightning_rl.envs.step_results import read_arrays, refuse_missing_end, to_tensors
+from lightning_rl.envs.vector_env import (
+    ArrayStepper,
+    Observation,
+    RestoreError,
+    RolloutStepper,
+    Seed,
+    VectorEnv,
+)
 from lightning_rl.errors import require
 
 MAX_REPLAY_STEPS = 100_000

@@ -11,9 +11,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lightning_rl.envs.infos import gather, says_something
 from lightning_rl.envs.replay import ReplayableEpisode
-from lightning_rl.envs.shapes import check_observation, check_step
+from lightning_rl.envs.step_results import check_observation, check_step, gather, says_something
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 

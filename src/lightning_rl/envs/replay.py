@@ -8,7 +8,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.shapes import check_observation, check_step
+from lightning_rl.envs.step_results import check_observation, check_step
 
 
 class ReplayableEpisode(gymnasium.Wrapper):

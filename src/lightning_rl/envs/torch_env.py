@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.counter_random import key_of, uniforms
-from lightning_rl.envs.shapes import check_like
+from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 

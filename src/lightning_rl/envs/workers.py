@@ -13,7 +13,7 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from lightning_rl.envs.infos import gather, says_something
+from lightning_rl.envs.step_results import gather, says_something
 
 EXIT_SECONDS = 1.0
 """How long processes may take to end before they are killed, or to have ended before they count."""
