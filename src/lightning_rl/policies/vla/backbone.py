@@ -51,7 +51,8 @@ class Backbone(Recorded, nn.Module, ABC):
 
         Args:
             observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3], and where the env has
-                them `language` int64 [B, S] and `proprio` [B, P].
+                them `depth` float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64
+                [B, S] and `proprio` [B, P].
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:
