@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 import yaml
 
+from lightning_rl import CustomVLA
 from lightning_rl.cli import run
 from tests.helpers import assert_same_run, last
 
@@ -206,8 +208,28 @@ def test_the_policy_that_it_shows_trains_evaluates_and_resumes_exactly():
     assert evaluated(part) == evaluated(whole) > 20  # what chance gives
 
 
+def test_the_settings_of_a_vla_of_ones_own_are_those_that_there_are(tmp_path):
+    (block,) = (block for _, block in BLOCKS if "class_path: CustomVLA" in block)
+    settings = yaml.safe_load(block)["policy"]["init_args"]
+    (tmp_path / "my_vla.py").write_text(
+        "from torch import nn\nclass MyVLA(nn.Linear):\n"
+        "    def __init__(self, action_space, width): super().__init__(width, action_space.n)\n"
+        "    def forward(self, td, deterministic=False, generator=None): ...\n"
+        "    def evaluate_actions(self, td): ...\n"
+    )
+    weights = {"weight": torch.ones(2, 64), "bias": torch.ones(2)}
+    Path(settings["model_path"]).mkdir()
+    torch.save(weights, Path(settings["model_path"], "model.pt"))
+    sys.path.append(str(tmp_path))
+    space = gymnasium.spaces.Discrete(2)
+    policy = CustomVLA(space, space, **settings, freeze=["w*"])
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == ["model.bias"]
+    assert torch.equal(policy.model.weight, weights["weight"])
+    sys.modules.pop("my_vla")
+
+
 def test_the_files_it_names_exist():
     for name in re.findall(r"`([\w/]+\.(?:py|sh|yaml|md))`", README):
         candidates = [ROOT / name, ROOT / "src" / "lightning_rl" / name, ROOT / "configs" / name]
-        if name != "config.yaml" and name not in FILES:
+        if name not in ("config.yaml", "hparams.yaml", *FILES):
             assert any(path.exists() for path in candidates), name
