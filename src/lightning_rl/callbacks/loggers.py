@@ -62,8 +62,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         directory = Path(self.log_dir)
         content = yaml.safe_dump(params, sort_keys=False).encode()
         write_atomically(directory / self.NAME_HPARAMS_FILE, lambda file: file.write(content))
-        for old in directory.glob(f"events.out.tfevents.*{OF_SETTINGS}"):
-            old.unlink()
+        replaced = list(directory.glob(f"events.out.tfevents.*{OF_SETTINGS}"))
         plain = dict(_flat(params))
         _, session, _ = hparams(plain, {})
         lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
@@ -73,6 +72,8 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         for summary in (session, text("config", lines)):
             writer.add_summary(summary, 0)
         writer.close()
+        for old in replaced:
+            old.unlink()
 
     @rank_zero_only
     def save(self) -> None:
