@@ -18,6 +18,7 @@ LEVELS = {
     "arguments": 6,
     "process": 0,
     "ranks": 0,
+    "record": 0,
     "shared_table": 0,
     "rollout": 0,
     "runs": 0,

@@ -9,6 +9,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
+from lightning_rl.record import Recorded
 
 
 class TrainingData(Protocol):
@@ -49,7 +50,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class EvaluatedModule(LightningModule):
+class EvaluatedModule(Recorded, LightningModule):
     """A policy in a LightningModule, evaluated on one episode per seed.
 
     Attributes:
