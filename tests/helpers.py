@@ -103,7 +103,7 @@ def scalars(run_dir, ignore=("charts/SPS",)):
     Reads the files in the order in which they were opened: TensorBoard sorts them by name, and takes the tenth that a
     process opens within a second for an earlier one than the ninth.
     """
-    files = Path(run_dir, "logs").glob("events.out.tfevents.*")
+    files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # not that of the settings
     rows = []
     for file in sorted(
         files, key=lambda path: (path.name.split(".")[3], int(path.name.split(".")[-1]))

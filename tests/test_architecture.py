@@ -18,6 +18,7 @@ LEVELS = {
     "arguments": 6,
     "process": 0,
     "distributed": 0,
+    "record": 0,
     "rollout": 0,
     "runs": 0,
     "config_files": 0,

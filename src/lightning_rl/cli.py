@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.arguments import complete
 from lightning_rl.buffers import WriterError
+from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
@@ -38,8 +39,8 @@ class RLArgumentParser(LightningArgumentParser):
         sys.exit(2)
 
 
-class RunConfig(SaveConfigCallback):
-    """Write the configuration of a training run to `config.yaml` and into its checkpoints."""
+class RunConfig(SaveConfigCallback, SettingsWriter):
+    """Write the configuration of a training run: `config.yaml`, its checkpoints, its loggers."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write nothing yet: a checkpoint may be refused, and an evaluation writes no config."""
@@ -52,8 +53,11 @@ class RunConfig(SaveConfigCallback):
             write_atomically(
                 trainer.run_dir / self.config_filename, lambda file: file.write(content)
             )
-            for logger in trainer.loggers:
-                logger.log_hyperparams(yaml.safe_load(content))
+        SettingsWriter.on_fit_start(self, trainer, pl_module)
+
+    def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return the configuration."""
+        return cast(dict[str, Any], yaml.safe_load(self._dump()))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

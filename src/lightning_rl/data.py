@@ -20,6 +20,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import require
 from lightning_rl.phases import phases_of
 from lightning_rl.policies import Policy
+from lightning_rl.record import Recorded
 
 EnvFactory = Callable[[int], VectorEnv]
 """Makes an env from `num_envs`.
@@ -91,7 +92,7 @@ class EpisodeSeeds(IterableDataset[list[int]]):
         return iter(self.batches)
 
 
-class RLDataModule(LightningDataModule):
+class RLDataModule(Recorded, LightningDataModule):
     """Own the envs, the collector and the buffer, and hand rollouts to the trainer.
 
     Args:

@@ -12,30 +12,33 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning_rl
 from lightning_rl.errors import ConfigurationError
 
 CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
 
+Asked = TypeVar("Asked", bool, str)
+
 _withheld = False
 
 
-def granted(setting: str, asked: bool) -> bool:
-    """Return whether something is allowed: where it is asked for, and no checkpoint asks for it.
+def granted(setting: str, asked: Asked) -> Asked:
+    """Return what is asked for, where no checkpoint asks for it.
 
     Args:
         setting: the name of the argument, for the message.
-        asked: its value.
+        asked: its value: whether something is to be allowed, or the name of a class to be imported.
 
     Raises:
         ConfigurationError: where the configuration of a checkpoint asks for it.
     """
     if asked and _withheld:
+        value = "true" if asked is True else asked
         raise ConfigurationError(
-            f"The configuration in the checkpoint sets {setting}: true. A checkpoint is data: it "
-            f"cannot allow code or downloads, and nothing was run or downloaded. {CURE}"
+            f"The configuration in the checkpoint sets {setting}: {value}. A checkpoint is data: "
+            f"it cannot allow code or downloads, and nothing was run or downloaded. {CURE}"
         )
     return asked
 

@@ -26,6 +26,7 @@ from lightning_rl.callbacks import (
     Peers,
     PeriodicCheckpoint,
     RunManifest,
+    SettingsWriter,
     VideoRecorder,
     VideoSettings,
     WarmStart,
@@ -33,6 +34,7 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
 from lightning_rl.process import flush_denormals, keep_freed_memory
+from lightning_rl.record import Recorded
 from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
 
 NOISE = (
@@ -55,7 +57,7 @@ NOISE = (
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
 
-class RLTrainer(Trainer):
+class RLTrainer(Recorded, Trainer):
     """Lightning's `Trainer` with the callbacks.
 
     The logger and the checkpoint files of this package.
@@ -131,7 +133,8 @@ class RLTrainer(Trainer):
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         own = _as_list(callbacks)
-        package = self._callbacks(video, enable_progress_bar)
+        metrics = MetricsWriter(best_metric, best_mode)
+        package = self._callbacks(own, metrics, video, enable_progress_bar)
         if enable_checkpointing:
             # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
             small = checkpoint_weights_only
@@ -158,10 +161,17 @@ class RLTrainer(Trainer):
             )
             check_strategy(self)
 
-    def _callbacks(self, video: VideoSettings | bool, progress: bool) -> list[Callback]:
-        """Return the package's callbacks but those of checkpoints."""
-        metrics = MetricsWriter()
+    def _callbacks(
+        self,
+        own: list[Callback],
+        metrics: MetricsWriter,
+        video: VideoSettings | bool,
+        progress: bool,
+    ) -> list[Callback]:
+        """Return the package's callbacks but those of checkpoints, beside the user's own."""
         callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        if not any(isinstance(callback, SettingsWriter) for callback in own):
+            callbacks.append(SettingsWriter())
         callbacks.append(EvaluationReport(self.run_dir))
         if video:
             settings = video if isinstance(video, VideoSettings) else VideoSettings()

@@ -80,7 +80,7 @@ TRAINER_TEXTS = {
 OF_THAT_RUN = ("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from")
 """Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
 
-PATH_KEYS = ("xml_file", "path", "adapter", "tokenizer", "action_statistics")
+PATH_KEYS = ("xml_file", "path", "model_path", "adapter", "tokenizer", "action_statistics")
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")

@@ -12,9 +12,13 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard import context
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from lightning_rl import RLTrainer
+from lightning_rl import GRPO, Algorithm, RLTrainer
 from lightning_rl.callbacks import EnvStepCSV, MetricsWriter
 from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.cli import run
@@ -55,10 +59,11 @@ class Fail(Callback):
 def test_the_table_holds_what_tensorboard_shows(tmp_path):
     train(tmp_path)
     rows = table(tmp_path)
-    assert len(rows) == 8  # six iterations and two evaluations
-    assert {"train/loss", "eval/avg_reward", "eval/ci95_low", "charts/SPS"} < {
-        name for row in rows for name in row
-    }
+    assert [row["env_steps"] for row in rows] == [64, 128, 192, 256, 320, 384]
+    evaluated = [row for row in rows if "eval/avg_reward" in row]
+    assert evaluated == [rows[2], rows[5]], "an evaluation stands beside the training of its step"
+    for row in evaluated:
+        assert {"train/loss", "eval/ci95_low", "eval/avg_reward_best", "charts/SPS"} < row.keys()
     assert_table_equals_curves(tmp_path)
 
 
@@ -72,8 +77,26 @@ def test_a_resumed_table_has_each_row_once(tmp_path):
     with open(run_dir / "logs" / "metrics.csv", "a") as file:
         file.write("320,0.1")  # a row that a kill has cut short
     train(run_dir, ckpt_path=last(run_dir))
+    steps = [row["env_steps"] for row in table(run_dir)]
+    assert steps == [64, 128, 192, 256, 320, 384]
     assert curves_of(table(run_dir)) == curves_of(table(tmp_path / "whole"))
     assert_table_equals_curves(run_dir)
+
+
+def test_a_row_is_on_the_disk_before_the_evaluation_adds_to_it(tmp_path):
+    """A kill during the evaluation, or while its values are written, loses no row."""
+    path = tmp_path / "logs" / "metrics.csv"
+    logger = EnvStepCSV(path)
+    for step in (64, 128):
+        logger.log_metrics({"train/loss": 0.5, "eval/avg_reward": float("nan")}, step)
+        assert table(tmp_path)[-1]["train/loss"] == 0.5
+        logger.log_metrics({"eval/avg_reward": 7.0, "train/loss": 0.25}, step)  # longer and shorter
+        assert table(tmp_path)[-1] == {"env_steps": step, "train/loss": 0.25, "eval/avg_reward": 7}
+    logger.finalize("success")
+    logger.log_metrics({"train/loss": 2, "eval/late": 1}, 128)  # opened again, a column more
+    assert [row["env_steps"] for row in table(tmp_path)] == [64, 128]
+    assert table(tmp_path)[-1]["train/loss"] == 2
+    assert table(tmp_path)[-1]["eval/avg_reward"] == 7
 
 
 def test_a_new_column_is_added_and_rows_cost_the_same_however_many_there_are(tmp_path):
@@ -118,7 +141,7 @@ def test_another_logger_gets_the_same_keys_over_env_steps(tmp_path):
         k for row in table(tmp_path / "default") for k in row
     } - {"env_steps"}
     assert [step for step, _ in stub.rows] == [64, 128, 192, 192, 256, 320, 384, 384]
-    assert len(table(tmp_path / "stub")) == 8, "the table is written whatever the logger"
+    assert len(table(tmp_path / "stub")) == 6, "the table is written whatever the logger"
     assert not list((tmp_path / "stub" / "logs").glob("events*"))
     assert "wandb" not in sys.modules
 
@@ -150,19 +173,104 @@ def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):
         f"Videos:    {run_dir}/videos",
     ):
         assert line in out
-    values = [
-        value
-        for file in (run_dir / "logs").glob("events*")
-        for event in EventFileLoader(str(file)).Load()
-        for value in event.summary.value
-    ]
-    text = next(value for value in values if value.tag == "config/text_summary")
-    assert b"model.init_args.batch_size: 32" in text.tensor.string_val[0]
-    board = b"".join(v.metadata.plugin_data.content for v in values if "hparams" in v.tag)
-    assert b"model.init_args.learning_rate" in board
-    assert b"eval/avg_reward" in board
     config = yaml.safe_load((run_dir / "config.yaml").read_text())
     assert config["trainer"]["video"] is True
+    assert yaml.safe_load((run_dir / "logs" / "hparams.yaml").read_text()) == config
+    ((row, shown),) = compared_runs("o").items()
+    assert row == f"{run_dir.name}/logs"
+    assert shown["model.init_args.batch_size"] == 32
+    assert shown["model.class_path"] == "lightning_rl.PPO"
+    assert shown["data.env.init_args.id"] == "CartPole-v1"
+    assert not [path for path in (run_dir / "logs").iterdir() if path.is_dir()], "no stray runs"
+
+
+def compared_runs(directory):
+    """Return what TensorBoard's HPARAMS tab shows of each run: settings and last metrics."""
+    runs = EventMultiplexer().AddRunsFromDirectory(str(directory))
+    runs.Reload()
+    provider = MultiplexerDataProvider(runs, str(directory))
+    board = backend_context.Context(base_plugin.TBContext(data_provider=provider))
+    asked = context.RequestContext()
+    experiment = board.experiment_from_metadata(
+        asked, "", True, board.hparams_metadata(asked, ""), []
+    )
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0, slice_size=100, allowed_statuses=range(4), include_metrics=True
+    )
+    for metric in experiment.metric_infos:
+        column = request.col_params.add(metric=metric.name)
+        assert not column.metric.group, "a metric of a directory below that of the run"
+    for setting in experiment.hparam_infos:
+        request.col_params.add(hparam=setting.name)
+    answer = list_session_groups.Handler(asked, board, "", request).run()
+    return {
+        group.sessions[0].name: {
+            name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()
+        }
+        | {value.name.tag: value.value for value in group.metric_values}
+        for group in answer.session_groups
+    }
+
+
+class Fixed(Algorithm):
+    """One whose constructor fixes an argument of its base, and passes others on."""
+
+    def __init__(self, policy, mine=3, **kwargs):
+        super().__init__(policy, gamma=0.5, **kwargs)
+        self.mine = mine
+
+    def training_step(self, rollout, batch_idx):
+        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
+            self.update(minibatch)
+        self.finish_iteration(rollout)
+
+    def loss(self, minibatch):
+        new = self.policy.evaluate_actions(minibatch)
+        return -(minibatch["reward"] * new["sample_log_prob"]).mean(), {}
+
+
+def test_the_hparams_tab_compares_runs_of_python_and_of_other_algorithms(tmp_path):
+    """Each setting of each run is a column, whichever run TensorBoard reads first."""
+    train(tmp_path / "a_ppo", model={"learning_rate": 2e-3}, trainer={"best_mode": "min"})
+    train(tmp_path / "b_grpo", model={"algorithm": GRPO, "group_size": 2, "mode": "step"})
+    train(tmp_path / "c_own", model={"algorithm": Fixed, "mine": 4, "lr_schedule": "constant"})
+    runs = compared_runs(tmp_path)
+    assert set(runs) == {"a_ppo/logs", "b_grpo/logs", "c_own/logs"}
+    ppo, grpo, own = runs.values()
+    assert ppo["model.class_path"] == "lightning_rl.PPO"
+    assert ppo["model.init_args.learning_rate"] == 2e-3
+    assert ppo["model.init_args.clip_coef"] == 0.2, "a default"
+    assert ppo["model.init_args.policy.init_args.hidden_sizes"] == "[16]"
+    assert ppo["data.env.class_path"] == "lightning_rl.GymnasiumEnv"
+    assert ppo["data.env.init_args.id"] == "CartPole-v1"
+    assert ppo["trainer.accelerator"] == "cpu"
+    assert ppo["seed_everything"] == 3
+    assert grpo["model.init_args.group_size"] == 2
+    assert "model.init_args.group_size" not in ppo
+    assert own["model.init_args.mine"] == 4
+    assert own["model.init_args.n_epochs"] == 2
+    assert "model.init_args.gamma" not in own, "it is not what its constructor took"
+    for name, best in {"a_ppo": min, "b_grpo": max, "c_own": max}.items():
+        curve = [value for _, value in scalars(tmp_path / name)["eval/avg_reward"]]
+        shown = runs[f"{name}/logs"]
+        assert shown["eval/avg_reward"] == pytest.approx(curve[-1])
+        assert shown["eval/avg_reward_best"] == pytest.approx(best(curve))
+    written = yaml.safe_load((tmp_path / "a_ppo" / "logs" / "hparams.yaml").read_text())
+    assert written["model"]["init_args"]["learning_rate"] == 2e-3
+
+
+def test_a_resumed_run_is_one_row_with_the_settings_that_it_ends_with(tmp_path):
+    train(tmp_path / "run", data={"total_env_steps": 192})
+    train(tmp_path / "run", data={"total_env_steps": 384}, ckpt_path=last(tmp_path / "run"))
+    ((name, shown),) = compared_runs(tmp_path).items()
+    assert name == "run/logs"
+    assert shown["data.total_env_steps"] == 384
+    curve = dict(scalars(tmp_path / "run")["eval/avg_reward"])
+    assert list(curve) == [192, 384]
+    assert shown["eval/avg_reward"] == pytest.approx(curve[384])
+    assert shown["eval/avg_reward_best"] == pytest.approx(max(curve.values()))
+    written = yaml.safe_load((tmp_path / "run" / "logs" / "hparams.yaml").read_text())
+    assert written["data"]["total_env_steps"] == 384
 
 
 def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):

@@ -206,7 +206,10 @@ def test_an_evaluation_is_that_of_one_process(directory, ranks):
 
 def test_files_are_those_of_rank_0(directory, ranks):
     assert both(ranks, "whole", "run_dir") == [str(directory / "whole")] * 2
-    assert len(list((directory / "whole" / "logs").glob("events*"))) == 1
+    events = [path.name for path in (directory / "whole" / "logs").glob("events*")]
+    processes = {name.removesuffix(".settings").split(".")[-2] for name in events}
+    assert len(processes) == 1
+    assert len([name for name in events if name.endswith(".settings")]) == 1
     assert sorted(p.name for p in (directory / "whole" / "checkpoints").iterdir()) == [
         "best.ckpt",
         "last.ckpt",

@@ -52,7 +52,7 @@ def test_a_resumed_run_keeps_the_best_until_there_is_a_better_one(moved, tmp_pat
     data = {"iterations_per_epoch": 1}
     train(run_dir, data=data | {"total_env_steps": 64}, **settings)
     saved = load(last(run_dir))
-    (state,) = saved["callbacks"].values()
+    (state,) = (s for key, s in saved["callbacks"].items() if key.startswith("BestCheckpoint"))
     state["best_model_score"] = torch.tensor(-1.0)  # no evaluation is below it
     key = "kth_value"
     state[key] = torch.tensor(-1.0)

@@ -279,6 +279,17 @@ def test_what_is_unsafe_or_missing_is_refused(directories, tmp_path):
         load_vla_model("hf", str(tmp_path / "bare"))
 
 
+def test_depth_is_refused_by_a_model_that_does_not_look_at_it(directories):
+    td = make_env(1).reset(seed=0)[0]
+    td["depth"] = torch.zeros(1, 64, 64)
+    with pytest.raises(ConfigurationError) as caught:
+        TransformersBackbone("hf", str(directories / "smolvlm")).build(td, 8)
+    assert str(caught.value) == (
+        "The observation has depth, which TransformersBackbone does not look at: leave it out of "
+        "VLAObservation, or take TinyVLA or a backbone of your own."
+    )
+
+
 class Harm:
     """Touches a file when it is unpickled."""
 
@@ -292,10 +303,10 @@ class Harm:
 def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_path):
     path = "tests.numerics.test_vla_loading.Small"
     with pytest.raises(ConfigurationError, match=r"is not imported.*Set trust_code: true"):
-        load_vla_model("class", class_path=path)
+        load_vla_model("class", model_class=path)
     torch.save({"module." + k: v for k, v in Small().state_dict().items()}, tmp_path / "w.pt")
     model = load_vla_model(
-        "class", str(tmp_path / "w.pt"), class_path=path, trust_code=True, freeze=["bias"]
+        "class", str(tmp_path / "w.pt"), model_class=path, trust_code=True, freeze=["bias"]
     )
     assert torch.equal(model.weight, torch.load(tmp_path / "w.pt")["module.weight"])
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["weight"]
@@ -303,8 +314,8 @@ def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_
         load_vla_model(
             "class",
             str(tmp_path / "w.pt"),
-            class_path=path,
-            init_args={"size": 4},
+            model_class=path,
+            model_config={"size": 4},
             trust_code=True,
         )
     with (tmp_path / "evil.pt").open("wb") as file:
@@ -312,10 +323,10 @@ def test_a_class_comes_from_allowed_places_and_its_weights_are_only_tensors(tmp_
     torch.save({"weight": Harm(tmp_path / "harmed")}, tmp_path / "evil2.pt")
     for name in ("evil.pt", "evil2.pt"):
         with pytest.raises(ConfigurationError, match="is refused: it is damaged, or holds objects"):
-            load_vla_model("class", str(tmp_path / name), class_path=path, trust_code=True)
+            load_vla_model("class", str(tmp_path / name), model_class=path, trust_code=True)
     assert not (tmp_path / "harmed").exists()
     with pytest.raises(ConfigurationError, match=r"No weights at none\.pt"):
-        load_vla_model("class", "none.pt", class_path=path, trust_code=True)
+        load_vla_model("class", "none.pt", model_class=path, trust_code=True)
     with pytest.raises(ConfigurationError, match="kind must be class, hf or hf_config"):
         load_vla_model("hub")
 

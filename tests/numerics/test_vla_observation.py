@@ -24,6 +24,14 @@ class Kitchen(gymnasium.Env):
             {
                 "pixels": gymnasium.spaces.Dict({"top": picture, "wrist": picture}),
                 "agent_pos": gymnasium.spaces.Box(-1, 1, (2,), np.float64),
+                "depth": gymnasium.spaces.Dict(
+                    {
+                        "metres": gymnasium.spaces.Box(0, np.inf, (size, size), np.float64),
+                        "column": gymnasium.spaces.Box(0, 4, (size, size, 1), np.float32),
+                        "millimetres": gymnasium.spaces.Box(0, 65535, (size, size), np.uint16),
+                        "small": gymnasium.spaces.Box(0, 4, (8, 8), np.float32),
+                    }
+                ),
             }
         )
         self.action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
@@ -34,7 +42,16 @@ class Kitchen(gymnasium.Env):
             key: np.full((16, 16, 3), self.steps + k, np.uint8)
             for k, key in enumerate(("top", "wrist"))
         }
-        return {"pixels": pixels, "agent_pos": np.array([self.steps, self.count]) / 10}
+        metres = np.full((16, 16), 0.75 + self.steps)
+        metres[0, :4] = np.nan, np.inf, -np.inf, -1
+        depth = {
+            "metres": metres,
+            "column": np.full((16, 16, 1), 0.5, np.float32),
+            "millimetres": np.full((16, 16), 1250, np.uint16),
+            "small": np.ones((8, 8), np.float32),
+        }
+        state = np.array([self.steps, self.count]) / 10
+        return {"pixels": pixels, "agent_pos": state, "depth": depth}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -91,6 +108,68 @@ def test_cameras_are_stacked_and_parts_renamed():
     assert set(observation) == {"rgb", "proprio"}
 
 
+def test_depth_is_in_metres_and_0_where_nothing_was_measured():
+    env = wrapped(depth=["depth/metres", "depth/column", "depth/millimetres"])
+    env.reset()
+    observation, *_ = env.step(np.zeros(2))
+    assert env.observation_space.contains(observation)
+    depth = observation["depth"]
+    assert depth.dtype == np.float32
+    assert depth.shape == (3, 16, 16)
+    assert depth[0, 0, :5].tolist() == [0, 0, 0, 0, 1.75]
+    assert depth[1:, 3, 3].tolist() == [0.5, 1.25]
+    assert env.observation_space["depth"].high.max() == np.inf
+    alone = wrapped(depth="depth/millimetres")
+    assert alone.reset()[0]["depth"].shape == (16, 16)
+    assert alone.observation_space["depth"].high.max() == np.float32(65.535)
+    several = wrapped(depth=["depth/column"])
+    assert several.reset()[0]["depth"].shape == (1, 16, 16)
+
+
+def test_a_picture_that_is_no_depth_is_refused():
+    with pytest.raises(ConfigurationError) as caught:
+        wrapped(depth=["depth/metres", "pixels/top"])
+    assert str(caught.value) == (
+        "depth: pixels/top is Box(0, 255, (16, 16, 3), uint8); it must be [H, W] or [H, W, 1], "
+        "floats in metres or uint16 in millimetres, of one size for all cameras. Name pictures of "
+        "colours as rgb."
+    )
+    with pytest.raises(ConfigurationError, match=r"depth: depth/small is .* of one size for all"):
+        wrapped(depth=["depth/metres", "depth/small"])
+    with pytest.raises(ConfigurationError, match="No 'depth/metre' in the observation of Kitchen"):
+        wrapped(depth="depth/metre")
+
+
+def with_depth(chunk, num_envs, name="metres"):
+    def wrap(env):
+        return VLAObservation(env, "pixels/top", "agent_pos", depth=f"depth/{name}")
+
+    return ActionChunk(chunk, lambda n: GymnasiumEnv(n, "VLAKitchen-v0", wrappers=[wrap]), num_envs)
+
+
+def test_a_policy_sees_the_depth_that_the_rollout_keeps():
+    env = with_depth(2, 2)
+    policy = VLAPolicy(env.single_observation_space, env.single_action_space)
+    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    depth = rollout["observation"]["depth"]
+    assert depth.dtype == torch.float32
+    steps = (rollout["observation"]["proprio"][..., 0] * 10).round()
+    assert torch.equal(depth[..., 5, 5], 0.75 + steps)
+    assert (depth[..., 0, :4] == 0).all()
+    td = rollout[:, 0].select("observation").clone()
+    with torch.no_grad():
+        seen = policy.features(td).slots
+        td["observation"]["depth"][..., 4:8, 4:8] += 1.0
+        assert (policy.features(td).slots - seen).abs().max() > 1e-4
+    env = with_depth(2, 2, "small")
+    with pytest.raises(ConfigurationError) as caught:
+        VLAPolicy(env.single_observation_space, env.single_action_space)
+    assert str(caught.value) == (
+        "TinyVLA sees depth pictures of the size of rgb, [16, 16]; depth is [8, 8]. Wrap the env, "
+        "or take a backbone of your own."
+    )
+
+
 def test_what_is_not_there_is_named(tokenizer, tmp_path):
     with pytest.raises(ConfigurationError, match=r"No 'pixels/topp' in the observation of Kitchen"):
         wrapped(rgb="pixels/topp")
@@ -115,6 +194,7 @@ def test_a_vla_trains_in_chunks_in_a_gymnasium_env_from_the_command_line(
         "init_args": {
             "rgb": ["pixels/top", "pixels/wrist"],
             "proprio": "agent_pos",
+            "depth": ["depth/metres", "depth/millimetres"],
             "instruction": "instruction",
             "tokenizer": tokenizer,
         },

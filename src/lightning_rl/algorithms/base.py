@@ -37,6 +37,7 @@ from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
+from lightning_rl.record import Recorded
 from lightning_rl.rollout import check_finite, env_steps_in, without_padding
 
 RankState = dict[str, Tensor | None]
@@ -84,7 +85,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class Algorithm(LightningModule):
+class Algorithm(Recorded, LightningModule):
     """A policy and a way to improve it; evaluated on one episode per seed.
 
     A subclass writes `training_step`, which reads top to bottom, and says in

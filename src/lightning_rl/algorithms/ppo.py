@@ -64,7 +64,7 @@ class PPO(OnPolicyAlgorithm):
         require(
             policy.has_critic,
             f"PPO needs a policy with a critic, {type(policy).__name__} has none: use ActorCritic, "
-            "or GRPO.",
+            "or GRPO, or give a model of your own a get_value.",
         )
         check_range("gae_lambda", gae_lambda, least=0, most=1)
         check_range("clip_coef", clip_coef, above=0, below=1)

@@ -16,6 +16,7 @@ from lightning_rl.callbacks.metrics import MetricsWriter
 from lightning_rl.callbacks.peers import Peers
 from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.callbacks.report import EvaluationReport
+from lightning_rl.callbacks.settings import SettingsWriter
 from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Peers",
     "PeriodicCheckpoint",
     "RunManifest",
+    "SettingsWriter",
     "VideoRecorder",
     "VideoSettings",
     "WarmStart",

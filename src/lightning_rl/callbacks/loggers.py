@@ -6,18 +6,20 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
+import yaml
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard import FileWriter
+from torch.utils.tensorboard.summary import hparams, text
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.files import write_atomically
 
-OBJECTIVE = "eval/avg_reward"
-"""The metric that TensorBoard shows beside the hyperparameters."""
+OF_SETTINGS = ".settings"
+"""How the name of the event file ends that holds nothing but the settings of a run."""
 
 
 class EnvStepLogger(Logger):
@@ -51,12 +53,33 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Write hyperparameters, a dict that may be nested, as a table and as a text."""
+        """Write settings, a dict that may be nested: `hparams.yaml`, a row of HPARAMS, and a text.
+
+        They stand in an event file of their own, which a resumed run replaces: of a run's rows
+        TensorBoard shows the first that it reads. No `Experiment` is written: TensorBoard would
+        take the columns of all runs from that of one of them; without any it takes them all.
+        """
+        directory = Path(self.log_dir)
+        content = yaml.safe_dump(params, sort_keys=False).encode()
+        write_atomically(directory / self.NAME_HPARAMS_FILE, lambda file: file.write(content))
+        replaced = list(directory.glob(f"events.out.tfevents.*{OF_SETTINGS}"))
         plain = dict(_flat(params))
-        for summary in hparams(plain, {OBJECTIVE: 0.0}):
-            self._write(summary)
-        text = "\n".join(f"    {name}: {value}" for name, value in plain.items())
-        self.experiment.add_text("config", text, self.env_steps(None))
+        _, session, _ = hparams(plain, {})
+        lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
+        # TensorBoard reads files by name, one after the other: the curves go on in a later one.
+        self._close()
+        writer = FileWriter(str(directory), filename_suffix=OF_SETTINGS)
+        for summary in (session, text("config", lines)):
+            writer.add_summary(summary, 0)
+        writer.close()
+        for old in replaced:
+            old.unlink()
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Flush. Lightning's own also writes `hparams.yaml`, before there is anything to say."""
+        if self._experiment is not None:
+            self._experiment.flush()
 
     @rank_zero_only
     def log_animation(self, tag: str, gif: bytes, height: int, width: int, env_steps: int) -> None:
@@ -71,19 +94,24 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
         Lightning has opened a writer before the checkpoint was read; another one takes its place.
         """
+        self._close()
+        self._kwargs["purge_step"] = env_steps + 1
+
+    def _close(self) -> None:
+        """Close the event file. What is written next begins another one."""
         self.finalize("success")
         self._experiment = None
-        self._kwargs["purge_step"] = env_steps + 1
 
     def _write(self, summary: Summary, step: int | None = None) -> None:
         self.experiment.file_writer.add_summary(summary, self.env_steps(step))
 
 
 class EnvStepCSV(EnvStepLogger):
-    """A table, one row for each time that metrics are written; cells are empty where one has none.
+    """A table, one row for each number of env steps; cells are empty where a row has no value.
 
-    A row is appended and flushed. A metric that was not there before is a new column, for which the
-    file is written anew: a handful of times in a run. (Lightning's own does so with each row.)
+    A row is written at once, and again, longer, when more is said of the same env steps, as by the
+    evaluation at the end of an epoch. A metric that was not there before is a new column, for which
+    the file is written anew: a handful of times in a run. (Lightning's own does so with each row.)
 
     Args:
         path: of the file. What is in it is kept, up to the checkpoint that a run resumes from.
@@ -92,8 +120,10 @@ class EnvStepCSV(EnvStepLogger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        self._file: TextIO | None = None
+        self._file: IO[bytes] | None = None
         self._columns: list[str] = []
+        self._last_row: dict[str, Any] = {}
+        self._last_row_at = 0
 
     @property
     def name(self) -> str:
@@ -110,14 +140,19 @@ class EnvStepCSV(EnvStepLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Append a row."""
+        """Append a row, or add to the last one where it is of the same env steps."""
         row = {"env_steps": self.env_steps(step), **metrics}
         new = [name for name in row if name not in self._columns]
         if self._file is None or new:
             self._open(new=new)
         assert self._file is not None
-        csv.DictWriter(self._file, self._columns, restval="").writerow(row)
-        self._file.flush()
+        if self._last_row and int(self._last_row["env_steps"]) == row["env_steps"]:
+            row = self._last_row | row
+            # Written over, not cut off first: a kill in between must not lose it.
+            self._file.seek(self._last_row_at)
+        self._last_row, self._last_row_at = row, self._file.tell()
+        self._file.write(self._line(row))
+        self._file.truncate()  # flushes, then cuts what a longer row has left
 
     @rank_zero_only
     def purge_after(self, env_steps: int) -> None:
@@ -131,22 +166,27 @@ class EnvStepCSV(EnvStepLogger):
             self._file = None
 
     def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
-        """Write the file anew, with more columns or fewer rows, and open it to append to it."""
+        """Write the file anew, with more columns or fewer rows, and open it to add to it."""
         self.finalize("")
         there = [name for row in islice(_rows(self.path), 1) for name in row]
         self._columns = list(dict.fromkeys([*there, *self._columns, *new]))
+        self._last_row = {}
 
         def copy(file: IO[bytes]) -> None:
-            text = io.TextIOWrapper(file, newline="", write_through=True)
-            table = csv.DictWriter(text, self._columns, restval="")
-            table.writeheader()
+            file.write(self._line({name: name for name in self._columns}))
             for row in _rows(self.path):
                 if last is None or int(row["env_steps"]) <= last:
-                    table.writerow(row)
-            text.detach()
+                    self._last_row, self._last_row_at = row, file.tell()
+                    file.write(self._line(row))
 
         write_atomically(self.path, copy)
-        self._file = self.path.open("a", newline="")
+        self._file = self.path.open("r+b")
+        self._file.seek(0, io.SEEK_END)
+
+    def _line(self, row: dict[str, Any]) -> bytes:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, restval="").writerow(row)
+        return text.getvalue().encode()
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Write every metric to the loggers, once per logging interval, over env steps."""
 
 import time
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -9,7 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_rl.callbacks.loggers import EnvStepLogger
 from lightning_rl.callbacks.parts import algorithm_of, data_of
 from lightning_rl.evaluation import logged_values
-from lightning_rl.phases import phases_of
 
 
 class MetricsWriter(Callback):
@@ -18,12 +17,22 @@ class MetricsWriter(Callback):
     `self.log` costs a quarter of a millisecond per metric and step even where nothing is written,
     so what monitors may ask for is put where they look: into `trainer.callback_metrics`.
 
+    Args:
+        best_metric: of the evaluation: its best so far is written beside it, as `<metric>_best`, so
+            that runs can be compared by it.
+        best_mode: whether the largest or the smallest is the best.
+
     Attributes:
         latest: the metrics of the last iteration.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, best_metric: str = "eval/avg_reward", best_mode: Literal["max", "min"] = "max"
+    ) -> None:
         self.latest: dict[str, float] = {}
+        self.best_metric = best_metric
+        self._better = max if best_mode == "max" else min
+        self._best: float | None = None
         self._started = 0.0
         self._env_steps = 0
 
@@ -69,9 +78,21 @@ class MetricsWriter(Callback):
         if trainer.state.fn != "fit":
             return
         algorithm = algorithm_of(pl_module)
-        self._write(trainer, logged_values(algorithm.evaluation), algorithm.env_steps)
+        values = logged_values(algorithm.evaluation)
+        if (value := values.get(self.best_metric)) is not None:
+            self._best = value if self._best is None else self._better(self._best, value)
+            values[f"{self.best_metric}_best"] = self._best
+        self._write(trainer, values, algorithm.env_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best so far, of each metric that it is asked for by."""
+        return {self.best_metric: self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the best so far, if it is of the same metric."""
+        self._best = state_dict.get(self.best_metric)
 
     def _write(self, trainer: Trainer, metrics: dict[str, float], env_steps: int) -> None:
-        with phases_of(cast(Any, trainer).profiler)("logging"):
+        with algorithm_of(trainer.lightning_module).phase("logging"):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=env_steps)

@@ -14,9 +14,13 @@ from lightning_rl.errors import ConfigurationError, check_range, closest, requir
 class VLAObservation(gymnasium.Wrapper):
     """Give a Gymnasium env the observation that `VLAPolicy` takes.
 
-    `rgb` uint8 [H, W, 3], or [cameras, H, W, 3] of several; `proprio` float32 [P]; `language` int64
-    [S], tokenised once per episode and filled up at the end. A part of the observation that lies
-    deeper is named with a slash: `pixels/top`.
+    `rgb` uint8 [H, W, 3], or [cameras, H, W, 3] of several; `depth` float32 [H, W], or of several
+    [cameras, H, W], in metres; `proprio` float32 [P]; `language` int64 [S], tokenised once per
+    episode and filled up at the end. A part of the observation that lies deeper is named with a
+    slash: `pixels/top`.
+
+    `depth` is 0 where nothing was measured: where the env says NaN, an infinity or less than 0, and
+    where it says 0, as cameras that count in millimetres do.
 
     Args:
         env: with a Dict observation.
@@ -26,6 +30,8 @@ class VLAObservation(gymnasium.Wrapper):
             attribute of the env; null for none.
         tokenizer: local directory of a tokenizer of transformers; needed with an instruction.
         length: S, tokens of an instruction at most.
+        depth: where the depth pictures are, [H, W] or [H, W, 1]: floats in metres, or uint16 in
+            millimetres; null for none. They may have another size than `rgb`.
 
     Raises:
         ConfigurationError: for a part that is not there, or an instruction that is too long.
@@ -39,9 +45,12 @@ class VLAObservation(gymnasium.Wrapper):
         instruction: str | None = None,
         tokenizer: str | None = None,
         length: int = 32,
+        depth: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(env)
         check_range("length", length, least=1)
+        self._depths = [] if depth is None else _as_list(depth)
+        self._depths_stacked = not isinstance(depth, str)
         self._cameras, self._stacked = _as_list(rgb), not isinstance(rgb, str)
         self._proprio, self._instruction, self._length = proprio, instruction, length
         pictures = [self._space(name) for name in self._cameras]
@@ -57,6 +66,8 @@ class VLAObservation(gymnasium.Wrapper):
         spaces: dict[str, gymnasium.Space[Any]] = {
             "rgb": gymnasium.spaces.Box(0, 255, shape, np.uint8)
         }
+        if self._depths:
+            spaces["depth"] = self._depth_space()
         if proprio is not None:
             size = int(np.prod(self._space(proprio).shape))
             spaces["proprio"] = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
@@ -85,12 +96,33 @@ class VLAObservation(gymnasium.Wrapper):
     def _renamed(self, observation: Any) -> dict[str, np.ndarray]:
         pictures = [np.asarray(_part(observation, name)) for name in self._cameras]
         renamed = {"rgb": np.stack(pictures) if self._stacked else pictures[0]}
+        if self._depths:
+            depths = [_metres(np.asarray(_part(observation, name))) for name in self._depths]
+            renamed["depth"] = np.stack(depths) if self._depths_stacked else depths[0]
         if self._proprio is not None:
             state = _part(observation, self._proprio)
             renamed["proprio"] = np.asarray(state, np.float32).reshape(-1)
         if self._instruction is not None:
             renamed["language"] = self._tokens
         return renamed
+
+    def _depth_space(self) -> gymnasium.spaces.Box:
+        """Return the space of `depth`."""
+        given = [self._space(name) for name in self._depths]
+        shape = given[0].shape[:2]
+        for name, space in zip(self._depths, given, strict=True):
+            flat = space.shape in (shape, (*shape, 1)) and len(shape) == 2
+            require(
+                flat and (np.issubdtype(space.dtype, np.floating) or space.dtype == np.uint16),
+                f"depth: {name} is {space}; it must be [H, W] or [H, W, 1], floats in metres or "
+                "uint16 in millimetres, of one size for all cameras. Name pictures of colours as "
+                "rgb.",
+            )
+        highest = max(
+            65.535 if space.dtype == np.uint16 else float(space.high.max()) for space in given
+        )
+        several = (len(given),) if self._depths_stacked else ()
+        return gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
 
     def _read(self, text: str) -> None:
         """Tokenise the instruction, unless it is the one before."""
@@ -140,6 +172,14 @@ def _part(observation: Any, name: str) -> Any:
     for key in name.split("/"):
         observation = observation[key]
     return observation
+
+
+def _metres(depth: np.ndarray) -> np.ndarray:
+    """Return a depth picture as float32 [H, W], in metres, 0 where nothing was measured."""
+    metres = depth.astype(np.float32).reshape(depth.shape[:2])
+    if depth.dtype == np.uint16:
+        return metres / np.float32(1000.0)
+    return np.where(np.isfinite(metres) & (metres > 0.0), metres, np.float32(0.0))
 
 
 def _names(value: Any) -> str:

@@ -6,6 +6,7 @@ from lightning_rl.policies.normalization import ObservationNormalizer, RewardNor
 from lightning_rl.policies.slow import SlowPolicy
 from lightning_rl.policies.vla import (
     Backbone,
+    CustomVLA,
     TinyVLA,
     TransformersBackbone,
     VLAPolicy,
@@ -17,6 +18,7 @@ __all__ = [
     "ActorCritic",
     "ActorOnly",
     "Backbone",
+    "CustomVLA",
     "ObservationNormalizer",
     "Policy",
     "PolicyWrapper",

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.record import Recorded
+
 
 class Features(NamedTuple):
     """What a backbone makes of an observation.
@@ -19,7 +21,7 @@ class Features(NamedTuple):
     summary: Tensor
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(Recorded, nn.Module, ABC):
     """The body of a `VLAPolicy`.
 
     Subclass it for a model of your own, and pass `class_path: my_module.MyBackbone`. It gets
@@ -49,7 +51,8 @@ class Backbone(nn.Module, ABC):
 
         Args:
             observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3], and where the env has
-                them `language` int64 [B, S] and `proprio` [B, P].
+                them `depth` float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64
+                [B, S] and `proprio` [B, P].
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:

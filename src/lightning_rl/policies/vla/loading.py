@@ -5,6 +5,7 @@ runs, unless that is asked for.
 """
 
 import importlib
+import inspect
 import json
 import warnings
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ALLOWED = ("lightning_rl.",)
 """Where the classes of kind `class` may come from without `trust_code`."""
 
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+"""How the names of files of weights end."""
+
+WEIGHTS = f"a file of weights ({', '.join(SUFFIXES)}), or a directory that holds one"
+"""What a path of weights may be, for messages."""
+
 
 class KeyReport(NamedTuple):
     """How the names in a file of weights differ from those of a model."""
@@ -43,8 +50,8 @@ def load_vla_model(
     path: str | None = None,
     *,
     config: Mapping[str, Any] | None = None,
-    class_path: str | None = None,
-    init_args: Mapping[str, Any] | None = None,
+    model_class: str | None = None,
+    model_config: Mapping[str, Any] | None = None,
     trust_code: bool = False,
     strict: bool = True,
     dtype: str = "float32",
@@ -62,8 +69,8 @@ def load_vla_model(
             `hf_config`, random weights by a `config.json` or a mapping.
         path: the file of weights, the directory, or the `config.json` (or the directory it is in).
         config: of `hf_config`, instead of a path; with `model_type`.
-        class_path: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
-        init_args: of `class`.
+        model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
+        model_config: of `class`, the arguments of its constructor.
         trust_code: import any class, and let transformers run code that comes with the weights;
             refused while a checkpoint's configuration is built (see `permission`).
         strict: refuse weights whose names or shapes are not the model's; else warn.
@@ -83,7 +90,7 @@ def load_vla_model(
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
     if kind == "class":
-        model = _from_class(class_path, init_args or {}, path, trust_code, strict)
+        model = _from_class(model_class, model_config or {}, path, trust_code, strict)
         model = model.to(DTYPES[dtype])
     elif kind == "hf":
         model = _from_directory(path, DTYPES[dtype], trust_code, strict, allow_download)
@@ -116,15 +123,115 @@ def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
             model.get_parameter(name).requires_grad_(False)
 
 
-def load_weights(path: str) -> dict[str, Tensor]:
+def import_model_class(model_class: str) -> type[nn.Module]:
+    """Import a class by its path, which runs the code of its module.
+
+    Raises:
+        ConfigurationError: where there is none, or it is no `nn.Module`.
+    """
+    module, _, name = model_class.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"model_class '{model_class}' cannot be imported: {error}. Give the path of a class, "
+            "as in my_vla.MyVLA, whose module is installed or in the working directory."
+        ) from error
+    require(
+        isinstance(found, type) and issubclass(found, nn.Module),
+        f"model_class '{model_class}' is a {type(found).__name__}: it must be the path of a class "
+        "that is a torch.nn.Module, as in my_vla.MyVLA.",
+    )
+    return cast(type[nn.Module], found)
+
+
+def instantiate_model(
+    cls: type[nn.Module], model_config: Mapping[str, Any], provided: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Make a model.
+
+    Args:
+        cls: its class.
+        model_config: arguments of its constructor.
+        provided: more of them, which it gets if it names them.
+
+    Raises:
+        ConfigurationError: for an argument that it does not take, and one that it lacks.
+    """
+    parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+    known = {key: value for key, value in (provided or {}).items() if key in parameters}
+    named = [
+        p
+        for p in parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in known
+    ]
+    names = [p.name for p in named]
+    takes = f"it takes {', '.join(names) if names else 'none'}"
+    for name in model_config:
+        require(
+            name in names or any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+            f"model_config has '{name}', which {cls.__name__} does not take; {takes}"
+            f"{closest(name, names)}.",
+        )
+    for p in named:
+        require(
+            p.name in model_config or p.default is not p.empty,
+            f"model_config has no '{p.name}', which {cls.__name__} needs; {takes}.",
+        )
+    return cls(**known, **model_config)
+
+
+def fill_with_weights(
+    model: nn.Module, path: str, strict: bool = True, setting: str = "path"
+) -> None:
+    """Load a file of weights, or those of a directory, into a model.
+
+    Args:
+        model: whose parameters and buffers are written.
+        path: of the file or the directory.
+        strict: refuse weights whose names or shapes are not the model's; else warn.
+        setting: what the user calls the path, for the messages.
+
+    Raises:
+        ConfigurationError: where there are none, or they do not fit.
+    """
+    weights: dict[str, Tensor] = {}
+    for file in _files_of_weights(path, setting):
+        weights |= load_weights(file)
+    own = model.state_dict()
+    wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
+    missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
+    check_report(KeyReport(missing, surplus, wrong), path, strict)
+    fitting = {k: v for k, v in weights.items() if k in own and k not in wrong}
+    model.load_state_dict(fitting, strict=False)
+
+
+def _files_of_weights(path: str, setting: str) -> list[Path]:
+    """Return a file, or the files in a directory that hold one model, whole or in shards."""
+    place = Path(path)
+    require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
+    if place.is_file():
+        return [place]
+    whole = place / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    shards = sorted(place.glob("model-*-of-*.safetensors"))
+    if shards:
+        return shards
+    files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES)
+    found = ", ".join(file.name for file in files) or "none"
+    require(len(files) == 1, f"{setting} must be {WEIGHTS}; the directory {path} holds {found}.")
+    return files
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a file of weights, without running anything in it.
 
     Raises:
-        ConfigurationError: where the file is not there, or holds more than tensors.
+        ConfigurationError: where it holds more than tensors.
     """
-    require(Path(path).is_file(), f"No weights at {path}: give a .safetensors or .pt file.")
     try:
-        if path.endswith(".safetensors"):
+        if path.suffix == ".safetensors":
             return dict(_extra("safetensors.torch").load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except ConfigurationError:
@@ -169,36 +276,23 @@ def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None
 
 
 def _from_class(
-    class_path: str | None,
-    init_args: Mapping[str, Any],
+    model_class: str | None,
+    model_config: Mapping[str, Any],
     path: str | None,
     trust_code: bool,
     strict: bool,
 ) -> nn.Module:
-    require(class_path is not None and "." in class_path, "kind: class needs class_path.")
-    assert class_path is not None
+    if model_class is None:
+        raise ConfigurationError("kind: class needs model_class, an import path: my_vla.MyVLA.")
     require(
-        trust_code or class_path.startswith(ALLOWED),
-        f"{class_path} is not imported: importing runs its code. Set trust_code: true if you trust "
-        f"it; without, classes come from {', '.join(ALLOWED)}.",
+        trust_code or model_class.startswith(ALLOWED),
+        f"{model_class} is not imported: importing runs its code. Set trust_code: true if you "
+        f"trust it; without, classes come from {', '.join(ALLOWED)}.",
     )
-    module, name = class_path.rsplit(".", 1)
-    try:
-        model = getattr(importlib.import_module(module), name)(**init_args)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"{class_path} cannot be imported: {error}") from error
-    require(isinstance(model, nn.Module), f"{class_path} is no torch.nn.Module.")
+    model = instantiate_model(import_model_class(model_class), model_config)
     if path is not None:
-        weights, own = load_weights(path), model.state_dict()
-        wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
-        report = KeyReport(
-            [k for k in own if k not in weights], [k for k in weights if k not in own], wrong
-        )
-        check_report(report, path, strict)
-        model.load_state_dict(
-            {k: v for k, v in weights.items() if k in own and k not in wrong}, strict=False
-        )
-    return cast(nn.Module, model)
+        fill_with_weights(model, path, strict)
+    return model
 
 
 def _from_directory(

@@ -20,13 +20,13 @@ from lightning_rl.rollout import FieldSpec
 class VLAPolicy(Policy):
     """A backbone with an action head and a value head.
 
-    Observations are a Dict with `rgb`, and `language` (tokens) and `proprio` where the task has
-    them; actions are chunks [K, *A] with finite bounds (see `ActionChunk`). The rollout keeps
-    pictures as uint8 and instructions as tokens, and what was sampled (`action_tokens`, or
-    `unit_action`) beside the action.
+    Observations are a Dict with `rgb`, and `depth`, `language` (tokens) and `proprio` where the
+    task has them (see `Backbone.forward`); actions are chunks [K, *A] with finite bounds (see
+    `ActionChunk`). The rollout keeps pictures as uint8 and instructions as tokens, and what was
+    sampled (`action_tokens`, or `unit_action`) beside the action.
 
-    A model that acts, values and evaluates in its own way is a `Policy` of its own, and needs
-    nothing of this.
+    A model that acts, values and evaluates in its own way is a `CustomVLA`, or a `Policy` of its
+    own, and needs nothing of this.
 
     Args:
         observation_space, action_space: of one env.
@@ -176,7 +176,7 @@ def example(space: gymnasium.Space[Any]) -> TensorDict:
         and "rgb" in space.keys()
         and space["rgb"].dtype == np.uint8
         and len(space["rgb"].shape or ()) in (3, 4),
-        f"A VLA's observations are {required}, and language and proprio; this is {space}.",
+        f"A VLA's observations are {required}, and depth, language and proprio; this is {space}.",
     )
     assert isinstance(space, gymnasium.spaces.Dict)
     zeros = {

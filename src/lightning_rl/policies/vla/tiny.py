@@ -16,7 +16,7 @@ class TinyVLA(Backbone):
 
     FiLM (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer") and a
     spatial soft-argmax (Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies").
-    Several cameras are seen as more channels.
+    Several cameras are seen as more channels, and so are depth pictures, of the size of `rgb`.
 
     Args:
         channels: of the convolution's layers.
@@ -45,7 +45,7 @@ class TinyVLA(Backbone):
         """See `Backbone.build`."""
         first, second, third = self.channels
         self.convolution = nn.Sequential(
-            nn.Conv2d(len(_planes(observation["rgb"])[0]), first, 5, stride=2, padding=2),
+            nn.Conv2d(len(_planes(observation)[0]), first, 5, stride=2, padding=2),
             nn.ReLU(),
             nn.Conv2d(first, second, 3, stride=2, padding=1),
             nn.ReLU(),
@@ -71,7 +71,7 @@ class TinyVLA(Backbone):
 
     def forward(self, observation: TensorDict) -> Features:
         """See `Backbone.forward`."""
-        maps = self.convolution(_planes(observation["rgb"]))
+        maps = self.convolution(_planes(observation))
         inputs = []
         if self.film is not None and self.words is not None and self.told is not None:
             told = self.film(self.words(observation["language"]).flatten(1))
@@ -95,12 +95,21 @@ def soft_argmax(maps: Tensor) -> Tensor:
     return torch.cat(((weight.sum(2) * x).sum(-1), (weight.sum(3) * y).sum(-1)), 1)
 
 
-def _planes(rgb: Tensor) -> Tensor:
-    """Return pictures [B, (cameras,) H, W, 3] as float32 [B, channels, H, W].
+def _planes(observation: TensorDict) -> Tensor:
+    """Return all pictures as float32 [B, channels, H, W].
 
     Less the mean of each, so that a plain background is near 0: learning is twice as fast.
     """
+    rgb: Tensor = observation["rgb"]
     if rgb.dim() == 5:
         rgb = rgb.permute(0, 2, 3, 1, 4).flatten(3)
     planes = rgb.permute(0, 3, 1, 2).to(torch.float32).div(127.5)
+    if "depth" in observation.keys():
+        depth: Tensor = observation["depth"]
+        require(
+            depth.shape[-2:] == planes.shape[-2:],
+            f"TinyVLA sees depth pictures of the size of rgb, {list(planes.shape[-2:])}; depth is "
+            f"{list(depth.shape[-2:])}. Wrap the env, or take a backbone of your own.",
+        )
+        planes = torch.cat((planes, depth if depth.dim() == 4 else depth[:, None]), 1)
     return planes - planes.mean((2, 3), keepdim=True)

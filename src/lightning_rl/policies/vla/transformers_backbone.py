@@ -98,6 +98,11 @@ class TransformersBackbone(Backbone):
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
         """See `Backbone.build`."""
+        require(
+            "depth" not in observation.keys(),
+            "The observation has depth, which TransformersBackbone does not look at: leave it out "
+            "of VLAObservation, or take TinyVLA or a backbone of your own.",
+        )
         self.num_slots = num_slots
         self.from_proprio = None
         if "proprio" in observation.keys():

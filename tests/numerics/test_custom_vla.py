@@ -1,0 +1,351 @@
+"""A model of a user's own, named in YAML by its class and its weights, trains, resumes and is evaluated."""
+
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+import yaml
+
+from lightning_rl import CustomVLA
+from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.cli import run
+from lightning_rl.config_files import shipped_configs
+from tests.helpers import assert_same_run, last, load, scalars
+
+MODULE = '''
+"""A vision-language-action model as a user would write it, who knows nothing of this package."""
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+
+class MyVLA(nn.Module):
+    def __init__(self, action_space, width=16, deviation=0.3, critic=True):
+        super().__init__()
+        chunk, size = action_space.shape
+        self.shape, self.deviation = action_space.shape, deviation
+        self.extra_fields = {"sample_log_prob": ((chunk,), torch.float32)}
+        self.vision = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(256, width))
+        self.words = nn.EmbeddingBag(64, width)
+        self.action_head = nn.Linear(width, chunk * size)
+        if critic:
+            self.value_head = nn.Linear(width, 1)
+
+    def seen(self, td):
+        rgb = td["observation", "rgb"].permute(0, 3, 1, 2).float() / 255
+        return torch.tanh(self.vision(rgb) + self.words(td["observation", "language"]))
+
+    def distribution(self, td):
+        mean = self.action_head(self.seen(td)).unflatten(-1, self.shape)
+        return torch.distributions.Normal(mean, self.deviation, validate_args=False)
+
+    def forward(self, td, deterministic=False, generator=None):
+        drawn = self.distribution(td)
+        noise = torch.randn(drawn.mean.shape, generator=generator)
+        td["action"] = drawn.mean if deterministic else drawn.mean + self.deviation * noise
+        return td.set("sample_log_prob", drawn.log_prob(td["action"]).sum(-1))
+
+    def evaluate_actions(self, td):
+        drawn = self.distribution(td)
+        result = {"sample_log_prob": drawn.log_prob(td["action"]).sum(-1), "entropy": drawn.entropy().sum(-1)}
+        if hasattr(self, "value_head"):
+            result["value"] = self.value_head(self.seen(td)).squeeze(-1)
+        return TensorDict(result, td.batch_size)
+
+
+class WithCritic(MyVLA):
+    def get_value(self, td):
+        return td.set("value", self.value_head(self.seen(td)).squeeze(-1))
+
+
+class NoEvaluation(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+
+
+class OneArgument(MyVLA):
+    def forward(self, td):
+        return td
+
+
+class Forgetful(WithCritic):
+    def evaluate_actions(self, td):
+        return super().evaluate_actions(td).exclude("entropy")
+
+
+def not_a_module():
+    pass
+'''
+
+CHUNKS = gymnasium.spaces.Box(-1, 1, (4, 2))
+SMALL = {"num_envs": 4, "buffer_size": 4, "total_env_steps": 256, "iterations_per_epoch": 2}
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """A working directory with the module, and weights that the model was trained to elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    Path("my_vla.py").write_text(MODULE)
+    import my_vla
+
+    torch.manual_seed(7)
+    model = my_vla.WithCritic(CHUNKS)
+    for folder, name in (("weights", "model.pt"), ("actor", "model.bin")):
+        Path(folder).mkdir()
+        weights = model.state_dict()
+        if folder == "actor":
+            weights = {k: v for k, v in weights.items() if "value_head" not in k}
+        torch.save({"state_dict": weights}, Path(folder, name))
+    yield model
+    sys.modules.pop("my_vla")
+
+
+def write_config(name="vla_ppo.yaml", collector=None, **settings):
+    """Write `mine.yaml`: a shipped config with `MyVLA` in place of its policy."""
+    config = yaml.safe_load(shipped_configs()[name].read_text())
+    named = {"model_path": "weights", "model_class": "my_vla.WithCritic"} | settings
+    named = {key: value for key, value in named.items() if value is not None}
+    arguments = config["model"]["init_args"]
+    arguments |= {
+        "policy": {"class_path": "CustomVLA", "init_args": named},
+        "batch_size": 8,
+        "n_epochs": 1,
+    }
+    arguments.pop("critic_warmup_iterations", None)
+    config["data"] |= SMALL | {"num_eval_episodes": 2}
+    if collector:
+        config["data"]["collector"] = collector
+    Path("mine.yaml").write_text(yaml.safe_dump(config))
+    return config
+
+
+def newest():
+    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def fit(name, *options):
+    run(["fit", "--config", "mine.yaml", "--exp_name", name, *options])
+    return newest()
+
+
+def error_of(capsys, *arguments):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        run(list(arguments))
+    lines = capsys.readouterr().err.strip().splitlines()
+    return stop.value.code, lines[-1].removeprefix("rl-cli: error: ")
+
+
+def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(directory, capsys):
+    write_config(model_config={"width": 16, "deviation": 0.4})
+    whole = fit("whole")
+    part = fit("part", "--trainer.max_epochs", "1")
+    begun = load(last(part))["state_dict"]
+    assert begun.keys() >= {f"policy.model.{key}" for key in directory.state_dict()}
+    code, error = error_of(capsys, "fit", "--ckpt_path", "last")
+    assert code == 1
+    assert error == (
+        f"The configuration in {last(part)} names 'my_vla.WithCritic' as "
+        "model.init_args.policy.init_args.model_class, which looks like the path of a Python "
+        "object. Nothing was imported. A checkpoint is data, and code that it names is not run: "
+        "add --trust_code true if you know where it comes from, or give your own --config."
+    )
+    sys.modules.pop("my_vla")  # as in a process of its own
+    rest = ["--trust_code", "true", "--trainer.max_epochs", "-1"]
+    run(["fit", "--ckpt_path", "last", *rest])
+    assert_same_run(whole, part)
+    run(["validate", "--ckpt_path", "last", "--trust_code", "true"])
+    assert json.loads((part / "evaluation.json").read_text())["episodes"] == 2
+    run(["validate", "--ckpt_path", str(part), "--config", "mine.yaml"])  # the user's own
+
+
+def test_it_begins_with_the_weights_in_the_directory_and_they_learn(directory):
+    write_config()
+    run_dir = fit("run", "--model.learning_rate", "1e-30")
+    trained = load(last(run_dir))["state_dict"]
+    for key, value in directory.state_dict().items():
+        assert torch.equal(trained[f"policy.model.{key}"], value), key
+    trained = load(last(fit("fast", "--model.init_args.policy.init_args.freeze", "['vision*']")))
+    trained = trained["state_dict"]
+    for key, value in directory.state_dict().items():
+        moved = not torch.equal(trained[f"policy.model.{key}"], value)
+        assert moved == (not key.startswith("vision")), key
+
+
+def test_weights_without_a_value_head_may_begin_a_new_one(directory, capsys):
+    write_config(model_path="actor")
+    code, error = error_of(capsys, "fit", "--config", "mine.yaml")
+    assert code == 1
+    assert error == (
+        "The weights in actor do not fit the model: 2 missing: value_head.weight, value_head.bias. "
+        "Load the model they were saved from, or set strict: false."
+    )
+    write_config(model_path="actor", strict=False)
+    with pytest.warns(UserWarning, match="What is missing keeps random values"):
+        fit("run")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", "directory", "shards"])
+def test_weights_come_from_a_file_a_directory_or_shards(suffix, directory):
+    save = torch.save
+    if suffix not in (".pth",):
+        save = pytest.importorskip("safetensors.torch").save_file
+    weights = directory.state_dict()
+    if suffix.startswith("."):
+        path = f"other{suffix}"
+        save(weights, path)
+    else:
+        path = "other"
+        Path(path).mkdir()
+        names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        halves = list(weights)[:3], list(weights)[3:]
+        for name, keys in zip(names, halves, strict=True):
+            save({key: weights[key] for key in keys}, Path(path, name))
+        if suffix == "directory":
+            save(weights, Path(path, "model.safetensors"))
+    policy = CustomVLA(gymnasium.spaces.Discrete(2), CHUNKS, path, "my_vla.WithCritic")
+    for key, value in weights.items():
+        assert torch.equal(policy.model.state_dict()[key], value), key
+
+
+def test_without_a_critic_it_learns_by_grpo_and_ppo_says_what_is_missing(directory, capsys):
+    no_critic = {"model_class": "my_vla.MyVLA", "model_config": {"critic": False}}
+    write_config("vla_grpo.yaml", model_path="actor", **no_critic)
+    run_dir = fit("run", "--model.group_size", "2")
+    assert "train/policy_loss" in scalars(run_dir)
+    write_config(model_path="actor", **no_critic)
+    assert error_of(capsys, "fit", "--config", "mine.yaml") == (
+        1,
+        "PPO needs a policy with a critic, CustomVLA has none: use ActorCritic, or GRPO, or give a "
+        "model of your own a get_value.",
+    )
+
+
+def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(directory):
+    write_config()
+    foreground = fit("foreground")
+    collector = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
+    write_config(collector=collector)
+    background = fit("background")
+    one, other = (load(last(run_dir))["state_dict"] for run_dir in (foreground, background))
+    assert one.keys() == other.keys()
+    for key in one:
+        assert torch.equal(one[key], other[key]), key
+    write_config(
+        "vla_grpo.yaml",
+        {"class_path": "AsyncCollector", "init_args": {"max_staleness": 1}},
+        model_path="actor",
+        model_class="my_vla.MyVLA",
+        model_config={"critic": False},
+    )
+    assert "async/staleness_mean" in scalars(fit("grpo", "--model.group_size", "2"))
+
+
+NEEDS = (
+    "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, for "
+    "PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy says of each."
+)
+TAKES = "it takes width, deviation, critic"
+ALLOWED = "a file of weights (.safetensors, .pt, .pth, .bin), or a directory that holds one"
+
+REFUSED = {
+    "no method": (
+        {"model_class": "my_vla.NoEvaluation"},
+        "model_class 'my_vla.NoEvaluation' has no evaluate_actions. " + NEEDS,
+    ),
+    "another forward": (
+        {"model_class": "my_vla.OneArgument"},
+        "model_class 'my_vla.OneArgument' has forward(self, td), which cannot be called with td, "
+        "deterministic and generator. " + NEEDS,
+    ),
+    "incomplete answer": (
+        {"model_class": "my_vla.Forgetful"},
+        "my_vla.Forgetful.evaluate_actions returned no 'entropy', but sample_log_prob, value; it "
+        "must return sample_log_prob, entropy, value.",
+    ),
+    "no such class": (
+        {"model_class": "my_vla.MyVLAA"},
+        "model_class 'my_vla.MyVLAA' cannot be imported: module 'my_vla' has no attribute "
+        "'MyVLAA'. Give the path of a class, as in my_vla.MyVLA, whose module is installed or in "
+        "the working directory.",
+    ),
+    "no such module": (
+        {"model_class": "nowhere.MyVLA"},
+        "model_class 'nowhere.MyVLA' cannot be imported: No module named 'nowhere'. Give the path "
+        "of a class, as in my_vla.MyVLA, whose module is installed or in the working directory.",
+    ),
+    "a policy": (
+        {"model_class": "lightning_rl.SlowPolicy", "model_config": {"policy": 0, "delay_ms": -1}},
+        "model_class 'lightning_rl.SlowPolicy' is a whole Policy: give it as the policy's "
+        "class_path instead.",
+    ),
+    "wrong key": (
+        {"model_config": {"widht": 16}},
+        f"model_config has 'widht', which WithCritic does not take; {TAKES}; close matches: width.",
+    ),
+    "no path": (
+        {"model_path": None},
+        f"CustomVLA has no model_path: give {ALLOWED}. A model that begins without weights is a "
+        "Policy of its own: name it as the policy's class_path.",
+    ),
+    "no class": (
+        {"model_class": None},
+        "CustomVLA has no model_class: give the import path of a torch.nn.Module, as in "
+        "my_vla.MyVLA.",
+    ),
+    "no module": (
+        {"model_class": "my_vla.not_a_module"},
+        "model_class 'my_vla.not_a_module' is a function: it must be the path of a class that is a "
+        "torch.nn.Module, as in my_vla.MyVLA.",
+    ),
+    "nothing there": ({"model_path": "gone"}, f"No weights at gone: model_path must be {ALLOWED}."),
+    "an empty directory": (
+        {"model_path": "empty"},
+        f"model_path must be {ALLOWED}; the directory empty holds none.",
+    ),
+    "two files": (
+        {"model_path": "two"},
+        f"model_path must be {ALLOWED}; the directory two holds a.pt, b.bin.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_used_is_refused_with_a_cure(settings, message, directory, capsys):
+    for folder in ("empty", "two"):
+        Path(folder).mkdir()
+    for file in ("two/a.pt", "two/b.bin"):
+        Path(file).touch()
+    write_config(**settings)
+    code, error = error_of(capsys, "fit", "--config", "mine.yaml")
+    assert error == message
+    assert code == 1
+    assert not Path("outputs").exists() or "returned no" in error, "before a run begins"
+
+
+def test_a_forged_checkpoint_imports_nothing_though_the_first_look_be_blind(
+    directory, capsys, monkeypatch
+):
+    """The class itself asks whether it may import, and no key of a checkpoint can answer yes."""
+    config = write_config()
+    run_dir = fit("run")
+    sys.modules.pop("my_vla")
+    from lightning_rl.trust import Checked
+
+    blind = Checked(load(last(run_dir))[CONFIG_KEY], {}, {})
+    monkeypatch.setattr("lightning_rl.arguments.checked_config", lambda text, path: blind)
+    assert config["model"]["init_args"]["policy"]["class_path"] == "CustomVLA"
+    code, error = error_of(capsys, "validate", "--ckpt_path", str(last(run_dir)))
+    assert code == 1
+    assert error == (
+        "The configuration in the checkpoint sets model_class: my_vla.WithCritic. A checkpoint is "
+        "data: it cannot allow code or downloads, and nothing was run or downloaded. Add "
+        "--trust_code true if you know where it comes from, or give your own --config."
+    )
+    assert "my_vla" not in sys.modules
+    sys.modules["my_vla"] = None  # for the fixture
