@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
-from lightning_rl import GRPO, Algorithm, RLTrainer
+from lightning_rl import GRPO, OnPolicyAlgorithm, RLTrainer
 from lightning_rl.callbacks import EnvStepCSV, MetricsWriter
 from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.cli import run
@@ -212,7 +212,7 @@ def compared_runs(directory):
     }
 
 
-class Fixed(Algorithm):
+class Fixed(OnPolicyAlgorithm):
     """One whose constructor fixes an argument of its base, and passes others on."""
 
     def __init__(self, policy, mine=3, **kwargs):

@@ -238,9 +238,13 @@ class OnPolicyAlgorithm(Algorithm):
         """
         super().on_fit_start()
         self._ratio_checked = False
-        self.may_be_stale = self.data.max_staleness > 0
         if ranks.world_size() > 1:
             check_drawn_fields(type(self), OnPolicyAlgorithm)
+
+    def on_train_start(self) -> None:
+        """Take up the random streams of a checkpoint; by now there is a collector to ask."""
+        super().on_train_start()
+        self.may_be_stale = self.data.max_staleness > 0
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Take the rewards of a rollout into the statistics that scale them."""
