@@ -41,12 +41,10 @@ class ReferencePolicy(nn.Module):
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """See `Policy.extra_fields`."""
         return self._policy.extra_fields
 
     @property
     def micro_batch_size(self) -> int | None:
-        """See `Policy`."""
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:

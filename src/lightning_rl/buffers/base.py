@@ -70,7 +70,6 @@ class RolloutBuffer(Buffer):
         self._rollout: TensorDict | None = None
 
     def extend(self, rollout: TensorDict) -> None:
-        """See `Buffer.extend`."""
         validate(rollout)
         if self._rollout is not None:
             raise RuntimeError(
@@ -79,11 +78,9 @@ class RolloutBuffer(Buffer):
         self._rollout = rollout
 
     def ready(self) -> bool:
-        """See `Buffer.ready`."""
         return self._rollout is not None
 
     def get(self) -> TensorDict:
-        """See `Buffer.get`."""
         if self._rollout is None:
             raise RuntimeError(
                 "The buffer is empty: every rollout is given out once. Call extend() first."

@@ -58,7 +58,6 @@ class Demonstrations(Collector):
         self._rollout = self._as_rollout(data, episodes or found)
 
     def collect(self) -> TensorDict:
-        """See `Collector.collect`."""
         self._rollout["policy_version"].fill_(self.policy.version)
         return self._rollout.copy()
 

@@ -107,14 +107,12 @@ class ActionChunk(VectorEnv):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `VectorEnv.extra_fields`."""
         shape = (self.chunk_size,)
         return {"step_reward": (shape, torch.float32), "executed": (shape, torch.bool)}
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`."""
         observation, info = self.env.reset(seed, options)
         return self._inner(observation), info
 
@@ -141,23 +139,18 @@ class ActionChunk(VectorEnv):
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 
     def state_dict(self) -> dict[str, Any] | None:
-        """See `VectorEnv.state_dict`."""
         return self.env.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """See `VectorEnv.load_state_dict`."""
         return self._inner(self.env.load_state_dict(state))
 
     def make_renderable(self) -> None:
-        """See `VectorEnv.make_renderable`."""
         self.env.make_renderable()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """See `VectorEnv.render`."""
         return self.env.render(rows)
 
     def close(self) -> None:
-        """See `VectorEnv.close`."""
         self.env.close()
 
     def _step_wrapped(

@@ -92,7 +92,6 @@ class EnvPoolEnv(VectorEnv):
         return _to_tensors(observation), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """See `VectorEnv.step`."""
         require(self._pool is not None, "Call reset before the first step, and after close.")
         actions = action.cpu().numpy()
         if self._clip is not None:

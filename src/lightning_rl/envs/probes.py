@@ -32,7 +32,6 @@ class _Probe(TorchEnv):
         super().__init__(num_envs, space, action_space, max_episode_steps, device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """See `TorchEnv.initial_state`."""
         sign = torch.where(uniform < 0.5, -1.0, 1.0)
         return TensorDict(
             {"sign": sign, "step": torch.zeros_like(sign)}, [len(sign)], device=self.device
@@ -65,7 +64,6 @@ class TimeLimitProbe(_Probe):
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         reward = torch.ones(self.num_envs, device=self.device)
         return self._advance(state), reward, torch.zeros_like(reward, dtype=torch.bool), {}
 
@@ -83,7 +81,6 @@ class ValueProbe(_Probe):
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         moved = self._advance(state)
         terminated = moved["step"].squeeze(-1) >= self.delay
         return moved, torch.where(terminated, state["sign"].squeeze(-1), 0.0), terminated, {}
@@ -105,7 +102,6 @@ class ActionProbe(_Probe):
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         sign = state["sign"].squeeze(-1)
         if self.continuous:
             reward = 1.0 - (action.reshape(-1) - 0.5 * sign).square()

@@ -121,7 +121,6 @@ class TorchEnv(VectorEnv):
         return self.observe(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """See `VectorEnv.step`."""
         elapsed = self.elapsed + 1
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
@@ -148,7 +147,6 @@ class TorchEnv(VectorEnv):
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
     def settle(self, done: Tensor) -> tuple[Observation, Observation]:
-        """See `HoldsRows.settle`."""
         self.final_state = self.state
         final = self.observe(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)
@@ -156,14 +154,12 @@ class TorchEnv(VectorEnv):
         return observation, final
 
     def state_dict(self) -> dict[str, Any]:
-        """See `VectorEnv.state_dict`."""
         return {
             "state": {key: value.clone() for key, value in self.state.items()},
             **{key: getattr(self, key).clone() for key in ("seed", "episode", "elapsed")},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """See `VectorEnv.load_state_dict`."""
         if len(state["elapsed"]) != self.num_envs:
             saved = len(state["elapsed"])
             raise RestoreError(f"the state was saved with {saved} envs, there are {self.num_envs}")

@@ -168,7 +168,6 @@ class StepwiseStepper(RolloutStepper):
         self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
 
     def step(self, t: int) -> dict[str, Any]:
-        """See `RolloutStepper.step`."""
         observation, *results, info = self._env.step(self._actions[t])
         slots = [views[t] for views in self._results]
         _check(self._env, observation, self._observations[t + 1], results, slots)
@@ -209,7 +208,6 @@ class ArrayStepper(RolloutStepper):
         self._dtype: Any = None
 
     def step(self, t: int) -> dict[str, Any]:
-        """See `RolloutStepper.step`."""
         observation, *results, info = self._env.step_arrays(self._actions[t])
         reward, terminated, truncated = results
         num_envs = self._num_envs

@@ -85,31 +85,26 @@ class ActorOnly(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
         return self.distribution.extra_fields
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """See `Policy.forward`."""
         output = widened(self.actor(self.features(td)))
         for key, value in self.distribution.sample(output, deterministic, generator).items():
             td.set(key, value, inplace=True)
         return td
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        """See `Policy.rollout_actor`."""
         quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
         if quick and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
         return super().rollout_actor(rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        """See `Policy.get_value`."""
         return td.set("value", self.value_of(self.features(td)))
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`."""
         features = self.features(td)
         fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
         value = self.value_of(features)
@@ -120,7 +115,6 @@ class ActorOnly(Policy):
         )
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `Policy.fields_of`."""
         fields = self.distribution.fields_of(action)
         return super().fields_of(action) if fields is None else fields
 
@@ -134,7 +128,6 @@ class ActorOnly(Policy):
         return flat if self.normalizer is None else self.normalizer(flat)
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        """See `Policy.update_normalization`."""
         if self.normalizer is not None:
             transitions = rollout[:, :-1]
             self.normalizer.update(

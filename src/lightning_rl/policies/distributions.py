@@ -137,7 +137,6 @@ class DiagonalGaussian(ActionDistribution):
     def sample(
         self, output: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionDistribution.sample`."""
         action = self._draw(output, deterministic, generator)
         log_prob = self._log_prob(output, action)
         return {"action": self._shaped(action), "sample_log_prob": log_prob}
@@ -145,7 +144,6 @@ class DiagonalGaussian(ActionDistribution):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionDistribution.log_prob_and_entropy`."""
         action = fields["action"].reshape(output.shape)
         return self._log_prob(output, action), self._entropy().expand(output.shape[:-1])
 
@@ -204,7 +202,6 @@ class RescaledGaussian(DiagonalGaussian):
     def sample(
         self, output: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionDistribution.sample`."""
         unit = self._draw(output, deterministic, generator)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
@@ -215,7 +212,6 @@ class RescaledGaussian(DiagonalGaussian):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionDistribution.log_prob_and_entropy`."""
         unit = fields["unit_action"]
         if unit is None:  # an action that was not drawn here
             unit = self.fields_of(fields["action"])["unit_action"]
@@ -225,7 +221,6 @@ class RescaledGaussian(DiagonalGaussian):
         return log_prob, entropy.expand(output.shape[:-1])
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `ActionDistribution.fields_of`."""
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
         return {"unit_action": ((flat - self.center) / self.scale).float()}
 
@@ -276,7 +271,6 @@ class TanhGaussian(DiagonalGaussian):
     def sample(
         self, output: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionDistribution.sample`."""
         u = self._draw(output, deterministic, generator)
         # center + scale rounds: an action may miss a bound by a unit in the last place.
         action = torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
@@ -290,7 +284,6 @@ class TanhGaussian(DiagonalGaussian):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionDistribution.log_prob_and_entropy`."""
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
         # [..., 24, A]: in every dimension the same nodes, since the volume is a sum over them.
         points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
@@ -347,7 +340,6 @@ class Categorical(ActionDistribution):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionDistribution.log_prob_and_entropy`."""
         action = fields["action"]
         log_probs = self._log_probs(output)
         entropy = -(log_probs.exp() * log_probs).sum((-2, -1))

@@ -128,7 +128,6 @@ class NumpyActor(RolloutActor):
         }[type(policy.distribution)]
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """See `RolloutActor.begin`."""
         policy = self._policy
         policy.put_in_eval_mode()
         distribution: Any = policy.distribution
@@ -160,7 +159,6 @@ class NumpyActor(RolloutActor):
             self._bounds = [_rows(distribution.scale, like), _rows(distribution.center, like)]
 
     def act(self, t: int) -> None:
-        """See `RolloutActor.act`."""
         x = self._observations[t]
         if self._normalization is not None:
             shift, factor, low, high = self._normalization

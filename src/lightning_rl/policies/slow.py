@@ -50,7 +50,6 @@ class SlowPolicy(PolicyWrapper):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """See `Policy.forward`."""
         self.wait()
         return super().forward(td, deterministic, generator)
 
@@ -59,7 +58,6 @@ class SlowPolicy(PolicyWrapper):
         time.sleep(self.delay_ms / 1000.0)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        """See `Policy.rollout_actor`."""
         return SlowActor(self, self.inner.rollout_actor(rollout))
 
 
@@ -71,14 +69,11 @@ class SlowActor(RolloutActor):
         self._actor = actor
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """See `RolloutActor.begin`."""
         self._actor.begin(generator, start)
 
     def act(self, t: int) -> None:
-        """See `RolloutActor.act`."""
         self._policy.wait()
         self._actor.act(t)
 
     def finish(self, start: int, stop: int) -> None:
-        """See `RolloutActor.finish`."""
         self._actor.finish(start, stop)

@@ -57,18 +57,15 @@ class PolicyWrapper(Policy):
 
     @property
     def critic_modules(self) -> tuple[str, ...]:  # type: ignore[override]  # read only, as it follows
-        """See `Policy`."""
         return tuple(f"inner.{name}" for name in self.inner.critic_modules)
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
         return self.inner.extra_fields
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """See `Policy.forward`."""
         return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
@@ -78,23 +75,18 @@ class PolicyWrapper(Policy):
         return StepwiseActor(self, rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        """See `Policy.get_value`."""
         return self.inner.get_value(td)
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`."""
         return self.inner.evaluate_actions(td)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """See `Policy.parameter_groups`."""
         return self.inner.parameter_groups()
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `Policy.fields_of`."""
         return self.inner.fields_of(action)
 
     def compute_in(self, precision: str) -> None:
-        """See `Policy.compute_in`."""
         self.inner.compute_in(precision)
 
     def put_in_eval_mode(self) -> None:
@@ -103,7 +95,6 @@ class PolicyWrapper(Policy):
         super().put_in_eval_mode()
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        """See `Policy.update_normalization`."""
         self.inner.update_normalization(rollout)
 
     def _save_to_state_dict(

@@ -63,7 +63,6 @@ class Task(TorchEnv):
         """Return a picture of each of M states [M], uint8 [M, height, width, 3]."""
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """See `VectorEnv.render`."""
         index = torch.as_tensor(list(rows), dtype=torch.int64, device=self.device)
         return self.draw(self.state[index], *self.render_size).cpu().numpy()
 

@@ -71,19 +71,16 @@ class CartPole(Task):
         self._start = torch.tensor(START, device=self.device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """See `TorchEnv.initial_state`."""
         position = (uniform * 2.0 - 1.0) * self._start
         return _state(position, torch.zeros_like(position), torch.zeros_like(position))
 
     def observe(self, state: TensorDict) -> Tensor:
-        """See `TorchEnv.observe`."""
         position = state["position"] / self._limits * 0.5 + 0.5
         return torch.cat((position, state["velocity"], state["effort"]), 1)
 
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         target = self.action.target(self.action.bounded(action), state["position"])
         moved = self._integrate(state["position"], state["velocity"], target)
         angle, speed = moved["position"][:, 1].abs(), moved["velocity"][:, 1].abs()

@@ -84,7 +84,6 @@ class PointMass(Task):
         super().__init__(num_envs, 14, 2, term, rewards, max_episode_steps, device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """See `TorchEnv.initial_state`."""
         start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE
         goal = _apart((uniform[:, 2:4] * 2.0 - 1.0) * GOAL_RANGE, start)
         radii = RADII[0] + uniform[:, 4:6] * (RADII[1] - RADII[0])
@@ -107,7 +106,6 @@ class PointMass(Task):
         )
 
     def observe(self, state: TensorDict) -> Tensor:
-        """See `TorchEnv.observe`."""
         position = state["position"]
         obstacles = (state["obstacles"] - position[:, None]).flatten(1)
         own = (position, state["velocity"], state["goal"] - position, state["action"])
@@ -116,7 +114,6 @@ class PointMass(Task):
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         action = self.action.bounded(action)
         before, goal = state["position"], state["goal"]
         force = self._force(before, state["velocity"], self.action.target(action, before))

@@ -93,7 +93,6 @@ class PushBlocks(Task):
         )
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """See `TorchEnv.initial_state`."""
         signed = uniform * 2.0 - 1.0
         low, high = BLOCK_Y
         red_above = (uniform[:, 0] < 0.5).to(torch.float32) * 2.0 - 1.0
@@ -105,7 +104,6 @@ class PushBlocks(Task):
         return _state(pusher, red, blue, task, torch.stack((red[:, 0], blue[:, 0]), 1))
 
     def observe(self, state: TensorDict) -> TensorDict:
-        """See `TorchEnv.observe`."""
         fields = {
             "language": self._instructions[state["task"]],
             "proprio": state["pusher"],
@@ -116,7 +114,6 @@ class PushBlocks(Task):
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         before = state["pusher"]
         move = self.action.target(self.action.bounded(action), before) - before
         pusher = (before + move.clamp(-MAX_MOVE, MAX_MOVE)).clamp(-TABLE + PUSHER, TABLE - PUSHER)

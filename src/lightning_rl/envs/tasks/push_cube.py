@@ -88,20 +88,17 @@ class PushCube(Task):
         self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
-        """See `TorchEnv.initial_state`."""
         drawn = self._low + uniform * (self._high - self._low)
         pusher, cube, goal = drawn.split(2, 1)
         return _state(pusher, cube, goal, torch.zeros_like(goal))
 
     def observe(self, state: TensorDict) -> Tensor:
-        """See `TorchEnv.observe`."""
         pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
         return torch.cat((pusher, cube, goal, cube - pusher, goal - cube, state["action"]), 1)
 
     def transition(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """See `TorchEnv.transition`."""
         action = self.action.bounded(action)
         goal, before = state["goal"], state["pusher"]
         target = self.action.target(action, before)

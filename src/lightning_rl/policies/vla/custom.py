@@ -97,13 +97,11 @@ class CustomVLA(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
         return dict(getattr(self.model, "extra_fields", {}))
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """See `Policy.forward`."""
         return self.model(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def get_value(self, td: TensorDict) -> TensorDict:

@@ -47,8 +47,7 @@ class ActionHead(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def fields(self) -> dict[str, FieldSpec]:
-        """See the class."""
+    def fields(self) -> dict[str, FieldSpec]: ...
 
     @abstractmethod
     def sample(
@@ -112,7 +111,6 @@ class TokenHead(ActionHead):
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """See `ActionHead`."""
         return {"action_tokens": ((self.num_slots,), torch.int64)}
 
     def sample(
@@ -135,7 +133,6 @@ class TokenHead(ActionHead):
     def log_prob_and_entropy(
         self, slots: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionHead.log_prob_and_entropy`."""
         log_probs = self._log_probs(slots)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return self._of(log_probs, fields["action_tokens"]), self.parts(entropy)
@@ -182,13 +179,11 @@ class GaussianHead(ActionHead):
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """See `ActionHead`."""
         return {"unit_action": ((self.num_slots,), torch.float32)}
 
     def sample(
         self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionHead.sample`."""
         mean, log_std = self._distribution(slots)
         unit = mean
         if not deterministic:
@@ -203,13 +198,11 @@ class GaussianHead(ActionHead):
     def log_prob_and_entropy(
         self, slots: Tensor, fields: dict[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """See `ActionHead.log_prob_and_entropy`."""
         mean, log_std = self._distribution(slots)
         entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(mean)
         return self._of(mean, log_std, fields["unit_action"]), self.parts(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `ActionHead.fields_of`."""
         return {"unit_action": self.to_unit(action)}
 
     def _distribution(self, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -104,14 +104,12 @@ class VLAPolicy(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        """See `Policy.extra_fields`."""
         parts = ((self.head.num_parts,), torch.float32)
         return {"sample_log_prob": parts, **self.head.fields}
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """See `Policy.forward`."""
         slots = self.features(td).slots
         with in_float32(slots):
             sample = self.head.sample(slots.float(), deterministic, generator)
@@ -120,11 +118,9 @@ class VLAPolicy(Policy):
         return td
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        """See `Policy.get_value`."""
         return td.set("value", self._value(self.features(td)))
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`."""
         features = self.features(td)
         fields = {key: td.get(key) for key in self.head.fields}
         with in_float32(features.slots):
@@ -146,7 +142,6 @@ class VLAPolicy(Policy):
         return [{"params": policy}, {"params": value, "lr_scale": self.value_lr_scale}]
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `Policy.fields_of`."""
         return self.head.fields_of(action)
 
     def _value(self, features: Features) -> Tensor:

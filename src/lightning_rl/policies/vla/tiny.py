@@ -42,7 +42,6 @@ class TinyVLA(Backbone):
         self.slot_size, self.summary_size = slot_size, hidden_size
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
-        """See `Backbone.build`."""
         first, second, third = self.channels
         self.convolution = nn.Sequential(
             nn.Conv2d(len(_planes(observation)[0]), first, 5, stride=2, padding=2),
@@ -70,7 +69,6 @@ class TinyVLA(Backbone):
         self.to_slots = nn.Linear(self.summary_size, num_slots * self.slot_size)
 
     def forward(self, observation: TensorDict) -> Features:
-        """See `Backbone.forward`."""
         maps = self.convolution(_planes(observation))
         inputs = []
         if self.film is not None and self.words is not None and self.told is not None:

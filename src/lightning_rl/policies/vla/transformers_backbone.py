@@ -97,7 +97,6 @@ class TransformersBackbone(Backbone):
         return self
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
-        """See `Backbone.build`."""
         require(
             "depth" not in observation.keys(),
             "The observation has depth, which TransformersBackbone does not look at: leave it out "
@@ -109,7 +108,6 @@ class TransformersBackbone(Backbone):
             self.from_proprio = nn.Linear(observation["proprio"].shape[-1], self.slot_size)
 
     def forward(self, observation: TensorDict) -> Features:
-        """See `Backbone.forward`."""
         pixels = self._pixels(observation["rgb"])
         batch, cameras = pixels.shape[:2]
         ids = self._token_ids(observation, batch, cameras)
