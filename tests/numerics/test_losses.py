@@ -15,7 +15,6 @@ from lightning_rl.functional import (
     explained_variance,
     kl_penalty,
     loglinear_proximal,
-    masked_mean,
     normalize_advantage,
     value_loss,
 )
@@ -78,10 +77,15 @@ def test_clip_fraction_counts_the_ratios_outside():
     ) == pytest.approx(0.2)
 
 
-def test_masked_mean_ignores_what_does_not_count():
-    value = torch.tensor([1.0, math.nan, 3.0])
-    assert float(masked_mean(value, torch.tensor([True, False, True]))) == 2.0
-    assert float(masked_mean(value, torch.zeros(3, dtype=torch.bool))) == 0.0
+def test_clip_fraction_counts_the_parts_that_count():
+    log_prob = torch.log(torch.tensor([[0.5, 1.0], [1.5, 1.0]]))
+    of = {"clip_low": 0.2, "clip_high": 0.2}
+    mask = torch.tensor([[True, False], [True, True]])
+    assert float(clip_fraction(log_prob, torch.zeros(2, 2), **of, mask=mask)) == pytest.approx(
+        2 / 3
+    )
+    none = torch.zeros(2, 2, dtype=torch.bool)
+    assert float(clip_fraction(log_prob, torch.zeros(2, 2), **of, mask=none)) == 0.0
 
 
 def test_explained_variance_has_its_three_landmarks():

@@ -42,12 +42,7 @@ class RatioTerms(NamedTuple):
 
 
 def ratio_terms(
-    policy: TensorDict,
-    minibatch: TensorDict,
-    *,
-    old: Tensor,
-    weight: Tensor,
-    joint_ratio: bool,
+    policy: TensorDict, minibatch: TensorDict, old: Tensor, weight: Tensor, joint_ratio: bool
 ) -> RatioTerms:
     """Lay out what a policy loss takes, for log-probs of whole actions and of parts alike.
 

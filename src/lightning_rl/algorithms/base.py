@@ -29,9 +29,7 @@ from lightning_rl.optim.update import (
     NonFiniteGuard,
     Objective,
     OptimizerFactory,
-    Scalars,
     Update,
-    named_sources,
 )
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
@@ -150,7 +148,7 @@ class Algorithm(Recorded, LightningModule):
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
         self.env_steps = 0
-        self.statistics = Scalars()
+        self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
         self.evaluation: dict[str, Any] = {}
         self.watch: Watcher | None = None
@@ -271,7 +269,7 @@ class Algorithm(Recorded, LightningModule):
         """
         for objective in self.objectives.values():
             if objective.guard.exhausted:
-                sources = named_sources(rollout, self.policy)
+                sources = _named_sources(rollout, self.policy)
                 raise FloatingPointError(objective.guard.message(sources))
         for update in self.updates.values():
             update.first_iteration_done()
@@ -460,6 +458,42 @@ class Algorithm(Recorded, LightningModule):
     def on_test_epoch_end(self) -> None:
         """Summarise the episodes."""
         self.on_validation_epoch_end()
+
+
+class IterationScalars:
+    """What there is one of per iteration, averaged over ranks and read once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set a scalar."""
+        self._values[name] = value
+
+    def means(self) -> dict[str, float]:
+        """Return the averages, in one transfer from the device, and start anew."""
+        scalars, self._values = self._values, {}
+        if not scalars:
+            return {}
+        values = torch.stack([value.float() for value in scalars.values()])
+        values = ranks.sum_over_ranks(values) / ranks.world_size()
+        return dict(zip(scalars, values.tolist(), strict=True))
+
+
+def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
+    """Return what a loss is made of, by name, for the message about what was not finite."""
+    names = (
+        "observation",
+        "action",
+        "reward",
+        "sample_log_prob",
+        "value",
+        "final_value",
+        "advantage",
+        "return",
+    )
+    flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
+    return dict(flat.items()) | {f"parameter {name}": p for name, p in policy.named_parameters()}
 
 
 def _adam(learning_rate: float) -> OptimizerFactory:

@@ -209,13 +209,8 @@ class GRPO(OnPolicyAlgorithm):
         log_prob, old = policy["sample_log_prob"], minibatch["sample_log_prob"]
         if self.may_be_stale:
             old = self.correction.proximal(log_prob, minibatch)
-        terms = ratio_terms(
-            policy,
-            minibatch,
-            old=old,
-            weight=minibatch["weight"],
-            joint_ratio=self.correction.joint_ratio,
-        )
+        joint = self.correction.joint_ratio
+        terms = ratio_terms(policy, minibatch, old, minibatch["weight"], joint)
 
         clip = {"clip_low": self.clip_coef, "clip_high": self.clip_high}
         if self.may_be_stale and self.correction.weighs_samples:

@@ -153,13 +153,8 @@ class PPO(OnPolicyAlgorithm):
         old, target = minibatch["sample_log_prob"], minibatch["return"]
         if self.may_be_stale:
             old = self.correction.proximal(policy["sample_log_prob"], minibatch)
-        terms = ratio_terms(
-            policy,
-            minibatch,
-            old=old,
-            weight=torch.ones_like(target),
-            joint_ratio=self.correction.joint_ratio,
-        )
+        joint = self.correction.joint_ratio
+        terms = ratio_terms(policy, minibatch, old, torch.ones_like(target), joint)
 
         clip = {"clip_low": self.clip_coef, "clip_high": self.clip_coef}
         if self.may_be_stale and self.correction.weighs_samples:

@@ -13,18 +13,6 @@ So that a collapsed probability gives a large number rather than infinity.
 """
 
 
-def masked_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Average over the elements where `mask` is true, or over all; zero where no element counts.
-
-    Args:
-        value: any shape.
-        mask: bool, same shape, or None.
-    """
-    if mask is None:
-        return value.mean()
-    return torch.where(mask, value, 0.0).sum() / mask.sum().clamp(min=1)
-
-
 def refuse_broadcast(**tensors: Tensor) -> None:
     """Refuse tensors of different shapes: [B, 1] beside [B] would make an average over [B, B].
 
@@ -93,8 +81,7 @@ def clipped_value_loss(
     """Return mean(max((V - target)^2, (V_old + clip(V - V_old, ±clip_coef) - target)^2)).
 
     Source: the value clipping of OpenAI's baselines `ppo2`; Engstrom et al. 2020, "Implementation
-    Matters in Deep RL",
-    section 3.1. Differs from them: no factor one half, as in `value_loss`.
+    Matters in Deep RL", section 3.1. Differs from them: no factor one half, as in `value_loss`.
 
     Args:
         value: [B], of the critic being trained.
@@ -114,8 +101,7 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     Unbiased, never negative, low variance.
 
     Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of
-    pi, pass the
-    reference's log-prob first.
+    pi, pass the reference's log-prob first.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (torch.expm1(log_ratio) - log_ratio).mean()
@@ -129,9 +115,15 @@ def clip_fraction(
     clip_high: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high]."""
+    """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high].
+
+    Of those that `mask` counts, where it is given; 0 where it counts none.
+    """
     rho = ratio(log_prob, sample_log_prob)
-    return masked_mean(((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype), mask)
+    outside = ((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype)
+    if mask is None:
+        return outside.mean()
+    return torch.where(mask, outside, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:

@@ -271,26 +271,6 @@ class UpdateStatistics:
         return len(self._rows)
 
 
-class Scalars:
-    """What there is one of per iteration, averaged over ranks and read once."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Tensor] = {}
-
-    def set(self, name: str, value: Tensor) -> None:
-        """Set a scalar."""
-        self._values[name] = value
-
-    def means(self) -> dict[str, float]:
-        """Return the averages, in one transfer from the device, and start anew."""
-        scalars, self._values = self._values, {}
-        if not scalars:
-            return {}
-        values = torch.stack([value.float() for value in scalars.values()])
-        values = ranks.sum_over_ranks(values) / ranks.world_size()
-        return dict(zip(scalars, values.tolist(), strict=True))
-
-
 class NonFiniteGuard:
     """Tell which optimizer steps to skip, and when to give up.
 
@@ -352,22 +332,6 @@ class NonFiniteGuard:
         """Take up saved counters."""
         self.passed, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
-
-
-def named_sources(rollout: TensorDict, policy: nn.Module) -> dict[str, Tensor]:
-    """Return what a loss is made of, by name, for the message about what was not finite."""
-    names = (
-        "observation",
-        "action",
-        "reward",
-        "sample_log_prob",
-        "value",
-        "final_value",
-        "advantage",
-        "return",
-    )
-    flat = rollout[:, :-1].select(*names, strict=False).flatten_keys(".")
-    return dict(flat.items()) | {f"parameter {name}": p for name, p in policy.named_parameters()}
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

@@ -139,10 +139,9 @@ class ActorCritic(ActorOnly):
     """Separate actor and critic perceptrons over a flattened observation.
 
     Args:
-        observation_space, action_space, hidden_sizes, activation: see `ActorOnly`.
+        observation_space, action_space, hidden_sizes: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        squash, log_std_init, log_std_bounds, normalize_observation, rescale_action: see
-            `ActorOnly`.
+        kwargs: see `ActorOnly`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -157,30 +156,12 @@ class ActorCritic(ActorOnly):
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
         critic_hidden_sizes: Sequence[int] | None = None,
-        activation: str = "tanh",
-        squash: bool = False,
-        log_std_init: float = 0.0,
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
-        normalize_observation: bool = False,
-        rescale_action: bool = True,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            hidden_sizes,
-            activation,
-            squash,
-            log_std_init,
-            log_std_bounds,
-            normalize_observation,
-            rescale_action,
-        )
-        self.critic = mlp(
-            flat_observation_size(observation_space),
-            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
-            1,
-            activation=activation,
-        )
+        super().__init__(observation_space, action_space, hidden_sizes, **kwargs)
+        size = flat_observation_size(observation_space)
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        self.critic = mlp(size, sizes, 1, activation=kwargs.get("activation", "tanh"))
 
     def value_of(self, features: Tensor) -> Tensor:
         """Return the value [B] of features [B, D]."""
