@@ -5,7 +5,8 @@ Values, minibatches, the optimizer step, counters, evaluation.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -388,3 +389,47 @@ class Algorithm(EvaluatedModule):
         if saved["kind"] == WEIGHTS:
             return
         self._restored = load_counters(self, saved)
+
+    def begin_with(self, checkpoint: dict[str, Any]) -> None:
+        """Take up weights, normalisers and counters; random streams and episodes begin anew.
+
+        Raises:
+            ConfigurationError: where the checkpoint is one of another policy or algorithm.
+        """
+        self.on_load_checkpoint(checkpoint)
+        self.load_state_dict(checkpoint["state_dict"])
+        self._restored = None
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it
+        cls,
+        checkpoint_path: str | Path,
+        map_location: torch.device | str = "cpu",
+        trust_code: bool = False,
+        output_dir: str | Path = "outputs",
+        **kwargs: Any,
+    ) -> Self:
+        """Make the algorithm of a checkpoint again, with its policy, ready to act.
+
+        Weights, normalisers and counters are those of the checkpoint; `fit` would begin with a new
+        optimizer. The checkpoint is data, and passes the checks of `rl-cli`: nothing of Lightning's
+        own way is left, which imports what the file names.
+
+        Args:
+            checkpoint_path: a file, a run directory (then its last checkpoint), or `last` or `best`
+                of the newest run.
+            map_location: the device of all tensors.
+            trust_code: import whatever classes the checkpoint names. Without it only those of this
+                package, `torch.optim` and `gymnasium` count.
+            output_dir: where runs are looked for, for `last` and `best`.
+            kwargs: arguments of the constructor that replace those of the run, such as `policy`.
+
+        Raises:
+            ConfigurationError: for a file that cannot be read, one of another class, one that names
+                other classes, and one of a run in Python that could not say how its policy is made.
+        """
+        # Upwards, at the call alone: what is made here is made of all that lies above.
+        from lightning_rl.loading import load_algorithm
+
+        arguments = (checkpoint_path, map_location, trust_code, output_dir, kwargs)
+        return cast(Self, load_algorithm(cls, *arguments))

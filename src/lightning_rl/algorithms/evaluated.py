@@ -5,6 +5,7 @@ from typing import Any, Protocol, cast
 from lightning.pytorch import LightningModule
 
 from lightning_rl import ranks
+from lightning_rl.construction import Constructed
 from lightning_rl.envs import VectorEnv
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.policies import Policy
@@ -49,7 +50,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class EvaluatedModule(LightningModule):
+class EvaluatedModule(LightningModule, Constructed):
     """A policy in a LightningModule, evaluated on one episode per seed.
 
     Attributes:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lightning_rl import ranks
 from lightning_rl.algorithms.update import NonFiniteGuard
-from lightning_rl.checkpoint_format import DESCRIPTION_KEY
+from lightning_rl.checkpoint_format import DESCRIPTION_KEY, SPACES_KEY
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.policies.description import describe
+from lightning_rl.policies.spaces import spaces_of
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and the discounted return under way of its envs."""
@@ -31,7 +32,7 @@ class Stateful(Protocol):
 def training_state(module: Stateful) -> dict[str, Any]:
     """Return counters, which are the same on all ranks, and what each rank has of its own.
 
-    And what the weights do not tell of the policy.
+    And what the weights do not tell of the policy, its spaces among it.
     """
     normalizer = module.reward_normalizer
     own: RankState = {
@@ -41,6 +42,7 @@ def training_state(module: Stateful) -> dict[str, Any]:
     }
     return {
         DESCRIPTION_KEY: describe(module.policy),
+        SPACES_KEY: spaces_of(module.policy),
         "env_steps": module.env_steps,
         "optimizer_steps": module.optimizer_steps,
         "guard": module.guard.state_dict(),

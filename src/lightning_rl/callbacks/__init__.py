@@ -8,6 +8,7 @@ from lightning_rl.callbacks.checkpoints import (
     PeriodicCheckpoint,
     WarmStart,
 )
+from lightning_rl.callbacks.configuration import ConfigurationOfPython
 from lightning_rl.callbacks.graceful_stop import GracefulStop
 from lightning_rl.callbacks.loggers import EnvStepCSV, EnvStepTensorBoard
 from lightning_rl.callbacks.manifest import RunManifest
@@ -21,6 +22,7 @@ from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
 __all__ = [
     "AtomicCheckpointIO",
     "BestCheckpoint",
+    "ConfigurationOfPython",
     "EnvStepBudget",
     "EnvStepCSV",
     "EnvStepProgress",

@@ -8,12 +8,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.acting import RolloutActor, StepwiseActor
 from lightning_rl.rollout import FieldSpec
 
 
-class Policy(nn.Module, ABC):
+class Policy(nn.Module, ABC, Constructed):
     """A policy over batched observations.
 
     Subclass it and pass `class_path: my_module.MyPolicy` in the config.

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from lightning_rl.construction import Constructed
+
 
 class Features(NamedTuple):
     """What a backbone makes of an observation.
@@ -19,7 +21,7 @@ class Features(NamedTuple):
     summary: Tensor
 
 
-class Backbone(nn.Module, ABC):
+class Backbone(nn.Module, ABC, Constructed):
     """The body of a `VLAPolicy`.
 
     Subclass it for a model of your own, and pass `class_path: my_module.MyBackbone`. It gets
