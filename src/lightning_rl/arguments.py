@@ -75,8 +75,8 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     content = read_checkpoint(path, whole=False)
     require(
         CONFIG_KEY in content,
-        f"The checkpoint {path} holds no configuration; give the one it was trained with as "
-        "--config.",
+        f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
+        "as --config.",
     )
     config = config_of(content, path)
     lacks = lacks_of(content) | of_a_script(settings_of(config, path))

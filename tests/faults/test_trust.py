@@ -12,7 +12,7 @@ from lightning_rl.checkpoint_format import CONFIG_KEY
 from lightning_rl.cli import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.trust import Checked, checked_config
-from tests.helpers import last, load, train
+from tests.helpers import load
 
 SETTINGS = """
 seed_everything: 3
@@ -49,20 +49,11 @@ from lightning_rl import Policy
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("trained")
-    train(directory, data={"total_env_steps": 128})
-    return load(last(directory))
-
-
 @pytest.fixture
-def checkpoint(trained, tmp_path, monkeypatch):
+def checkpoint(trained, elsewhere, monkeypatch):
     """Return what writes a checkpoint with changed settings, beside a module of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(os, "system", forbidden)
-    name = f"mine_{tmp_path.name}".replace("-", "_")
+    name = f"mine_{elsewhere.name}".replace("-", "_")
     Path(f"{name}.py").write_text(MODULE.format(name=name))
 
     def write(change=lambda config: None):

@@ -1,5 +1,6 @@
 """Write spaces down as plain values and tensors, and make them again from these."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
     elif isinstance(space, spaces.MultiDiscrete):
         own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
     elif isinstance(space, spaces.MultiBinary):
-        own = {"shape": list(space.shape)}
+        own = {"n": list(space.n) if isinstance(space.n, Sequence) else int(space.n)}
     elif isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         own = {"spaces": {str(key): space_data(child) for key, child in dict(named).items()}}
@@ -66,7 +67,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     if kind == "Tuple":
         return spaces.Tuple([space_from(child) for child in data["spaces"].values()])
     if kind == "MultiBinary":
-        return spaces.MultiBinary([int(size) for size in data["shape"]])
+        n = data["n"]
+        return spaces.MultiBinary(tuple(n) if isinstance(n, list) else int(n))
     dtype: Any = np.dtype(str(data["dtype"]))
     if kind == "Box":
         shape = tuple(int(size) for size in data["shape"])
