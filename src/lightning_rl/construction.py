@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import gymnasium
 import numpy as np
+import torch
 
 import lightning_rl
 
@@ -66,7 +67,7 @@ def described(value: Any, path: str, lacks: dict[str, str]) -> Any:
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, Path):
+    if isinstance(value, Path | torch.device):
         return str(value)
     if isinstance(value, np.generic | np.ndarray) and value.size <= LARGEST:
         return value.tolist()

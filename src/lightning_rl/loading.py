@@ -12,7 +12,7 @@ from typing import Any, cast
 import gymnasium
 import torch
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -27,7 +27,7 @@ from lightning_rl.parsing import take_numpy_numbers
 from lightning_rl.permission import CURE_IN_PYTHON
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.runs import find_checkpoint
-from lightning_rl.trust import checked_config, find_object, only_allowed_imports
+from lightning_rl.trust import checked_config, only_allowed_imports
 
 Spaces = dict[str, gymnasium.Space[Any]]
 
@@ -102,11 +102,11 @@ def _class_of(cls: type[Algorithm], path: Path, named: str | None) -> type[Algor
 
     Where it could name none, as no module has it, that is the one the caller wants.
     """
-    found = cls if named is None or of_a_script({"model": named}) else find_object(named)
-    require(
-        isinstance(found, type) and issubclass(found, Algorithm),
-        f"The checkpoint {path} names {named} as its algorithm, and there is none of that name.",
-    )
+    found = cls
+    if named is not None and not of_a_script({"model": named}):
+        parser = _parser()
+        parser.add_argument("--model", type=type[Algorithm])
+        found = _parsed(path, parser, {"model": named}).model
     require(
         issubclass(found, cls),
         f"The checkpoint {path} holds a {found.__name__}, which is no {cls.__name__}. Load it by "
@@ -118,7 +118,7 @@ def _class_of(cls: type[Algorithm], path: Path, named: str | None) -> type[Algor
         f"The checkpoint {path} does not say which algorithm it holds. Load it by "
         "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint.",
     )
-    return cast(type[Algorithm], found)
+    return found
 
 
 def _refuse_lacking(
@@ -169,7 +169,7 @@ def _spaces_of_env(path: Path, env: Any) -> Spaces:
     )
     parser = _parser()
     parser.add_argument("--env", type=EnvFactory)
-    made = make_env(_instantiated(path, parser, {"env": env}).env, 1, "data.env")
+    made = make_env(_parsed(path, parser, {"env": env}).env, 1, "data.env")
     made.close()
     return {name: getattr(made, f"single_{name}") for name in GIVEN_BY_THE_ENV}
 
@@ -183,7 +183,7 @@ def _build(
     for name in spaces:
         parser.add_argument(f"--{name}", type=gymnasium.Space)
         parser.link_arguments(name, f"model.policy.init_args.{name}")
-    return cast(Algorithm, _instantiated(path, parser, {"model": arguments, **spaces}).model)
+    return cast(Algorithm, _parsed(path, parser, {"model": arguments, **spaces}).model)
 
 
 def _parser() -> LightningArgumentParser:
@@ -191,18 +191,20 @@ def _parser() -> LightningArgumentParser:
     return LightningArgumentParser(exit_on_error=False)
 
 
-def _instantiated(path: Path, parser: LightningArgumentParser, settings: dict[str, Any]) -> Any:
-    """Make what settings say.
+def _parsed(path: Path, parser: LightningArgumentParser, settings: dict[str, Any]) -> Namespace:
+    """Check settings, and make what they say.
 
     Raises:
         ConfigurationError: for what cannot be, the message of what refuses it if that has one.
     """
     try:
-        return parser.instantiate(parser.parse_object(settings))
+        made: Namespace = parser.instantiate(parser.parse_object(settings))
+        return made
     except (ArgumentError, TypeError, ValueError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ConfigurationError):
             cause = cause.__cause__ or cause.__context__
         raise ConfigurationError(
-            f"What the checkpoint {path} describes cannot be made: {cause or explain(str(error))}"
+            f"What the checkpoint {path} describes cannot be made: "
+            f"{cause or explain(str(error), CURE_IN_PYTHON)}"
         ) from error

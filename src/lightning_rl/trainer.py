@@ -285,6 +285,7 @@ def quieten_framework() -> None:
         ".*The dirpath has changed from.*",
         ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
         ".*isinstance.treespec, LeafSpec.*",
+        ".*in eval mode at the start of training.*",  # as a policy always is
     ):
         warnings.filterwarnings("ignore", message)
 

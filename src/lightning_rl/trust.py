@@ -230,14 +230,14 @@ class Look:
         kind, packages = family
         if not isinstance(name, str) or not _within(name, packages):
             self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
-        found = find_object(name)
+        found = _find(name)
         if not (
             isinstance(found, type)
             and issubclass(found, kind)
             and _within(f"{found.__module__}.", packages)
         ):
             self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
-        if found in map(find_object, WRITING):
+        if found in map(_find, WRITING):
             self.refuse(path, name, "writes files where its settings say")
 
     def _text(self, path: str, key: str, text: str) -> None:
@@ -278,8 +278,8 @@ def _within(name: str, packages: tuple[str, ...]) -> bool:
     return name.startswith(tuple(f"{package}." for package in packages))
 
 
-def find_object(name: str) -> Any:
-    """Return the object of an import path, or None. It imports: what is not trusted goes first."""
+def _find(name: str) -> Any:
+    """Return the object of an import path, or None; its package is one of the allowed ones."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(import_module(module), attribute, None)

@@ -153,22 +153,33 @@ def test_no_command_is_left_untested():
     assert not [command for command in COMMANDS if not any(part in command for part in tested)]
 
 
-@pytest.mark.parametrize("code", [block for language, block in BLOCKS if language == "python"])
-def test_the_python_code_runs(code, tmp_path):
-    small = code.replace("100_000", "2_048")
+PYTHON = [block.replace("100_000", "2_048") for language, block in BLOCKS if language == "python"]
+TRAINS, ACTS, OWN = PYTHON
+
+
+def python_code(code):
     names = {"__name__": "readme"}
-    exec(compile(small, "README.md", "exec"), names)
-    if "trainer" in names:
-        assert len(code.strip().splitlines()) <= 14
-        assert (names["trainer"].run_dir / "evaluation.json").is_file()
-    else:
-        (tmp_path / "my_file.py").write_text(code)
-        config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
-        policy = config["model"]["init_args"]["policy"]
-        config["model"] = {"class_path": "my_file.MyAlgorithm", "init_args": {"policy": policy}}
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
-        sys.path.append(str(tmp_path))
-        run(["fit", "--config", "mine.yaml", *SMALL])
+    exec(compile(code, "README.md", "exec"), names)
+    return names
+
+
+def test_the_python_code_trains_and_acts(capsys):
+    assert len(TRAINS.strip().splitlines()) <= 14
+    run_dir = python_code(TRAINS)["trainer"].run_dir
+    assert (run_dir / "evaluation.json").is_file()
+    assert "[{'eval/avg_reward': " in capsys.readouterr().out
+    assert python_code(ACTS)["action"] in (0, 1)
+
+
+def test_the_algorithm_of_ones_own_trains(tmp_path):
+    python_code(OWN)
+    (tmp_path / "my_file.py").write_text(OWN)
+    config = yaml.safe_load(shipped_configs()["ppo.yaml"].read_text())
+    policy = config["model"]["init_args"]["policy"]
+    config["model"] = {"class_path": "my_file.MyAlgorithm", "init_args": {"policy": policy}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    sys.path.append(str(tmp_path))
+    run(["fit", "--config", "mine.yaml", *SMALL])
 
 
 def test_the_files_it_names_exist():

@@ -8,7 +8,8 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl import Algorithm
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.trust import Checked, checked_config
@@ -133,6 +134,24 @@ def test_what_names_other_code_is_refused(key, value):
         checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
 
 
+MADE_IN_PYTHON = ("model", "data.env")
+"""What `load_from_checkpoint` makes: the rest of a configuration is not looked at."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [case for case in NAMES if case[0].startswith(MADE_IN_PYTHON)]
+)
+def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
+    monkeypatch.setattr(os, "system", forbidden)
+    config = yaml.safe_load(SETTINGS)
+    set_at(key, value)(config)
+    state = {name: kept for name, kept in trained[STATE_KEY].items() if name != SPACES_KEY}
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config), STATE_KEY: state}, "policy.ckpt")
+    with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.* Pass trust_code=True"):
+        Algorithm.load_from_checkpoint("policy.ckpt")
+    assert [path.name for path in Path().iterdir()] == ["policy.ckpt"]
+
+
 @pytest.mark.parametrize(
     ("section", "value"),
     [
@@ -226,6 +245,19 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
         run(["validate", "--ckpt_path", "policy.ckpt"])
     assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
     assert name not in sys.modules
+
+
+def test_the_parser_is_locked_in_python_too(checkpoint, monkeypatch):
+    name = checkpoint()
+    monkeypatch.setattr("lightning_rl.loading.checked_config", lambda *args: Checked("", {}, {}))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    for key in ("model.class_path", "model.init_args.policy.class_path"):
+        checkpoint(set_at(key, f"{name}.MyPPO"))
+        with pytest.raises(ConfigurationError) as refusal:
+            Algorithm.load_from_checkpoint("policy.ckpt")
+        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert name not in sys.modules
 
 
 def test_a_file_in_the_working_directory_is_no_module_for_a_checkpoint(checkpoint):
