@@ -4,15 +4,15 @@ The checkpoint is data here as on the command line, and passes the same checks.
 """
 
 import re
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
 import gymnasium
 import torch
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -106,7 +106,8 @@ def _class_of(cls: type[Algorithm], path: Path, named: str | None) -> type[Algor
     if named is not None and not of_a_script({"model": named}):
         parser = _parser()
         parser.add_argument("--model", type=type[Algorithm])
-        found = _parsed(path, parser, {"model": named}).model
+        with _explained(path):
+            found = _parsed(parser, {"model": named}).model
     require(
         issubclass(found, cls),
         f"The checkpoint {path} holds a {found.__name__}, which is no {cls.__name__}. Load it by "
@@ -169,7 +170,8 @@ def _spaces_of_env(path: Path, env: Any) -> Spaces:
     )
     parser = _parser()
     parser.add_argument("--env", type=EnvFactory)
-    made = make_env(_parsed(path, parser, {"env": env}).env, 1, "data.env")
+    with _explained(path):
+        made = make_env(_parsed(parser, {"env": env}).env, 1, "data.env")
     made.close()
     return {name: getattr(made, f"single_{name}") for name in GIVEN_BY_THE_ENV}
 
@@ -179,11 +181,12 @@ def _build(
 ) -> Algorithm:
     """Make an algorithm by the parser of the command line, which checks each argument."""
     parser = _parser()
-    parser.add_class_arguments(kind, "model")
-    for name in spaces:
-        parser.add_argument(f"--{name}", type=gymnasium.Space)
-        parser.link_arguments(name, f"model.policy.init_args.{name}")
-    return cast(Algorithm, _parsed(path, parser, {"model": arguments, **spaces}).model)
+    with _explained(path):
+        parser.add_class_arguments(kind, "model")
+        for name in spaces:
+            parser.add_argument(f"--{name}", type=gymnasium.Space)
+            parser.link_arguments(name, f"model.policy.init_args.{name}")
+        return cast(Algorithm, _parsed(parser, {"model": arguments, **spaces}).model)
 
 
 def _parser() -> LightningArgumentParser:
@@ -191,16 +194,18 @@ def _parser() -> LightningArgumentParser:
     return LightningArgumentParser(exit_on_error=False)
 
 
-def _parsed(path: Path, parser: LightningArgumentParser, settings: dict[str, Any]) -> Namespace:
-    """Check settings, and make what they say.
+def _parsed(parser: LightningArgumentParser, settings: dict[str, Any]) -> Namespace:
+    """Check settings, and make what they say."""
+    made: Namespace = parser.instantiate(parser.parse_object(settings))
+    return made
 
-    Raises:
-        ConfigurationError: for what cannot be, the message of what refuses it if that has one.
-    """
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what the parser and constructors raise, which may be anything, into one message."""
     try:
-        made: Namespace = parser.instantiate(parser.parse_object(settings))
-        return made
-    except (ArgumentError, TypeError, ValueError) as error:
+        yield
+    except Exception as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ConfigurationError):
             cause = cause.__cause__ or cause.__context__

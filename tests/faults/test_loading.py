@@ -252,6 +252,16 @@ def test_an_older_one_takes_the_spaces_of_its_env_or_says_what_to_pass(trained):
     )
 
 
+def test_whatever_its_env_raises_is_one_message(trained):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    settings = {"class_path": "lightning_rl.PushCube", "init_args": {"device": "nowhere"}}
+    config["data"]["env"] = settings
+    path = save(without(trained, SPACES_KEY), **{CONFIG_KEY: yaml.safe_dump(config)})
+    message = refusal(PPO, path)
+    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: Expected")
+    assert "nowhere" in message
+
+
 def test_one_without_a_configuration_wants_the_policy(trained):
     path = save(without(trained, CONFIG_KEY, LACKS_KEY))
     assert refusal(PPO, path) == (

@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 import yaml
@@ -75,9 +76,15 @@ def arguments_of(cls):
     for base in cls.__mro__[:-1]:
         own = inspect.signature(base.__init__).parameters if "__init__" in vars(base) else {}
         for name, parameter in list(own.items())[1:]:
-            if name not in seen and parameter.kind in (
-                parameter.POSITIONAL_OR_KEYWORD,
-                parameter.KEYWORD_ONLY,
+            # The parser takes no private ones.
+            if (
+                name not in seen
+                and not name.startswith("_")
+                and parameter.kind
+                in (
+                    parameter.POSITIONAL_OR_KEYWORD,
+                    parameter.KEYWORD_ONLY,
+                )
             ):
                 seen.add(name)
                 yield name, str(parameter.annotation)
@@ -104,6 +111,8 @@ def forgeries(cls):
 
 def named(path, cls, forged):
     needed = {n: NEEDED[n] for n, _ in arguments_of(cls) if n in NEEDED}
+    if issubclass(cls, gymnasium.Wrapper):
+        del needed["env"]  # which its maker gives, and no configuration may
     return {"class_path": path, "init_args": needed | forged}
 
 
