@@ -1,7 +1,7 @@
 """Complete the arguments of `rl-cli` before they are parsed: find configs and checkpoints."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
-from lightning_rl.errors import ConfigurationError, closest
-from lightning_rl.parsing import check_doubles, check_size
+from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
 
@@ -72,7 +72,15 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         _value_of("--output_dir", options) or "outputs",
         _value_of("--exp_name", options),
     )
-    config = read_config(path)
+    content = read_checkpoint(path, whole=False)
+    require(
+        CONFIG_KEY in content,
+        f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
+        "as --config.",
+    )
+    config = config_of(content, path)
+    lacks = lacks_of(content) | of_a_script(settings_of(config, path))
+    _refuse_lacking(path, lacks, subcommand, options)
     trusted = (_value_of("--trust_code", options) or "false").lower() == "true"
     if not trusted:
         checked = checked_config(config, path)
@@ -82,6 +90,33 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     rest = _without("--ckpt_path", options)
     arguments = [subcommand, "--config", config, *rest, "--ckpt_path", str(path)]
     return Completed(arguments, trusted, rest)
+
+
+def _refuse_lacking(
+    path: Path, lacks: Mapping[str, str], subcommand: str, options: Sequence[str]
+) -> None:
+    """Refuse a checkpoint of a run from Python whose configuration could not hold all of it.
+
+    Unless the user gives what it lacks; what only trains is not asked of an evaluation.
+    """
+    lacking = {
+        name: what
+        for name, what in lacks.items()
+        if not _is_given(name, options) and (subcommand == "fit" or not name.startswith("trainer."))
+    }
+    if lacking:
+        raise ConfigurationError(
+            f"The checkpoint {path} is of a run in Python, with what a configuration cannot hold: "
+            f"{in_words(lacking)}. Give it, as {', '.join(f'--{name} ...' for name in lacking)}, "
+            "or a whole configuration as --config."
+        )
+
+
+def _is_given(name: str, options: Sequence[str]) -> bool:
+    """Tell whether an option sets what has this name, or what it is a part of."""
+    flags = {option.partition("=")[0].replace(".init_args", "") for option in options}
+    parts = name.split(".")
+    return any(f"--{'.'.join(parts[:end])}" in flags for end in range(1, len(parts) + 1))
 
 
 @rank_zero_only
@@ -108,25 +143,6 @@ def _check_file(config: Path) -> None:
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
                 f"{closest(section, allowed)}."
             )
-
-
-def read_config(checkpoint: Path) -> str:
-    """Return the YAML configuration that a checkpoint holds.
-
-    Raises:
-        ConfigurationError: where the file is no checkpoint of this package, or cannot be read, or
-            where a key of the configuration stands twice, or it is larger than any configuration.
-    """
-    content = read_checkpoint(checkpoint, whole=False)
-    if CONFIG_KEY not in content:
-        raise ConfigurationError(
-            f"The checkpoint {checkpoint} holds no configuration of rl-cli; give the one it was "
-            "trained with as --config."
-        )
-    config = str(content[CONFIG_KEY])
-    check_size(config, f"The configuration in {checkpoint}")
-    check_doubles(config, f"The configuration in {checkpoint}")
-    return config
 
 
 def _spell_out_video(options: list[str]) -> list[str]:

@@ -16,6 +16,11 @@ SCHEMA = 3
 CONFIG_KEY = "rl_config"
 """Where a checkpoint keeps the configuration of its run, as YAML."""
 
+LACKS_KEY = "rl_config_lacks"
+"""Where a checkpoint says what of a run from Python its configuration cannot hold: {path: words}.
+
+The paths are those of the configuration; a checkpoint of `rl-cli` has none."""
+
 SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
 """The top-level keys of a configuration."""
 
@@ -28,10 +33,24 @@ DESCRIPTION_KEY = "policy"
 See `policies.description`; checkpoints of before that was kept have none.
 """
 
+SPACES_KEY = "spaces"
+"""Where, within that, it keeps the spaces of its policy, `observation_space` and `action_space`.
+
+See `policies.spaces`; checkpoints of before that was kept have none.
+"""
+
 FULL, WEIGHTS = "full", "weights"
 """The kinds: what a run needs to go on bit for bit; what it takes to act."""
 
-KEPT_WITH_WEIGHTS = ("epoch", "global_step", "pytorch-lightning_version", "state_dict", CONFIG_KEY)
+KEPT_WITH_WEIGHTS = (
+    "epoch",
+    "global_step",
+    "pytorch-lightning_version",
+    "state_dict",
+    CONFIG_KEY,
+    LACKS_KEY,
+)
+KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
 
 def own_version() -> str:
@@ -51,7 +70,7 @@ def weights_of(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the weights-only kind of a full checkpoint."""
     kept = {key: checkpoint[key] for key in KEPT_WITH_WEIGHTS if key in checkpoint}
     state = checkpoint[STATE_KEY]
-    kept_state = {key: state[key] for key in ("env_steps", DESCRIPTION_KEY) if key in state}
+    kept_state = {key: state[key] for key in KEPT_OF_THE_STATE if key in state}
     return kept | {STATE_KEY: header() | {"kind": WEIGHTS} | kept_state}
 
 

@@ -5,7 +5,7 @@ The dataset, the seeds of the evaluation, and the data module that owns the envs
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -17,16 +17,16 @@ from lightning_rl.buffers import Buffer, ReadInterrupted, Replay, ReplayFactory,
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import require
+from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.phases import phases_of
 from lightning_rl.policies import Policy
-from lightning_rl.record import Recorded
 
-EnvFactory = Callable[[int], VectorEnv]
-"""Makes an env from `num_envs`.
-
-In YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
-"""
+if TYPE_CHECKING:
+    EnvLike = EnvFactory | str
+else:
+    # The command line reads this: there a text is the name of a class.
+    EnvLike = EnvFactory
 
 CollectorFactory = Callable[[VectorEnv, Policy, int, int], Collector]
 """Makes a collector from the env, the policy, the steps per rollout and a seed.
@@ -92,11 +92,12 @@ class EpisodeSeeds(IterableDataset[list[int]]):
         return iter(self.batches)
 
 
-class RLDataModule(Recorded, LightningDataModule):
+class RLDataModule(LightningDataModule):
     """Own the envs, the collector and the buffer, and hand rollouts to the trainer.
 
     Args:
-        env: which env, as a factory of `num_envs`.
+        env: which env: what makes one from `num_envs`, a class, a `partial` or another function; in
+            Python also the id of a Gymnasium env, or the name of a task.
         num_envs: N, envs stepped in parallel, by each process.
         buffer_size: T, steps per env in a rollout.
         total_env_steps: the budget, of all processes: training stops after the iteration that
@@ -114,7 +115,7 @@ class RLDataModule(Recorded, LightningDataModule):
         eval_deterministic: evaluate by the mode of the policy's distribution; false draws the
             actions of an episode from a generator with its seed, one call of the policy per episode
             and step.
-        eval_env: which env the evaluation uses; where not given, that of the training.
+        eval_env: which env the evaluation uses, see `env`; where not given, that of the training.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -123,7 +124,7 @@ class RLDataModule(Recorded, LightningDataModule):
 
     def __init__(
         self,
-        env: EnvFactory,
+        env: EnvLike,
         num_envs: int = 8,
         buffer_size: int = 128,
         total_env_steps: int = 1_000_000,
@@ -134,7 +135,7 @@ class RLDataModule(Recorded, LightningDataModule):
         num_eval_envs: int | None = None,
         eval_seed: int | None = None,
         eval_deterministic: bool = True,
-        eval_env: EnvFactory | None = None,
+        eval_env: EnvLike | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -158,17 +159,53 @@ class RLDataModule(Recorded, LightningDataModule):
         self.eval_deterministic = eval_deterministic
         self.collector: Collector | None = None
         self.dataset: RolloutDataset | None = None
-        self._make_env = env
-        self._make_eval_env = eval_env or env
+        self._make_env = env_factory(env, "data.env")
+        self._make_eval_env = (
+            self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
+        )
         self._make_collector = collector
         self._make_replay = replay
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._env: VectorEnv | None = env(num_envs)
+        self._env: VectorEnv | None = make_env(self._make_env, num_envs, "data.env")
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that make another one like this, with the seeds as they turned out.
+
+        The envs are what makes them.
+        """
+        other_env = self._make_eval_env is not self._make_env
+        return {
+            "env": self._make_env,
+            "num_envs": self.num_envs,
+            "buffer_size": self.buffer_size,
+            "total_env_steps": self.total_env_steps,
+            "collector": self._make_collector,
+            "replay": self._make_replay,
+            "iterations_per_epoch": self._iterations_per_epoch,
+            "num_eval_episodes": self.num_eval_episodes,
+            "num_eval_envs": self.num_eval_envs,
+            "eval_seed": self.eval_seed,
+            "eval_deterministic": self.eval_deterministic,
+            "eval_env": self._make_eval_env if other_env else None,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: Lightning's own way would unpickle the file, and call what that names.
+
+        Raises:
+            ConfigurationError: always; it says how a run goes on.
+        """
+        raise ConfigurationError(
+            f"{cls.__name__} is not loaded from a checkpoint: make one, and give the checkpoint to "
+            "the trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+        )
 
     @property
     def env_steps_per_iteration(self) -> int:
@@ -215,7 +252,9 @@ class RLDataModule(Recorded, LightningDataModule):
         """The env of the evaluation, apart from that of the training; made when first asked for."""
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
-            self._eval_env = self._make_eval_env(min(self.num_eval_envs, share))
+            self._eval_env = make_env(
+                self._make_eval_env, min(self.num_eval_envs, share), "data.eval_env"
+            )
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")
@@ -232,7 +271,7 @@ class RLDataModule(Recorded, LightningDataModule):
         module = cast(Any, self.trainer.lightning_module)
         policy = cast(Policy, module.policy)
         if self._env is None:
-            self._env = self._make_env(self.num_envs)
+            self._env = make_env(self._make_env, self.num_envs, "data.env")
         self.collector = self._make_collector(
             self._env, policy, self.buffer_size, self.seed_for("collector")
         )

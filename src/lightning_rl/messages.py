@@ -15,6 +15,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.data import RLDataModule
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import closest
+from lightning_rl.permission import CURE
 from lightning_rl.policies import Policy
 from lightning_rl.trainer import RLTrainer
 
@@ -29,10 +30,11 @@ FAMILIES: dict[str, type] = {
 """Which family of classes a key takes its class from."""
 
 
-def explain(message: str) -> str:
+def explain(message: str, cure: str = CURE) -> str:
     """Rewrite a message of the parser.
 
-    One that it does not know stays, less the parser's inner workings.
+    One that it does not know stays, less the parser's inner workings. `cure` is what to do about
+    code of others.
     """
     key = _search(r'Parser key "([^"]+)"', message) or ""
     if option := _search(r"Option '([^']+)' is not accepted", message) or _search(
@@ -41,8 +43,8 @@ def explain(message: str) -> str:
         return f"Unknown setting '{option}'{_owner(option)}{_matching_settings(option)}."
     if name := _search(r"Importing '([^']+)' is not allowed", message):
         return (
-            f"'{name}' for {key} is code of others, and the configuration comes from a checkpoint: "
-            "add --trust_code true if you know where it comes from."
+            f"'{name}' for {key} is code of others, and the configuration comes from a checkpoint. "
+            f"{cure}"
         )
     if name := _search(r"Expected a dot import path string: (\S+)", message):
         known = _class_names(key)

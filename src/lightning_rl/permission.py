@@ -18,10 +18,15 @@ import lightning_rl
 from lightning_rl.errors import ConfigurationError
 
 CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
+CURE_IN_PYTHON = (
+    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+)
+"""What to do where something is withheld: on the command line, and from `load_from_checkpoint`."""
 
 Asked = TypeVar("Asked", bool, str)
 
-_withheld = False
+_withheld: str | None = None
+"""That cure, while something is."""
 
 
 def granted(setting: str, asked: Asked) -> Asked:
@@ -34,28 +39,31 @@ def granted(setting: str, asked: Asked) -> Asked:
     Raises:
         ConfigurationError: where the configuration of a checkpoint asks for it.
     """
-    if asked and _withheld:
+    if asked and _withheld is not None:
         value = "true" if asked is True else asked
         raise ConfigurationError(
             f"The configuration in the checkpoint sets {setting}: {value}. A checkpoint is data: "
-            f"it cannot allow code or downloads, and nothing was run or downloaded. {CURE}"
+            f"it cannot allow code or downloads, and nothing was run or downloaded. {_withheld}"
         )
     return asked
 
 
 @contextmanager
-def withheld() -> Iterator[None]:
+def withheld(cure: str = CURE) -> Iterator[None]:
     """Grant nothing to what is built inside, in all threads, and run no code from elsewhere.
 
     This patches Python's loader of source files, tried with 3.11 and 3.12: an audit hook could not
     be taken away again.
+
+    Args:
+        cure: how the messages end.
     """
     global _withheld
     before, run = _withheld, SourceFileLoader.exec_module
     # sys.path as it is now: transformers adds the folder that it copies a model's code to.
     folders = [Path(folder).resolve() for folder in sys.path]
     folders.append(Path(lightning_rl.__file__).resolve().parent)
-    _withheld, SourceFileLoader.exec_module = True, _guarded(run, folders)  # type: ignore[assignment,method-assign]  # the lock
+    _withheld, SourceFileLoader.exec_module = cure, _guarded(run, folders, cure)  # type: ignore[assignment,method-assign]  # the lock
     try:
         yield
     finally:
@@ -63,14 +71,14 @@ def withheld() -> Iterator[None]:
 
 
 def _guarded(
-    run: Callable[[Any, ModuleType], None], folders: Sequence[Path]
+    run: Callable[[Any, ModuleType], None], folders: Sequence[Path], cure: str
 ) -> Callable[[Any, ModuleType], None]:
     def exec_module(loader: SourceFileLoader, module: ModuleType) -> None:
         path = Path(loader.path).resolve()
         if not any(map(path.is_relative_to, folders)) and not _is_editable(module.__name__, path):
             raise ConfigurationError(
                 f"The configuration in the checkpoint leads to code in {path}, which Python does "
-                f"not import by itself; it was not run. {CURE}"
+                f"not import by itself; it was not run. {cure}"
             )
         run(loader, module)
 

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -32,9 +33,11 @@ from lightning_rl.callbacks import (
     WarmStart,
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
+from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.construction import Constructed
 from lightning_rl.errors import require
+from lightning_rl.evaluation import logged_values
 from lightning_rl.process import flush_denormals, keep_freed_memory
-from lightning_rl.record import Recorded
 from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
 
 NOISE = (
@@ -57,7 +60,7 @@ NOISE = (
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
 
-class RLTrainer(Recorded, Trainer):
+class RLTrainer(Trainer, Constructed):
     """Lightning's `Trainer` with the callbacks.
 
     The logger and the checkpoint files of this package.
@@ -170,9 +173,9 @@ class RLTrainer(Recorded, Trainer):
     ) -> list[Callback]:
         """Return the package's callbacks but those of checkpoints, beside the user's own."""
         callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        callbacks.append(EvaluationReport(self.run_dir))
         if not any(isinstance(callback, SettingsWriter) for callback in own):
             callbacks.append(SettingsWriter())
-        callbacks.append(EvaluationReport(self.run_dir))
         if video:
             settings = video if isinstance(video, VideoSettings) else VideoSettings()
             callbacks.append(VideoRecorder(self.run_dir, settings))
@@ -227,12 +230,17 @@ class RLTrainer(Recorded, Trainer):
         verbose: bool = False,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
-    ) -> Any:
+    ) -> list[Mapping[str, float]]:
         """Evaluate on the seeds of the evaluation, and report.
 
         `verbose` adds Lightning's own table.
+
+        Returns:
+            one dict, the same on all ranks: the numbers of the report by their names `eval/...`,
+            which `callback_metrics` has too, and what the algorithm itself logged.
         """
-        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        logged = super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return self._with_evaluation(logged)
 
     def test(
         self,
@@ -242,9 +250,15 @@ class RLTrainer(Recorded, Trainer):
         verbose: bool = False,
         datamodule: LightningDataModule | None = None,
         weights_only: bool | None = None,
-    ) -> Any:
+    ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
-        return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return self._with_evaluation(logged)
+
+    def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
+        """Add the evaluation to what Lightning returns, which leaves out what no logger gets."""
+        evaluation = algorithm_of(self.lightning_module).evaluation
+        return [{**values, **logged_values(evaluation)} for values in logged]
 
 
 def _as_list(given: Any) -> list[Any]:
@@ -279,6 +293,7 @@ def quieten_framework() -> None:
         ".*The dirpath has changed from.*",
         ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
         ".*isinstance.treespec, LeafSpec.*",
+        ".*in eval mode at the start of training.*",  # as a policy always is
     ):
         warnings.filterwarnings("ignore", message)
 

@@ -26,7 +26,8 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.permission import withheld
+from lightning_rl.kept_config import settings_of
+from lightning_rl.permission import CURE, withheld
 from lightning_rl.policies import Backbone, Policy
 
 OURS = "lightning_rl"
@@ -118,7 +119,7 @@ class Checked(NamedTuple):
         return "".join(f"{re.sub('[^ -~]', '?', line)}\n" for line in lines)
 
 
-def checked_config(text: str, checkpoint: Path) -> Checked:
+def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     """Return what may be taken of the configuration of a checkpoint, if it names no code of others.
 
     Nothing is imported that it names, but classes of the packages in `FAMILIES`.
@@ -126,19 +127,13 @@ def checked_config(text: str, checkpoint: Path) -> Checked:
     Args:
         text: YAML of bounded size (see `parsing.check_size`).
         checkpoint: for the messages.
+        cure: what to do where it is refused, for the messages.
 
     Raises:
         ConfigurationError: naming the key, what stands there, and the cure.
     """
-    try:
-        config = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"The configuration in {checkpoint} is not valid YAML; give one as --config."
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigurationError(f"The configuration in {checkpoint} holds no settings.")
-    look = Look(checkpoint)
+    config = settings_of(text, checkpoint)
+    look = Look(checkpoint, cure)
     for section, value in config.items():
         if section not in SECTIONS:
             look.refuse(section, value, "is no section of a configuration")
@@ -191,8 +186,9 @@ def _brief(value: Any) -> str:
 class Look:
     """A walk through the configuration in a checkpoint."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, cure: str) -> None:
         self.checkpoint = checkpoint
+        self.cure = cure
         self.reads: dict[str, str] = {}
 
     def at(self, path: str, key: str, value: Any) -> None:
@@ -223,8 +219,8 @@ class Look:
         """Say what was found, where, and what to do."""
         raise ConfigurationError(
             f"The configuration in {self.checkpoint} names '{value}' as {path}, which {why}. "
-            "Nothing was imported. A checkpoint is data, and code that it names is not run: add "
-            "--trust_code true if you know where it comes from, or give your own --config."
+            "Nothing was imported. A checkpoint is data, and code that it names is not run. "
+            f"{self.cure}"
         )
 
     def _class(self, path: str, key: str, name: Any) -> None:
@@ -233,14 +229,14 @@ class Look:
             self.refuse(path, name, "is no place for a class")
         kind, packages = family
         if not isinstance(name, str) or not _within(name, packages):
-            self.refuse(path, name, f"is not a {kind.__name__} of {' or '.join(packages)}")
+            self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
         found = _find(name)
         if not (
             isinstance(found, type)
             and issubclass(found, kind)
             and _within(f"{found.__module__}.", packages)
         ):
-            self.refuse(path, name, f"is not a {kind.__name__} of {' or '.join(packages)}")
+            self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
         if found in map(_find, WRITING):
             self.refuse(path, name, "writes files where its settings say")
 
@@ -292,7 +288,7 @@ def _find(name: str) -> Any:
 
 
 @contextmanager
-def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
+def only_allowed_imports(typed: Sequence[str], cure: str = CURE) -> Iterator[None]:
     """Let the parser import the packages in `FAMILIES`, and what the user has typed; grant nothing.
 
     A second lock behind `checked_config`, at the door where the parser imports. The working
@@ -317,7 +313,7 @@ def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
     if foreign:
         sys.path.append(str(Path.cwd()))
     try:
-        with withheld():
+        with withheld(cure):
             yield
     finally:
         parsing_settings.update(before)

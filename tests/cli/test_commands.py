@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import EarlyStopping
 
+from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.cli import run
 from lightning_rl.config_files import shipped_configs
 from tests.helpers import assert_same_run, last, load, scalars, train
@@ -91,6 +94,84 @@ def test_validate_needs_nothing_but_the_checkpoint(capsys):
     assert scalars(run_dir)["eval/avg_reward"][-1][1] == pytest.approx(evaluation["avg_reward"])
     assert (run_dir / "config.yaml").read_text() == config
     assert len(list(Path("outputs").iterdir())) == 1
+
+
+def python_run(env="CartPole-v1", policy=ActorCritic, exp_name="py", **model):
+    """Train by the Python API, and return the run directory and what `validate` returned."""
+    data = RLDataModule(
+        env, num_envs=4, buffer_size=16, total_env_steps=64, num_eval_episodes=2, seed=5
+    )
+    acting = policy(data.observation_space, data.action_space, hidden_sizes=(16,))
+    trainer = RLTrainer(exp_name=exp_name, accelerator="cpu", enable_progress_bar=False)
+    module = PPO(acting, batch_size=32, n_epochs=1, **model)
+    trainer.fit(module, data)
+    (found,) = trainer.validate(module, data)
+    return trainer.run_dir, found
+
+
+def test_what_was_trained_in_python_is_validated_and_goes_on(capsys):
+    run_dir, found = python_run(optimizer=partial(torch.optim.AdamW, weight_decay=0.1))
+    run(["validate", "--ckpt_path", "last"])
+    evaluation = json.loads((run_dir / "checkpoints" / "evaluation.json").read_text())
+    assert evaluation["avg_reward"] == found["eval/avg_reward"]
+    assert evaluation["seeds"] == [10_005, 10_006]
+    assert evaluation["env_steps"] == 64
+    run(["fit", "--ckpt_path", str(last(run_dir)), "--data.total_env_steps", "128"])
+    config = yaml.safe_load((newest() / "config.yaml").read_text())
+    assert newest().name.startswith("py_")
+    optimizer = config["model"]["init_args"]["optimizer"]
+    assert optimizer["class_path"].endswith("AdamW")
+    assert optimizer["init_args"]["weight_decay"] == 0.1
+    assert load(last(newest()))["lightning_rl"]["env_steps"] == 128
+
+
+def test_what_python_can_say_and_a_configuration_cannot_is_named(capsys):
+    def optimizer(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    run_dir, found = python_run(lambda n: GymnasiumEnv(n, "CartPole-v1"), optimizer=optimizer)
+    capsys.readouterr()
+    start = f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
+    error = error_of(capsys, "validate", "--ckpt_path", "last", status=1)
+    assert error == (
+        f"{start}configuration cannot hold: model.optimizer (the function optimizer, which is not "
+        "at the top of a module), data.env (a lambda). Give it, as --model.optimizer ..., "
+        "--data.env ..., or a whole configuration as --config."
+    )
+    given = ["--data.env", "GymnasiumEnv", "--data.env.id", "CartPole-v1"]
+    error = error_of(capsys, "validate", "--ckpt_path", "last", *given, status=1)
+    assert "cannot hold: model.optimizer (the function optimizer, which is not" in error
+    run(["validate", "--ckpt_path", "last", *given, "--model.optimizer=torch.optim.SGD"])
+    evaluation = json.loads((run_dir / "checkpoints" / "evaluation.json").read_text())
+    assert evaluation["avg_reward"] == found["eval/avg_reward"]
+
+
+def test_a_class_of_the_script_that_ran_is_named(capsys, monkeypatch):
+    class InScript(ActorCritic):
+        pass
+
+    InScript.__module__, InScript.__qualname__ = "__main__", "InScript"
+    monkeypatch.setattr(sys.modules["__main__"], "InScript", InScript, raising=False)
+    run_dir, _ = python_run(policy=InScript)
+    monkeypatch.delattr(sys.modules["__main__"], "InScript")
+    capsys.readouterr()
+    error = error_of(capsys, "validate", "--ckpt_path", "last", "--trust_code", "true", status=1)
+    assert error == (
+        f"rl-cli: error: The checkpoint {last(run_dir)} is of a run in Python, with what a "
+        "configuration cannot hold: model.policy (InScript of the script that was run). Give it, "
+        "as --model.policy ..., or a whole configuration as --config."
+    )
+
+
+def test_a_callback_given_in_python_is_asked_for_only_to_train_on(capsys):
+    data = RLDataModule("CartPole", num_envs=4, buffer_size=16, total_env_steps=64)
+    policy = ActorCritic(data.observation_space, data.action_space)
+    trainer = RLTrainer(callbacks=[EarlyStopping("eval/avg_reward")], enable_progress_bar=False)
+    trainer.fit(PPO(policy, batch_size=32, n_epochs=1), data)
+    run(["validate", "--ckpt_path", "last"])
+    capsys.readouterr()
+    error = error_of(capsys, "fit", "--ckpt_path", "last", status=1)
+    assert "cannot hold: trainer.callbacks (an object of EarlyStopping). Give it, as" in error
 
 
 def test_test_plays_other_seeds_than_validate():
@@ -312,7 +393,10 @@ def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
     assert "cannot be read" in error_of(capsys, "validate", "--ckpt_path", "garbage.ckpt", status=1)
     torch.save({"state_dict": {}}, "other.ckpt")
     assert "not written by" in error_of(capsys, "validate", "--ckpt_path", "other.ckpt", status=1)
-    train("plain")  # from Python there is no configuration
+    train("plain")
+    content = load(last("plain"))
+    del content["rl_config"]  # as runs in Python once had none
+    torch.save(content, last("plain"))
     error = error_of(capsys, "validate", "--ckpt_path", str(last("plain")), status=1)
     assert "holds no configuration of rl-cli" in error
 

@@ -168,12 +168,19 @@ def test_no_command_is_left_untested():
     assert not [command for command in COMMANDS if not any(part in command for part in tested)]
 
 
-def test_the_python_code_runs(tmp_path):
-    (code,) = (block for kind, block in BLOCKS if kind == "python" and block not in FILES.values())
-    assert len(code.strip().splitlines()) <= 14
+def python_code(code):
     names = {"__name__": "readme"}
     exec(compile(code.replace("100_000", "2_048"), "README.md", "exec"), names)
-    assert (names["trainer"].run_dir / "evaluation.json").is_file()
+    return names
+
+
+def test_the_python_code_trains_and_acts(capsys):
+    trains, acts = (b for kind, b in BLOCKS if kind == "python" and b not in FILES.values())
+    assert len(trains.strip().splitlines()) <= 14
+    run_dir = python_code(trains)["trainer"].run_dir
+    assert (run_dir / "evaluation.json").is_file()
+    assert "[{'eval/avg_reward': " in capsys.readouterr().out
+    assert python_code(acts)["action"] in (0, 1)
 
 
 def newest():

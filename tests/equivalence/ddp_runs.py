@@ -262,7 +262,7 @@ class Run:
         notes = Notes()
         setup = TWO | {"callbacks": [notes, *callbacks]} | (trainer or {})
         try:
-            module, _, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
+            module, data, runner = train(self.directory / (into or name), trainer=setup, **kwargs)
         except (FloatingPointError, ConfigurationError) as caught:
             self.findings[name] = {"rows": notes.rows, "error": str(caught)}
             return
@@ -275,6 +275,8 @@ class Run:
             "monitors": {k: float(v) for k, v in runner.callback_metrics.items()},
             "run_dir": str(runner.run_dir),
         }
+        if name == "whole":
+            self.findings[name]["returned"] = dict(runner.validate(module, data)[0])
 
 
 def not_reduced(self, minibatch):

@@ -199,7 +199,9 @@ def test_an_evaluation_is_that_of_one_process(directory, ranks):
     data.eval_seed = one["seeds"][0]
     module = make_ppo(data, RESUMED["policy"], **RESUMED["model"])
     trainer = RLTrainer(run_dir=str(directory / "alone"), logger=False, enable_progress_bar=False)
-    trainer.validate(module, datamodule=data, ckpt_path=last(directory / "whole"))
+    (returned,) = trainer.validate(module, datamodule=data, ckpt_path=last(directory / "whole"))
+    assert returned == pytest.approx(both(ranks, "whole", "returned")[1], rel=1e-5)
+    assert len(set(map(str, both(ranks, "whole", "returned")))) == 1
     assert module.evaluation["returns"] == pytest.approx(one["returns"], rel=1e-5)
     assert module.evaluation["lengths"] == one["lengths"]
 

@@ -117,7 +117,8 @@ def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monk
         *("epoch", "global_step", "pytorch-lightning_version", "state_dict"),
         *("rl_config", "lightning_rl"),
     }
-    assert set(content["lightning_rl"]) == {"schema", "kind", "version", "env_steps", "policy"}
+    said = {"schema", "kind", "version", "env_steps", "policy", "spaces"}
+    assert set(content["lightning_rl"]) == said
     assert best.stat().st_size < last(run_dir).stat().st_size / 2
     run(["validate", "--ckpt_path", str(best)])
     run(["test", "--ckpt_path", "best"])

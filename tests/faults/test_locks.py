@@ -12,6 +12,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 import yaml
@@ -20,13 +21,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl import Algorithm
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.parsing import MOST_VALUES, check_size
 from lightning_rl.trust import FAMILIES, WRITING, checked_config
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import last, load, train
+from tests.helpers import last, train
 
 TRAINER_KINDS = {
     "callbacks": (Callback, "lightning.pytorch.callbacks"),
@@ -74,9 +76,15 @@ def arguments_of(cls):
     for base in cls.__mro__[:-1]:
         own = inspect.signature(base.__init__).parameters if "__init__" in vars(base) else {}
         for name, parameter in list(own.items())[1:]:
-            if name not in seen and parameter.kind in (
-                parameter.POSITIONAL_OR_KEYWORD,
-                parameter.KEYWORD_ONLY,
+            # The parser takes no private ones.
+            if (
+                name not in seen
+                and not name.startswith("_")
+                and parameter.kind
+                in (
+                    parameter.POSITIONAL_OR_KEYWORD,
+                    parameter.KEYWORD_ONLY,
+                )
             ):
                 seen.add(name)
                 yield name, str(parameter.annotation)
@@ -103,6 +111,8 @@ def forgeries(cls):
 
 def named(path, cls, forged):
     needed = {n: NEEDED[n] for n, _ in arguments_of(cls) if n in NEEDED}
+    if issubclass(cls, gymnasium.Wrapper):
+        del needed["env"]  # which its maker gives, and no configuration may
     return {"class_path": path, "init_args": needed | forged}
 
 
@@ -136,20 +146,10 @@ def snapshot(root):
     }
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("trained")
-    train(directory, data={"total_env_steps": 128})
-    return load(last(directory))
-
-
 @pytest.fixture
-def place(trained, tmp_path, monkeypatch):
+def place(elsewhere):
     """Return (the run, what lies outside of it), and stand in a third place."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    run_dir, outside = tmp_path / "theirs" / "run_20260101_000000", tmp_path / "outside"
+    run_dir, outside = elsewhere / "theirs" / "run_20260101_000000", elsewhere / "outside"
     (run_dir / "checkpoints").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(SETTINGS)
     victim = outside / "target" / "checkpoints"
@@ -162,11 +162,22 @@ def place(trained, tmp_path, monkeypatch):
     return run_dir, outside
 
 
-def attack(run_dir, content, config, *arguments):
+def by_command(*arguments):
+    """Return what uses a checkpoint on the command line."""
+    return lambda path: run([*arguments, "--ckpt_path", str(path)])
+
+
+def without_spaces(content):
+    """Return a checkpoint of before it held spaces: the env of its configuration has to be made."""
+    state = {key: value for key, value in content[STATE_KEY].items() if key != SPACES_KEY}
+    return content | {STATE_KEY: state}
+
+
+def attack(run_dir, content, config, use):
     """Save a forged checkpoint in a run and use it; what it is refused for does not matter."""
     torch.save(content | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
     try:
-        run([*arguments, "--ckpt_path", str(last(run_dir))])
+        use(last(run_dir))
     except (SystemExit, Exception) as error:
         return error
 
@@ -174,7 +185,10 @@ def attack(run_dir, content, config, *arguments):
 LONG = ("env", "optimizer", "wrappers")
 """Keys with dozens of classes: a minute in all. The others take seconds."""
 
+USES = {"validate": by_command("validate"), "load_from_checkpoint": Algorithm.load_from_checkpoint}
 
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize(
     "key",
     [
@@ -183,14 +197,14 @@ LONG = ("env", "optimizer", "wrappers")
         if key != "eval_env"  # that is env
     ],
 )
-def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, place, trained):
+def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, place, trained):
     run_dir, outside = place
-    before, tried = snapshot(outside), 0
+    before, tried, content = snapshot(outside), 0, without_spaces(trained)
     for path, cls in classes_of(*FAMILIES[key]).items():
         for forged in forgeries(cls):
             filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))
             config = placed(key, named(path, cls, filled))
-            attack(run_dir, trained, config, "validate")
+            attack(run_dir, content, config, use)
             assert snapshot(outside) == before, f"{path}: {forged}"
             assert not list(Path().iterdir()), f"{path}: {forged}"
             tried += 1
@@ -302,7 +316,7 @@ def test_resuming_writes_inside_the_run_only(name, own, place, trained):
         (run_dir / "config.yaml").unlink()  # as a file that somebody sent
     before, theirs = snapshot(outside), snapshot(run_dir)
     more = ["--data.total_env_steps", "192"]
-    assert attack(run_dir, trained, config, "fit", *more) is None
+    assert attack(run_dir, trained, config, by_command("fit", *more)) is None
     assert snapshot(outside) == before
     if own:
         assert not list(Path().iterdir())
@@ -360,7 +374,7 @@ def test_what_is_left_out_and_what_is_read_is_said(place, trained, capsys):
         "class_path": "lightning_rl.Demonstrations",
         "init_args": {"path": "some\x1b[2J.pt"},
     }
-    attack(run_dir, trained, config, "validate")
+    attack(run_dir, trained, config, by_command("validate"))
     assert capsys.readouterr().err.splitlines()[:2] == [
         "Left out of the checkpoint's configuration, which is data and decides nothing about files, "
         "machines or code: trainer.callbacks (EarlyStopping), trainer.devices (100000), "
@@ -376,7 +390,8 @@ def test_the_user_can_give_again_what_is_left_out(place, trained):
     run_dir, _ = place
     config = yaml.safe_load(SETTINGS)
     logger = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "mine"]
-    assert attack(run_dir, trained, config, "fit", "--data.total_env_steps", "192", *logger) is None
+    resume = by_command("fit", "--data.total_env_steps", "192", *logger)
+    assert attack(run_dir, trained, config, resume) is None
     assert list(Path("mine").rglob("metrics.csv"))
 
 

@@ -2,18 +2,16 @@
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from lightning_rl import load_vla_model
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl import PPO, load_vla_model
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli import run
 from lightning_rl.errors import ConfigurationError
-from tests.helpers import last, load, train
 
 MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"
 MODEL = """
@@ -26,27 +24,18 @@ class Model(PreTrainedModel):
 
 
 @pytest.fixture
-def directory(tmp_path, monkeypatch):
+def directory(elsewhere):
     """Make the directory of a model that brings code of its own, which leaves a mark."""
     pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    directory = tmp_path / "downloaded"
+    directory = elsewhere / "downloaded"
     directory.mkdir()
-    (directory / "code.py").write_text(MARK.format(mark=str(tmp_path / "ran")) + MODEL)
+    (directory / "code.py").write_text(MARK.format(mark=str(Path("ran").absolute())) + MODEL)
     auto_map = {"AutoConfig": "code.Config", "AutoModelForImageTextToText": "code.Model"}
     config = {"model_type": "of-others", "auto_map": auto_map}
     (directory / "config.json").write_text(json.dumps(config))
     pixels = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (directory / "preprocessor_config.json").write_text(json.dumps(pixels))
     return directory
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("trained")
-    train(directory, data={"total_env_steps": 128})
-    return load(last(directory))
 
 
 CONFIG = """
@@ -70,7 +59,10 @@ def forge(trained, **backbone):
     config = yaml.safe_load(CONFIG)
     named = {"class_path": "lightning_rl.TransformersBackbone", "init_args": backbone}
     config["model"]["init_args"]["policy"]["init_args"]["backbone"] = named
-    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    # Without the spaces of CartPole: those of the env named here count.
+    state = {key: value for key, value in trained[STATE_KEY].items() if key != SPACES_KEY}
+    content = trained | {CONFIG_KEY: yaml.safe_dump(config), STATE_KEY: state}
+    torch.save(content, "policy.ckpt")
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "fit"])
@@ -87,9 +79,35 @@ def test_code_that_comes_with_a_model_does_not_run(command, directory, trained, 
     assert not Path("ran").exists()
 
 
-def test_nothing_is_downloaded(trained, tmp_path, monkeypatch, capsys):
+IN_PYTHON = (
+    "The configuration in the checkpoint sets {}: true. A checkpoint is data: it cannot allow code "
+    "or downloads, and nothing was run or downloaded. Pass trust_code=True if you know where it "
+    "comes from, or what it names yourself: policy=..."
+)
+
+
+def test_nor_does_it_run_or_is_downloaded_in_python(directory, trained):
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(ConfigurationError) as refusal:
+        PPO.load_from_checkpoint("policy.ckpt")
+    assert str(refusal.value).endswith(IN_PYTHON.format("trust_code"))
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    forge(trained, path="someone/model", allow_download=True, **means)
+    with pytest.raises(ConfigurationError) as refusal:
+        PPO.load_from_checkpoint("policy.ckpt")
+    assert str(refusal.value).endswith(IN_PYTHON.format("allow_download"))
+    assert not Path("ran").exists()
+
+
+def test_whoever_trusts_it_in_python_allows_it(directory, trained):
+    forge(trained, path=str(directory), trust_code=True)
+    with pytest.raises(ConfigurationError, match=r"no file named model\.safetensors"):
+        PPO.load_from_checkpoint("policy.ckpt", trust_code=True)
+    assert Path("ran").exists()
+
+
+def test_nothing_is_downloaded(trained, elsewhere, capsys):
     pytest.importorskip("transformers")
-    monkeypatch.chdir(tmp_path)
     means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     forge(trained, path="someone/model", allow_download=True, **means)
     with pytest.raises(SystemExit):

@@ -8,11 +8,12 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl import Algorithm
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.trust import Checked, checked_config
-from tests.helpers import last, load, train
+from tests.helpers import load
 
 SETTINGS = """
 seed_everything: 3
@@ -49,20 +50,11 @@ from lightning_rl import Policy
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("trained")
-    train(directory, data={"total_env_steps": 128})
-    return load(last(directory))
-
-
 @pytest.fixture
-def checkpoint(trained, tmp_path, monkeypatch):
+def checkpoint(trained, elsewhere, monkeypatch):
     """Return what writes a checkpoint with changed settings, beside a module of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(os, "system", forbidden)
-    name = f"mine_{tmp_path.name}".replace("-", "_")
+    name = f"mine_{elsewhere.name}".replace("-", "_")
     Path(f"{name}.py").write_text(MODULE.format(name=name))
 
     def write(change=lambda config: None):
@@ -140,6 +132,24 @@ def test_what_names_other_code_is_refused(key, value):
     set_at(key, value)(config)
     with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.*--trust_code true"):
         checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+
+
+MADE_IN_PYTHON = ("model", "data.env")
+"""What `load_from_checkpoint` makes: the rest of a configuration is not looked at."""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [case for case in NAMES if case[0].startswith(MADE_IN_PYTHON)]
+)
+def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
+    monkeypatch.setattr(os, "system", forbidden)
+    config = yaml.safe_load(SETTINGS)
+    set_at(key, value)(config)
+    state = {name: kept for name, kept in trained[STATE_KEY].items() if name != SPACES_KEY}
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config), STATE_KEY: state}, "policy.ckpt")
+    with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.* Pass trust_code=True"):
+        Algorithm.load_from_checkpoint("policy.ckpt")
+    assert [path.name for path in Path().iterdir()] == ["policy.ckpt"]
 
 
 @pytest.mark.parametrize(
@@ -235,6 +245,19 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
         run(["validate", "--ckpt_path", "policy.ckpt"])
     assert f"'{name}.MyPPO' for model is code of others" in capsys.readouterr().err
     assert name not in sys.modules
+
+
+def test_the_parser_is_locked_in_python_too(checkpoint, monkeypatch):
+    name = checkpoint()
+    monkeypatch.setattr("lightning_rl.loading.checked_config", lambda *args: Checked("", {}, {}))
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    for key in ("model.class_path", "model.init_args.policy.class_path"):
+        checkpoint(set_at(key, f"{name}.MyPPO"))
+        with pytest.raises(ConfigurationError) as refusal:
+            Algorithm.load_from_checkpoint("policy.ckpt")
+        assert "is code of others, and the configuration comes from a check" in str(refusal.value)
+        assert str(refusal.value).endswith("or what it names yourself: policy=...")
+        assert name not in sys.modules
 
 
 def test_a_file_in_the_working_directory_is_no_module_for_a_checkpoint(checkpoint):

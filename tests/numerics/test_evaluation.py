@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from tensordict import TensorDict
 
-from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv
+from lightning_rl import PPO, ActionChunk, ActorCritic, GymnasiumEnv, RLTrainer
 from lightning_rl.data import EpisodeSeeds
 from lightning_rl.envs import PointMass, PushCube, TorchEnv
 from lightning_rl.errors import ConfigurationError
@@ -313,3 +313,40 @@ def test_the_evaluation_has_an_env_of_its_own_settings():
     make_ppo(other)
     with pytest.raises(ConfigurationError, match="same spaces"):
         _ = other.eval_env
+
+
+def test_validate_and_test_return_the_numbers_of_their_report(tmp_path):
+    module, data, trainer = train(tmp_path, env=PushCube, data={"total_env_steps": 64})
+    data.num_eval_episodes = 3
+    for evaluate in (trainer.validate, trainer.test):
+        (returned,) = evaluate(module, data)
+        report = module.evaluation
+        assert returned == logged_values(report)
+        assert returned["eval/avg_reward"] == np.mean(report["returns"])
+        assert returned["eval/success_rate"] == report["success_rate"]
+        assert returned["eval/ci95_low"] == report["ci95"][0]
+        assert returned["eval/terminations"] + returned["eval/truncations"] == report["episodes"]
+        assert {name for name in returned if name.startswith("eval/metrics/")}
+        monitored = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        assert monitored == pytest.approx(returned)
+
+
+def test_what_an_algorithm_logs_of_its_own_is_returned_too(tmp_path):
+    class Own(PPO):
+        def on_validation_epoch_end(self):
+            super().on_validation_epoch_end()
+            self.log("eval/own", 7.0)
+
+    data = make_data(total_env_steps=64)
+    module = make_ppo(data, algorithm=Own)
+    trainer = RLTrainer(run_dir=str(tmp_path), logger=False, enable_progress_bar=False)
+    trainer.fit(module, data)
+    (returned,) = trainer.validate(module, data)
+    assert returned == logged_values(module.evaluation) | {"eval/own": 7.0}
+
+
+def test_where_nothing_is_evaluated_nothing_is_returned(tmp_path):
+    data = make_data(total_env_steps=64)
+    none = {"logger": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    trainer = RLTrainer(run_dir=str(tmp_path), **none)
+    assert trainer.validate(make_ppo(data), data) == []

@@ -3,7 +3,8 @@
 import math
 from abc import abstractmethod
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -14,8 +15,9 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import check_checkpoint, check_trainer
 from lightning_rl.buffers import Replay
-from lightning_rl.checkpoint_format import DESCRIPTION_KEY, STATE_KEY, WEIGHTS, header
+from lightning_rl.checkpoint_format import DESCRIPTION_KEY, SPACES_KEY, STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
+from lightning_rl.construction import Constructed
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, check_range
@@ -35,7 +37,7 @@ from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
-from lightning_rl.record import Recorded
+from lightning_rl.policies.spaces import spaces_of
 from lightning_rl.rollout import check_finite, env_steps_in, without_padding
 
 RankState = dict[str, Tensor | None]
@@ -83,7 +85,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class Algorithm(Recorded, LightningModule):
+class Algorithm(LightningModule, Constructed):
     """A policy and a way to improve it; evaluated on one episode per seed.
 
     A subclass writes `training_step`, which reads top to bottom, and says in
@@ -385,9 +387,13 @@ class Algorithm(Recorded, LightningModule):
         torch.set_rng_state(own.cpu())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add counters, random streams, and what the weights do not tell of the policy."""
+        """Add counters, random streams, and what the weights do not tell of the policy.
+
+        Its spaces are among it.
+        """
         checkpoint[STATE_KEY] = header() | {
             DESCRIPTION_KEY: describe(self.policy),
+            SPACES_KEY: spaces_of(self.policy),
             "env_steps": self.env_steps,
             "guards": {name: one.guard.state_dict() for name, one in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
@@ -419,6 +425,50 @@ class Algorithm(Recorded, LightningModule):
             f"{ranks.world_size()}: weights, optimizer, counters and normalisers go on, random "
             "streams and episodes begin anew."
         )
+
+    def begin_with(self, checkpoint: dict[str, Any]) -> None:
+        """Take up weights, normalisers and counters; random streams and episodes begin anew.
+
+        Raises:
+            ConfigurationError: where the checkpoint is one of another policy or algorithm.
+        """
+        self.on_load_checkpoint(checkpoint)
+        self.load_state_dict(checkpoint["state_dict"])
+        self._restored = None
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it
+        cls,
+        checkpoint_path: str | Path,
+        map_location: torch.device | str = "cpu",
+        trust_code: bool = False,
+        output_dir: str | Path = "outputs",
+        **kwargs: Any,
+    ) -> Self:
+        """Make the algorithm of a checkpoint again, with its policy, ready to act.
+
+        Weights, normalisers and counters are those of the checkpoint; `fit` would begin with a new
+        optimizer. The checkpoint is data, and passes the checks of `rl-cli`: nothing of Lightning's
+        own way is left, which imports what the file names.
+
+        Args:
+            checkpoint_path: a file, a run directory (then its last checkpoint), or `last` or `best`
+                of the newest run.
+            map_location: the device of all tensors.
+            trust_code: import whatever classes the checkpoint names. Without it only those of this
+                package, `torch.optim` and `gymnasium` count.
+            output_dir: where runs are looked for, for `last` and `best`.
+            kwargs: arguments of the constructor that replace those of the run, such as `policy`.
+
+        Raises:
+            ConfigurationError: for a file that cannot be read, one of another class, one that names
+                other classes, and one of a run in Python that could not say how its policy is made.
+        """
+        # Upwards, at the call alone: what is made here is made of all that lies above.
+        from lightning_rl.loading import load_algorithm
+
+        arguments = (checkpoint_path, map_location, trust_code, output_dir, kwargs)
+        return cast(Self, load_algorithm(cls, *arguments))
 
     # --- evaluation ---
 

@@ -1,32 +1,112 @@
-"""Hand the settings of a run to its loggers."""
+"""Let loggers and checkpoints hold the settings of a run, whoever has set them."""
 
+from importlib import import_module
 from typing import Any, cast
 
+import yaml
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.callbacks.parts import algorithm_of, data_of
-from lightning_rl.record import Recorded, plain, settings_of
+from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.construction import GIVEN_BY_THE_ENV, Constructed, construction, described
+from lightning_rl.data import RLDataModule
+
+OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from")
+"""Settings of the trainer that say where a run writes, and what it began with."""
 
 
 class SettingsWriter(Callback):
-    """Write what the run was made with, where it begins and where it is resumed.
+    """Write what a run was made with: to its loggers where it begins, and into its checkpoints.
 
-    A run has one. That of the command line knows the whole configuration; this one asks the
-    constructors of algorithm, data module and trainer what they took.
+    A run has one. That of the command line knows the configuration; this one, of a run in Python,
+    asks how the algorithm, its policy, the data module and the trainer were made. What cannot be
+    written (a lambda, an object of a foreign class) is named instead, so that who reads the
+    checkpoint can say what is missing.
     """
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return the settings, nested as in a configuration."""
-        return {
-            "seed_everything": data_of(trainer).seed,
-            "model": plain(algorithm_of(pl_module)),
-            "data": settings_of(data_of(trainer)),
-            "trainer": settings_of(cast(Recorded, trainer)),
-        }
+        """Return the settings, defaults included, nested as in a configuration."""
+        config, lacks = configuration_of(trainer, pl_module)
+        for path, what in lacks.items():
+            _put(config, path.split("."), what)
+        config["data"] = _defaults(RLDataModule) | config["data"]
+        config["trainer"] = _defaults(type(trainer)) | config["trainer"]
+        return cast(dict[str, Any], _with_defaults(config))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write them."""
+        """Hand the settings to the loggers."""
         if trainer.is_global_zero and trainer.loggers:
             settings = self.settings(trainer, pl_module)
             for logger in trainer.loggers:
                 logger.log_hyperparams(settings)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the configuration."""
+        config, lacks = configuration_of(trainer, pl_module)
+        checkpoint[CONFIG_KEY] = yaml.safe_dump(config, sort_keys=False)
+        checkpoint[LACKS_KEY] = lacks
+
+
+def configuration_of(
+    trainer: Trainer, pl_module: LightningModule
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the configuration of a run, and what it lacks in words, by path."""
+    lacks: dict[str, str] = {}
+    data = cast(Any, trainer).datamodule
+    model = construction(algorithm_of(pl_module))
+    runner = construction(cast(Constructed, trainer))
+    lacks |= {f"model.{path}": what for path, what in model.lacks.items()}
+    settings: dict[str, Any] = {}
+    if type(data) is RLDataModule:
+        settings = {k: described(v, f"data.{k}", lacks) for k, v in data.settings().items()}
+    else:
+        lacks["data"] = f"an object of {type(data).__name__}"
+    lacks |= {
+        f"trainer.{path.removeprefix('init_args.')}": what for path, what in runner.lacks.items()
+    }
+    trained = runner.config["init_args"]
+    config = {
+        "seed_everything": settings.get("seed", True),
+        "exp_name": trained.get("exp_name", "run"),
+        "model": {key: value for key, value in model.config.items() if value is not None},
+        "data": {key: value for key, value in settings.items() if f"data.{key}" not in lacks},
+        "trainer": {key: value for key, value in trained.items() if key not in OF_THE_RUN},
+    }
+    return config, lacks
+
+
+def _with_defaults(tree: Any) -> Any:
+    """Add to each `{class_path, init_args}` in a tree the defaults of what it does not set."""
+    if isinstance(tree, list):
+        return [_with_defaults(child) for child in tree]
+    if not isinstance(tree, dict):
+        return tree
+    filled = {key: _with_defaults(child) for key, child in tree.items()}
+    if "init_args" in tree and isinstance(tree.get("class_path"), str):
+        module, _, name = tree["class_path"].rpartition(".")
+        made = getattr(import_module(module), name)  # named by what has just run
+        filled["init_args"] = _defaults(made) | filled["init_args"]
+    return filled
+
+
+def _defaults(made: Any) -> dict[str, Any]:
+    """Return the defaults of a constructor, those behind `**kwargs` too, as plain values."""
+    if not isinstance(made, type):
+        return {}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(made, fail_untyped=False)
+    defaults = parser.get_defaults().as_dict()
+    lacks: dict[str, str] = {}
+    found = {name: described(value, name, lacks) for name, value in defaults.items()}
+    return {name: found[name] for name in found if name not in (*GIVEN_BY_THE_ENV, *lacks)}
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    """Put a value at a path, with what is missing on the way."""
+    *way, last = path
+    for name in way:
+        tree = tree.setdefault(name, {})
+    tree[last] = value

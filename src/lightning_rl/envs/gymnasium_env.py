@@ -67,14 +67,13 @@ class GymnasiumEnv(VectorEnv):
         require(
             bool(id), "The env id is empty; give a registered Gymnasium id such as CartPole-v1."
         )
-        self.id = id
+        self.id, self.env_kwargs = id, env_kwargs or {}
         self.num_envs = num_envs
         self._clips = clip_action
         self._replayable = vectorization != "vector_entry_point"
         self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
-        self._env_kwargs = env_kwargs or {}
         self._wrappers = list(wrappers or [])
-        self._env = self._make(self._env_kwargs, wrappers=self._wrappers)
+        self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))
         self._take_spaces()
         self._observation: Any = None
@@ -165,7 +164,7 @@ class GymnasiumEnv(VectorEnv):
 
     def make_renderable(self) -> None:
         """See `VectorEnv.make_renderable`: Gymnasium wants to know it when an env is made."""
-        if self._env_kwargs.get("render_mode") == "rgb_array":
+        if self.env_kwargs.get("render_mode") == "rgb_array":
             return
         modes = self._env.metadata.get("render_modes", [])
         require(
@@ -176,7 +175,7 @@ class GymnasiumEnv(VectorEnv):
             # Else pygame and MuJoCo look for a screen, and the latter fails without one.
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
-        self._env_kwargs = {**self._env_kwargs, "render_mode": "rgb_array"}
+        self.env_kwargs = {**self.env_kwargs, "render_mode": "rgb_array"}
         self._make_anew()
 
     def wrap_each(self, wrapper: EnvWrapper) -> None:
@@ -210,7 +209,7 @@ class GymnasiumEnv(VectorEnv):
         self._env.close()
 
     def _make_anew(self) -> None:
-        made = self._make(self._env_kwargs, wrappers=self._wrappers)
+        made = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
         self._env = made
 

@@ -11,13 +11,13 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.precision import autocast
-from lightning_rl.record import Recorded
 from lightning_rl.rollout import FieldSpec, step_views
 
 
-class Policy(Recorded, nn.Module, ABC):
+class Policy(nn.Module, ABC, Constructed):
     """A policy over batched observations.
 
     Subclass it and pass `class_path: my_module.MyPolicy` in the config.

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_rl.construction import Constructed
 from lightning_rl.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
 
 
-class ActionTerm(ABC):
+class ActionTerm(ABC, Constructed):
     """Turn a policy's action into the target of a drive.
 
     Args:

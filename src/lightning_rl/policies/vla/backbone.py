@@ -6,7 +6,7 @@ from typing import NamedTuple
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.record import Recorded
+from lightning_rl.construction import Constructed
 
 
 class Features(NamedTuple):
@@ -21,7 +21,7 @@ class Features(NamedTuple):
     summary: Tensor
 
 
-class Backbone(Recorded, nn.Module, ABC):
+class Backbone(nn.Module, ABC, Constructed):
     """The body of a `VLAPolicy`.
 
     Subclass it for a model of your own, and pass `class_path: my_module.MyBackbone`. It gets

@@ -1,0 +1,181 @@
+"""Take an env as it is named in Python (an id, a class, a function), and make as many as asked."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from lightning_rl.envs import tasks
+from lightning_rl.envs.gymnasium_env import GymnasiumEnv
+from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.vector_env import VectorEnv
+from lightning_rl.errors import ConfigurationError, closest, require
+
+EnvFactory = Callable[[int], VectorEnv]
+"""Makes an env from `num_envs`.
+
+In YAML `{class_path: GymnasiumEnv, init_args: {id: CartPole-v1}}`.
+"""
+
+TASKS = {
+    name: cls
+    for name, cls in vars(tasks).items()
+    if isinstance(cls, type) and issubclass(cls, Task)
+}
+"""The tasks of this package, by name."""
+
+OF_THE_VECTOR = ("num_envs", "vectorization_mode", "max_episode_steps", "render_mode")
+"""What Gymnasium's vector envs have in the settings of their id that is not the env's own."""
+
+ALLOWED = (
+    "Pass the id of a Gymnasium env ('CartPole-v1'), a task of this package (PushCube), "
+    "partial(GymnasiumEnv, id='CartPole-v1', ...), or a function of the number of envs that "
+    "returns a VectorEnv."
+)
+
+
+def env_factory(given: Any, setting: str) -> EnvFactory:
+    """Return what makes an env, of what was given in its place.
+
+    Args:
+        given: a Gymnasium id, the name of a task, a class, a `partial` or another function.
+        setting: its name, for the message.
+
+    Raises:
+        ConfigurationError: for what cannot make as many envs as are asked for; it says what can.
+    """
+    if isinstance(given, str):
+        return _by_name(given, setting)
+    if isinstance(given, VectorEnv | gymnasium.Env | gymnasium.vector.VectorEnv):
+        raise ConfigurationError(
+            f"{setting} is a {type(_unwrapped(given)).__name__} that has been made already; "
+            f"training makes num_envs of them, and evaluation others. {_what_makes(given)}"
+        )
+    require(callable(given), f"{setting} is {given!r}, which makes no envs. {ALLOWED}")
+    if isinstance(given, type) and not issubclass(given, VectorEnv):
+        raise ConfigurationError(
+            f"{setting} is the class {given.__name__}, which is no VectorEnv. {_to_register(given)}"
+            if issubclass(given, gymnasium.Env)
+            else f"{setting} is the class {given.__name__}, which is no VectorEnv. {ALLOWED}"
+        )
+    _check_arguments(given, setting)
+    factory: EnvFactory = given
+    return factory
+
+
+def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
+    """Make an env of so many.
+
+    Raises:
+        ConfigurationError: where the factory returned something else.
+    """
+    made: Any = factory(num_envs)
+    if not isinstance(made, VectorEnv):
+        kind, cure = type(_unwrapped(made)).__name__, ALLOWED
+        if isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):
+            cure = _what_makes(made)
+            made.close()
+        raise ConfigurationError(
+            f"{setting} returned a {kind}, which is no VectorEnv of this package. {cure}"
+        )
+    if made.num_envs != num_envs:
+        made.close()
+        raise ConfigurationError(
+            f"{setting} returned {made.num_envs} envs, and {num_envs} were asked for. Have the "
+            "function make as many as its argument says."
+        )
+    return made
+
+
+def _by_name(name: str, setting: str) -> EnvFactory:
+    if name in TASKS:
+        return TASKS[name]
+    ids = [spec.id for spec in gymnasium.registry.values()]
+    known = [*ids, *(id.rpartition("-v")[0] for id in ids), *TASKS]
+    # What `module:` brings is registered when it is imported.
+    require(
+        ":" in name or name in known,
+        f"{setting} is '{name}', which is neither the id of a Gymnasium env nor a task of this "
+        f"package ({', '.join(sorted(TASKS))}){closest(name, [*ids, *TASKS])}. An env of another "
+        "package is registered when that is imported: my_package:Name-v0.",
+    )
+    return partial(GymnasiumEnv, id=name)
+
+
+def _check_arguments(given: Callable[..., Any], setting: str) -> None:
+    """Refuse what cannot be called with the number of envs alone."""
+    if isinstance(given, partial) and isinstance(given.func, type):
+        name = given.func.__name__
+        require(
+            not given.args,
+            f"{setting} is a partial of {name} with arguments that have no names, and the first "
+            f"argument of an env is num_envs. Name them: partial({name}, id=...).",
+        )
+        require(
+            "num_envs" not in given.keywords,
+            f"{setting} is a partial of {name} with a num_envs of its own. Leave it out, and give "
+            "it to RLDataModule: num_envs=..., and num_eval_envs=... for the evaluation.",
+        )
+    try:
+        signature = inspect.signature(given)
+    except (TypeError, ValueError):
+        return  # a builtin, which says so itself when it is called
+    try:
+        signature.bind(1)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{setting} cannot be called with the number of envs alone: {error}. "
+            f"{_completed(given, signature)}"
+        ) from error
+
+
+def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
+    """Say how to make a factory of something that takes other arguments."""
+    cls = given.func if isinstance(given, partial) else given
+    if not isinstance(cls, type):
+        return "Pass a function of one: lambda num_envs: GymnasiumEnv(num_envs, id='CartPole-v1')."
+    missing = [
+        name
+        for name, parameter in list(signature.parameters.items())[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    named = getattr(given, "keywords", {})
+    arguments = [f"{name}={value!r}" for name, value in named.items()]
+    arguments += [f"{name}=..." for name in missing if name not in named]
+    return f"Pass partial({', '.join([cls.__name__, *arguments])})."
+
+
+def _what_makes(env: Any) -> str:
+    """Say what to pass instead of an env that is there already."""
+    if isinstance(env, GymnasiumEnv):
+        return f"Pass what makes it: {_of_id(env.id, env.env_kwargs)}."
+    if isinstance(env, VectorEnv):
+        name = type(env).__name__
+        return f"Pass what makes it: {name}, or partial({name}, ...) with its settings."
+    spec = env.spec
+    if spec is None:
+        return _to_register(type(_unwrapped(env)))
+    return f"Pass what makes it: {_of_id(spec.id, spec.kwargs)}."
+
+
+def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:
+    shown = {name: value for name, value in env_kwargs.items() if name not in OF_THE_VECTOR}
+    if not shown:
+        return f"its id, '{id}'"
+    return f"partial(GymnasiumEnv, id='{id}', env_kwargs={shown})"
+
+
+def _to_register(cls: type) -> str:
+    """Say how a class of Gymnasium becomes an id."""
+    name = cls.__name__
+    return (
+        f"Register it, gymnasium.register('{name}-v0', {name}, max_episode_steps=...), and pass "
+        f"its id, '{name}-v0'."
+    )
+
+
+def _unwrapped(env: Any) -> Any:
+    return getattr(env, "unwrapped", env)

@@ -1,0 +1,99 @@
+"""Read the configuration in a checkpoint, and what a run in Python had that it could not hold."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.parsing import check_doubles, check_size
+
+SCRIPT = "__main__."
+"""How the paths of what the script that was run defines begin: elsewhere it is another script."""
+
+
+def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
+    """Return the YAML configuration that a checkpoint holds.
+
+    Args:
+        checkpoint: its content, which has one.
+        path: for the messages.
+
+    Raises:
+        ConfigurationError: where a key of the configuration stands twice, or it is larger than any
+            configuration.
+    """
+    config = str(checkpoint[CONFIG_KEY])
+    check_size(config, f"The configuration in {path}")
+    check_doubles(config, f"The configuration in {path}")
+    return config
+
+
+def settings_of(config: str, path: Path) -> dict[str, Any]:
+    """Return the settings in such a text.
+
+    Args:
+        config: of bounded size, as `config_of` has it.
+        path: of the checkpoint, for the messages.
+
+    Raises:
+        ConfigurationError: where it is no YAML, or has no sections.
+    """
+    try:
+        settings = yaml.safe_load(config)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"The configuration in {path} is not valid YAML; give one as --config."
+        ) from error
+    if not isinstance(settings, dict):
+        raise ConfigurationError(f"The configuration in {path} holds no settings.")
+    return settings
+
+
+def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return what no configuration could hold, in words, by its name: `model.policy`."""
+    lacks = checkpoint.get(LACKS_KEY)
+    if not isinstance(lacks, dict):
+        return {}
+    return {_name(str(path)): str(what) for path, what in lacks.items()}
+
+
+def of_a_script(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the script that was run defines of some settings, in words, by their names.
+
+    But what the script that is run now has too.
+    """
+    return {
+        _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
+        for path, text in _texts(settings, "")
+        if text.startswith(SCRIPT)
+        and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
+    }
+
+
+def in_words(lacks: Mapping[str, str]) -> str:
+    """Return one line of all of them: `model.policy (an object of Mine)`."""
+    words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
+    return re.sub("[^ -~]", "?", words)  # without what would steer a terminal
+
+
+def _name(path: str) -> str:
+    """Return how a user calls a setting: by its path, without what is always the same."""
+    left_out = ("init_args", "class_path")
+    names = [name for name in path.split(".") if name not in left_out and not name.isdecimal()]
+    return re.sub("[^ -~]", "?", ".".join(names))
+
+
+def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each text in a tree."""
+    if isinstance(tree, str):
+        yield path, tree
+    elif isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, child in pairs:
+            yield from _texts(child, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,95 @@
+"""Write spaces down as plain values and tensors, and make them again from these."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from lightning_rl.construction import GIVEN_BY_THE_ENV
+from lightning_rl.policies.base import Policy
+
+SpaceData = dict[str, Any]
+"""`kind`, the name of the class, and the arguments of its constructor."""
+
+KINDS = (
+    spaces.Box,
+    spaces.Discrete,
+    spaces.MultiDiscrete,
+    spaces.MultiBinary,
+    spaces.Dict,
+    spaces.Tuple,
+)
+
+
+def spaces_of(policy: Policy) -> dict[str, SpaceData | None]:
+    """Return the spaces of a policy as data, by the names of its arguments."""
+    return {name: space_data(getattr(policy, name)) for name in GIVEN_BY_THE_ENV}
+
+
+def space_data(space: spaces.Space[Any]) -> SpaceData | None:
+    """Return a space as data that a checkpoint may hold; None for one of another kind than these.
+
+    Box, Discrete, MultiDiscrete, MultiBinary, and a Dict or Tuple of them.
+    """
+    own: dict[str, Any]
+    if isinstance(space, spaces.Box):
+        own = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
+    elif isinstance(space, spaces.Discrete):
+        own = {"n": int(space.n), "start": int(space.start)}
+    elif isinstance(space, spaces.MultiDiscrete):
+        own = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+    elif isinstance(space, spaces.MultiBinary):
+        own = {"n": list(space.n) if isinstance(space.n, Sequence) else int(space.n)}
+    elif isinstance(space, spaces.Dict | spaces.Tuple):
+        named = space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        own = {"spaces": {str(key): space_data(child) for key, child in dict(named).items()}}
+    else:
+        return None
+    if None in own.get("spaces", {}).values():
+        return None
+    kind = next(kind for kind in KINDS if isinstance(space, kind))
+    return {"kind": kind.__name__, "dtype": str(space.dtype), **own}
+
+
+def space_from(data: SpaceData) -> spaces.Space[Any]:
+    """Return the space of some data.
+
+    Raises:
+        AssertionError, AttributeError, KeyError, TypeError, ValueError: for what `space_data` has
+            not written.
+    """
+    kind = data["kind"]
+    if kind == "Dict":
+        return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})
+    if kind == "Tuple":
+        return spaces.Tuple([space_from(child) for child in data["spaces"].values()])
+    if kind == "MultiBinary":
+        n = data["n"]
+        return spaces.MultiBinary(tuple(n) if isinstance(n, list) else int(n))
+    dtype: Any = np.dtype(str(data["dtype"]))
+    if kind == "Box":
+        shape = tuple(int(size) for size in data["shape"])
+        low, high = _array(data["low"], dtype), _array(data["high"], dtype)
+        return spaces.Box(
+            np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, dtype.type
+        )
+    if kind == "Discrete":
+        return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=dtype.type)
+    if kind == "MultiDiscrete":
+        nvec, start = np.array(data["nvec"], dtype), np.array(data["start"], dtype)
+        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+    raise ValueError(f"'{kind}' is no kind of space")
+
+
+def _bound(bound: np.ndarray) -> Tensor:
+    """Return the bounds of a Box, or the one number that all of them are."""
+    same = bound.size > 0 and bool((bound == bound.flat[0]).all())
+    return torch.tensor(bound.flat[0] if same else bound)
+
+
+def _array(bound: Tensor, dtype: Any) -> np.ndarray:
+    array: np.ndarray = bound.numpy().astype(dtype)
+    return array

@@ -1,0 +1,425 @@
+"""`PPO.load_from_checkpoint(path)` works alone, or says what it lacks, and trusts nothing that it reads."""
+
+import pickle
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActionChunk,
+    ActorCritic,
+    ActorOnly,
+    Algorithm,
+    Policy,
+    PushBlocks,
+    RLDataModule,
+    SlowPolicy,
+    TinyVLA,
+    VLAPolicy,
+)
+from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.cli import run
+from lightning_rl.construction import construction
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.spaces import space_data, space_from
+from tests.faults.test_trust import SETTINGS
+from tests.helpers import assert_same, last, load, make_data, make_ppo, train
+
+BUDGET = {"total_env_steps": 128}
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+class OfThisFile(ActorCritic):
+    """A policy of the user's, at the top of a module."""
+
+
+class PPOOfThisFile(PPO):
+    """An algorithm of the user's, with an argument of its own."""
+
+    def __init__(self, policy: Policy, own: float = 1.0, **kwargs) -> None:
+        super().__init__(policy, **kwargs)
+        self.own = own
+
+
+def save(content, path="policy.ckpt", **changed):
+    torch.save(content | changed, path)
+    return path
+
+
+def without(content, *keys):
+    """Return a checkpoint as earlier versions wrote it."""
+    state = {key: value for key, value in content[STATE_KEY].items() if key not in keys}
+    kept = {key: value for key, value in content.items() if key not in keys}
+    return kept | {STATE_KEY: state}
+
+
+def refusal(cls, path, **arguments):
+    with pytest.raises(ConfigurationError) as error:
+        cls.load_from_checkpoint(path, **arguments)
+    return str(error.value)
+
+
+def trained_by(policy_class=ActorCritic, algorithm=PPO, env="CartPole-v1", **settings):
+    """Train in Python, and return (the module, its run directory)."""
+    run_dir = Path("outputs/run_20260101_000000")
+    data = make_data(env, **BUDGET)
+    policy = policy_class(data.observation_space, data.action_space)
+    arguments = {"batch_size": 32, "n_epochs": 1} | settings
+    module = algorithm(policy, **arguments)
+    trainer = train_with(module, data, run_dir)
+    assert module.env_steps == 128
+    return module, trainer.run_dir
+
+
+def train_with(module, data, run_dir):
+    from lightning_rl import RLTrainer
+
+    trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
+    trainer.fit(module, data)
+    return trainer
+
+
+def test_by_each_of_its_names_it_is_the_algorithm_that_was_trained():
+    run_dir = Path("outputs/run_20260101_000000")
+    module, _, _ = train(
+        run_dir,
+        data=BUDGET,
+        policy={"normalize_observation": True},
+        model={"normalize_reward": True, "optimizer": partial(torch.optim.AdamW, eps=1e-6)},
+    )
+    names = [last(run_dir), str(run_dir), "last", "best"]
+    for name in names:
+        found = PPO.load_from_checkpoint(name)
+        assert type(found) is PPO
+        assert_same(found.state_dict(), module.state_dict())
+        assert (found.env_steps, found.optimizer_steps) == (128, module.optimizer_steps)
+        assert not any(part.training for part in found.modules())
+        assert found.batch_size == 32
+        assert type(found.make_optimizer(found.parameters())) is torch.optim.AdamW
+    td = TensorDict({"observation": torch.tensor([[0.1, -0.2, 0.03, 0.4]])}, [1])
+    chosen = [m.policy.get_action(td.clone(), deterministic=True) for m in (module, found)]
+    assert_same(chosen[0]["sample_log_prob"], chosen[1]["sample_log_prob"])
+    assert found.policy.observation_space == module.policy.observation_space
+
+
+def test_one_of_the_command_line_loads_too_and_the_weights_only_kind():
+    Path("config.yaml").write_text(SETTINGS)
+    run(["fit", "--config", "config.yaml", "--trainer.checkpoint_weights_only", "true"])
+    for name in ("last", "best"):
+        assert PPO.load_from_checkpoint(name).env_steps == 128
+
+
+def test_another_class_is_refused_and_algorithm_takes_any(trained):
+    path = save(trained)
+    assert refusal(GRPO, path) == (
+        "The checkpoint policy.ckpt holds a PPO, which is no GRPO. Load it by "
+        "PPO.load_from_checkpoint, or by Algorithm.load_from_checkpoint, which takes any."
+    )
+    assert type(Algorithm.load_from_checkpoint(path)) is PPO
+
+
+@pytest.mark.parametrize("algorithm", [GRPO])
+def test_other_algorithms_load(algorithm):
+    module, run_dir = trained_by(ActorOnly, algorithm, group_size=2, kl_coef=0.1)
+    found = Algorithm.load_from_checkpoint(run_dir)
+    assert type(found) is algorithm
+    assert_same(found.state_dict(), module.state_dict())
+
+
+def test_training_goes_on_with_what_was_loaded(trained):
+    module = PPO.load_from_checkpoint(save(trained))
+    data = make_data(total_env_steps=192, num_envs=2)  # of another number of envs
+    train_with(module, data, "outputs/more")
+    assert module.env_steps >= 192
+
+
+def test_arguments_of_the_caller_count(trained):
+    found = PPO.load_from_checkpoint(save(trained), learning_rate=0.5)
+    assert found.schedule.initial == 0.5
+    message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
+    assert message == (
+        "What the checkpoint policy.ckpt describes cannot be made: learning_rate must be positive, "
+        "got -1.0."
+    )
+
+
+# --- classes of the user's own ---
+
+
+def test_a_class_of_the_users_own_needs_trust():
+    module, run_dir = trained_by(OfThisFile)
+    assert refusal(PPO, run_dir) == (
+        f"The configuration in {last(run_dir)} names 'tests.faults.test_loading.OfThisFile' as "
+        "model.init_args.policy.class_path, which is no Policy of lightning_rl. Nothing was "
+        "imported. A checkpoint is data, and code that it names is not run. Pass trust_code=True "
+        "if you know where it comes from, or what it names yourself: policy=..."
+    )
+    found = PPO.load_from_checkpoint(run_dir, trust_code=True)
+    assert type(found.policy) is OfThisFile
+    assert_same(found.state_dict(), module.state_dict())
+    policy = OfThisFile(module.policy.observation_space, module.policy.action_space)
+    assert PPO.load_from_checkpoint(run_dir, policy=policy).policy is policy
+
+
+def test_an_algorithm_of_the_users_own_needs_trust():
+    _, run_dir = trained_by(algorithm=PPOOfThisFile, own=0.25)
+    name = "tests.faults.test_loading.PPOOfThisFile"
+    for cls in (PPOOfThisFile, Algorithm):
+        message = refusal(cls, run_dir)
+        assert f"names '{name}' as model.class_path, which is no Algorithm of light" in message
+    found = PPOOfThisFile.load_from_checkpoint(run_dir, trust_code=True)
+    assert (type(found), found.own) == (PPOOfThisFile, 0.25)
+    assert type(PPO.load_from_checkpoint(run_dir, trust_code=True)) is PPOOfThisFile
+
+
+def test_an_env_of_the_users_own_is_not_asked_for(trained):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["data"]["env"] = {"class_path": "os.system"}
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    assert PPO.load_from_checkpoint(path).env_steps == 128
+
+
+def test_what_no_configuration_holds_is_named_and_can_be_given():
+    class Local(ActorCritic):
+        pass
+
+    def optimizer(parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    module, run_dir = trained_by(Local, optimizer=optimizer)
+    assert refusal(Algorithm, run_dir) == (
+        f"The checkpoint {last(run_dir)} cannot hold policy (an object of Local), optimizer (the "
+        "function optimizer, which is not at the top of a module), and does not say how to make "
+        "it. Pass it: PPO.load_from_checkpoint(path, optimizer=..., policy=...)."
+    )
+    policy = Local(module.policy.observation_space, module.policy.action_space)
+    found = PPO.load_from_checkpoint(run_dir, policy=policy, optimizer=optimizer)
+    assert_same(found.state_dict(), module.state_dict())
+
+
+def test_a_class_that_no_module_has_is_the_one_that_is_called():
+    class LocalPPO(PPO):
+        pass
+
+    _, run_dir = trained_by(algorithm=LocalPPO)
+    assert refusal(Algorithm, run_dir) == (
+        f"The checkpoint {last(run_dir)} does not say which algorithm it holds. Load it by "
+        "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint."
+    )
+    assert type(LocalPPO.load_from_checkpoint(run_dir)) is LocalPPO
+
+
+def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
+    class InScript(ActorCritic):
+        pass
+
+    InScript.__module__, InScript.__qualname__ = "__main__", "InScript"
+    monkeypatch.setattr(sys.modules["__main__"], "InScript", InScript, raising=False)
+    _, run_dir = trained_by(InScript)
+    assert "names '__main__.InScript' as model.init_args.policy" in refusal(PPO, run_dir)
+    found = PPO.load_from_checkpoint(run_dir, trust_code=True)
+    assert type(found.policy) is InScript
+    monkeypatch.delattr(sys.modules["__main__"], "InScript")
+    assert refusal(PPO, run_dir, trust_code=True) == (
+        f"The checkpoint {last(run_dir)} cannot hold policy (InScript of the script that was run), "
+        "and does not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+    )
+
+
+# --- checkpoints of earlier versions ---
+
+
+def test_an_older_one_takes_the_spaces_of_its_env_or_says_what_to_pass(trained):
+    old = without(trained, SPACES_KEY)
+    assert PPO.load_from_checkpoint(save(old)).policy.action_space == spaces.Discrete(2)
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    del config["data"]["env"]
+    path = save(old, **{CONFIG_KEY: yaml.safe_dump(config)})
+    assert refusal(PPO, path) == (
+        "The checkpoint policy.ckpt holds neither the spaces of its policy nor an env that has "
+        "them. Pass a policy: load_from_checkpoint(path, policy=...)."
+    )
+
+
+def test_whatever_its_env_raises_is_one_message(trained):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    settings = {"class_path": "lightning_rl.PushCube", "init_args": {"device": "nowhere"}}
+    config["data"]["env"] = settings
+    path = save(without(trained, SPACES_KEY), **{CONFIG_KEY: yaml.safe_dump(config)})
+    message = refusal(PPO, path)
+    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: Expected")
+    assert "nowhere" in message
+
+
+def test_one_without_a_configuration_wants_the_policy(trained):
+    path = save(without(trained, CONFIG_KEY, LACKS_KEY))
+    assert refusal(PPO, path) == (
+        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration), and does not "
+        "say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+    )
+    made = make_ppo(make_data())
+    found = PPO.load_from_checkpoint(path, policy=made.policy)
+    assert_same(found.state_dict(), trained["state_dict"])
+    assert "does not say which algorithm" in refusal(Algorithm, path, policy=made.policy)
+
+
+# --- what is written down ---
+
+SPACES = [
+    spaces.Box(-1.0, 1.0, (3,), np.float32),
+    spaces.Box(np.array([-1.0, -np.inf]), np.array([2.0, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (8, 8, 3), np.uint8),
+    spaces.Discrete(3),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete([2, 3], start=[1, 5]),
+    spaces.MultiBinary(4),
+    spaces.MultiBinary((2, 2)),
+    spaces.Dict({"a": spaces.Box(0.0, 1.0, ()), "b": spaces.Dict({"c": spaces.Discrete(2)})}),
+    spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_is_the_same_again(space, tmp_path):
+    torch.save(space_data(space), tmp_path / "space.pt")
+    again = space_from(load(tmp_path / "space.pt"))
+    assert again == space
+    assert again.dtype == space.dtype
+
+
+def test_pictures_take_no_room():
+    data = space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))
+    assert data["low"].numel() == 1
+
+
+@pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})], ids=str)
+def test_a_space_of_another_kind_is_not_written_down(space):
+    assert space_data(space) is None
+
+
+def test_a_construction_is_written_down_as_a_config_would():
+    data = RLDataModule(
+        partial(ActionChunk, env=PushBlocks, chunk_size=2), num_envs=1, num_eval_episodes=1
+    )
+    own = (data.observation_space, data.action_space)
+    data.close()
+    module = PPO(VLAPolicy(*own, TinyVLA(channels=(4, 8, 8)), num_bins=np.int64(5)), gamma=0.9)
+    assert construction(module).lacks == {}
+    assert construction(module).config == {
+        "class_path": "lightning_rl.PPO",
+        "init_args": {
+            "policy": {
+                "class_path": "lightning_rl.VLAPolicy",
+                "init_args": {
+                    "backbone": {
+                        "class_path": "lightning_rl.TinyVLA",
+                        "init_args": {"channels": [4, 8, 8]},
+                    },
+                    "num_bins": 5,
+                },
+            },
+            "gamma": 0.9,
+        },
+    }
+    slow = SlowPolicy(*own, policy=partial(VLAPolicy, head="gaussian"), delay_ms=0.0)
+    assert construction(slow).config["init_args"]["policy"] == {
+        "class_path": "lightning_rl.VLAPolicy",
+        "init_args": {"head": "gaussian"},
+    }
+
+
+# --- forgeries; those of the configuration are in test_locks.py and test_trust.py ---
+
+
+class Gadget:
+    """Leaves a mark where it is unpickled."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("ran"),)
+
+
+FORGED = {
+    "instantiator": {"hyper_parameters": {"_instantiator": "os.system", "_class_path": "x.Y"}},
+    "class": {
+        "hyper_parameters": {
+            "_instantiator": "lightning.pytorch.cli.instantiate_module",
+            "_class_path": "evil.Model",
+        }
+    },
+    "datamodule": {"datamodule_hyper_parameters": {"_instantiator": "evil.make"}},
+    "old hparams": {"hparams": {"policy": "evil.make"}, "module_arguments": {"policy": "evil.x"}},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_nothing_of_lightnings_own_way_is_left(name, trained):
+    Path("evil.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    sys.path.append(str(Path.cwd()))
+    path = save(trained, **FORGED[name])
+    assert type(PPO.load_from_checkpoint(path)) is PPO
+    assert "evil" not in sys.modules
+    assert {file.name for file in Path().iterdir()} == {"evil.py", "policy.ckpt"}
+
+
+@pytest.mark.parametrize("trust_code", [False, True])
+def test_nothing_is_unpickled_trusted_or_not(trust_code, trained):
+    path = save(trained, hyper_parameters=Gadget())
+    message = refusal(PPO, path, trust_code=trust_code)
+    assert "it holds more than numbers, texts and tensors, and would run code if it were" in message
+    Path(path).write_bytes(pickle.dumps(Gadget()))
+    assert "cannot be read: it is damaged, or not a checkpoint" in refusal(PPO, path)
+    assert not Path("ran").exists()
+
+
+def test_a_data_module_is_not_loaded(trained):
+    assert refusal(RLDataModule, save(trained)) == (
+        "RLDataModule is not loaded from a checkpoint: make one, and give the checkpoint to the "
+        "trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+    )
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"kind": "os.system"},
+        {"kind": "Box", "low": Path, "high": 1, "shape": [2], "dtype": "float32"},
+        {"kind": "Box", "low": 0, "high": 1, "shape": ["x"], "dtype": "float32"},
+        {"kind": "Discrete", "n": -1, "start": 0, "dtype": "int64"},
+        {"kind": "Discrete", "n": 2, "start": 0, "dtype": "no such type"},
+        [1],
+    ],
+    ids=str,
+)
+def test_forged_spaces_are_refused(kept, trained):
+    kept = yaml.safe_load(yaml.safe_dump(kept)) if "Path" not in str(kept) else {**kept, "low": "x"}
+    forged = {"observation_space": kept, "action_space": kept}
+    path = save(trained, **{STATE_KEY: trained[STATE_KEY] | {SPACES_KEY: forged}})
+    message = refusal(PPO, path)
+    assert message.startswith("The checkpoint policy.ckpt holds spaces that cannot be made: ")
+    assert message.endswith(" Pass a policy: load_from_checkpoint(path, policy=...).")
+
+
+def test_what_it_says_it_lacks_steers_no_terminal(trained):
+    path = save(trained, **{LACKS_KEY: {"model.pol\x1b[2Jicy": "a\x1b[31m\nlie"}})
+    assert refusal(PPO, path) == (
+        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), and does not say how to "
+        "make it. Pass it: PPO.load_from_checkpoint(path, pol?[2Jicy=...)."
+    )
+    assert type(PPO.load_from_checkpoint(save(trained, **{LACKS_KEY: 7}))) is PPO
+
+
+def test_the_registry_of_envs_is_not_used_where_the_spaces_are_kept(trained, monkeypatch):
+    monkeypatch.setattr(gymnasium, "make", None)
+    assert PPO.load_from_checkpoint(save(trained)).env_steps == 128
