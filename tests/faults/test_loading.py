@@ -146,7 +146,7 @@ def test_training_goes_on_with_what_was_loaded(trained):
 
 def test_arguments_of_the_caller_count(trained):
     found = PPO.load_from_checkpoint(save(trained), learning_rate=0.5)
-    assert found.schedule.initial == 0.5
+    assert found.learning_rate == 0.5
     message = refusal(PPO, "policy.ckpt", learning_rate=-1.0)
     assert message == (
         "What the checkpoint policy.ckpt describes cannot be made: learning_rate must be positive, "

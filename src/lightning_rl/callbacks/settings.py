@@ -1,5 +1,6 @@
 """Let loggers and checkpoints hold the settings of a run, whoever has set them."""
 
+import copy
 from importlib import import_module
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ class SettingsWriter(Callback):
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the settings, defaults included, nested as in a configuration."""
-        config, lacks = configuration_of(trainer, pl_module)
+        config, lacks = copy.deepcopy(configuration_of(trainer, pl_module))
         for path, what in lacks.items():
             _put(config, path.split("."), what)
         config["data"] = _defaults(RLDataModule) | config["data"]
@@ -86,9 +87,8 @@ def _with_defaults(tree: Any) -> Any:
         return tree
     filled = {key: _with_defaults(child) for key, child in tree.items()}
     if "init_args" in tree and isinstance(tree.get("class_path"), str):
-        module, _, name = tree["class_path"].rpartition(".")
-        made = getattr(import_module(module), name)  # named by what has just run
-        filled["init_args"] = _defaults(made) | filled["init_args"]
+        module, _, name = tree["class_path"].rpartition(".")  # of what has just run
+        filled["init_args"] = _defaults(getattr(import_module(module), name)) | filled["init_args"]
     return filled
 
 
