@@ -2,9 +2,9 @@
 
 import logging
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -32,7 +32,7 @@ from lightning_rl.callbacks import (
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.errors import require
-from lightning_rl.process import flush_denormals, keep_freed_memory
+from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
 
 NOISE = (
@@ -204,10 +204,19 @@ class RLTrainer(Trainer):
             ConfigurationError: where another one does.
         """
         # Before anything is opened there: Lightning opens the loggers before any callback is asked.
-        with alone_in(self.run_dir) if self.is_global_zero else nullcontext():
+        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, last_act(self._tell):
             super().fit(
                 model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
             )
+
+    def _tell(self, error: Exception) -> None:
+        """Tell callbacks and loggers what ends the process, where `fit` cannot return to do so."""
+        for callback in cast(list[Callback], cast(Any, self).callbacks):
+            with suppress(Exception):
+                callback.on_exception(self, self.lightning_module, error)
+        for logger in self.loggers:
+            logger.finalize("failed")
 
     def validate(
         self,
