@@ -2,13 +2,15 @@
 
 import logging
 import warnings
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
@@ -31,9 +33,16 @@ from lightning_rl.callbacks import (
     WarmStart,
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
-from lightning_rl.errors import require
+from lightning_rl.errors import WriteError, require
+from lightning_rl.files import DELETED, check_still_there
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
-from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
+from lightning_rl.runs import (
+    CHECKPOINTS,
+    alone_in,
+    find_checkpoint,
+    new_run_dir,
+    removed_if_refused,
+)
 
 NOISE = (
     "GPU available",
@@ -177,6 +186,8 @@ class RLTrainer(Trainer):
         storage_options: Any | None = None,
     ) -> None:
         """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
+            check_still_there(self.run_dir)
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         super().save_checkpoint(filepath, weights_only=False, storage_options=options)
@@ -202,13 +213,27 @@ class RLTrainer(Trainer):
 
         Raises:
             ConfigurationError: where another one does.
+            WriteError: where the disk is full, or the run directory was deleted; it says what to
+                resume from.
         """
         # Before anything is opened there: Lightning opens the loggers before any callback is asked.
         alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
         with alone, last_act(self._tell):
-            super().fit(
-                model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
-            )
+            try:
+                super().fit(
+                    model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
+                )
+            except WriteError as error:
+                raise WriteError(self._what_is_left(error)) from error
+
+    def _what_is_left(self, error: WriteError) -> str:
+        """Say what could not be written, and what to resume from."""
+        if not self.run_dir.is_dir():
+            return f"{DELETED.format(self.run_dir)} There is nothing to resume from."
+        last = self.run_dir / CHECKPOINTS / "last.ckpt"
+        if not last.is_file():
+            return f"{error} No checkpoint has been written."
+        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {last}"
 
     def _tell(self, error: Exception) -> None:
         """Tell callbacks and loggers what ends the process, where `fit` cannot return to do so."""
@@ -231,7 +256,10 @@ class RLTrainer(Trainer):
 
         `verbose` adds Lightning's own table.
         """
-        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with self._evaluating("limit_val_batches"):
+            return super().validate(
+                model, dataloaders, ckpt_path, verbose, datamodule, weights_only
+            )
 
     def test(
         self,
@@ -243,7 +271,23 @@ class RLTrainer(Trainer):
         weights_only: bool | None = None,
     ) -> Any:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
-        return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with self._evaluating("limit_test_batches"):
+            return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    @contextmanager
+    def _evaluating(self, limit: str) -> Iterator[None]:
+        """Evaluate where that is asked for, also with the settings of a run that did without."""
+        before = getattr(self, limit)
+        if before == 0:
+            rank_zero_info(
+                f"trainer.{limit} is 0, which leaves out evaluations while training; this one was "
+                "asked for, and takes place."
+            )
+            setattr(self, limit, 1.0)
+        try:
+            yield
+        finally:
+            setattr(self, limit, before)
 
 
 def _as_list(given: Any) -> list[Any]:

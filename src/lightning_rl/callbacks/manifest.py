@@ -98,6 +98,8 @@ class RunManifest(Callback):
             self._end(trainer, pl_module, f"failed: {reason}")
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, outcome: str) -> None:
+        if not self.path.parent.is_dir():
+            return  # deleted meanwhile: nothing of the run is left to tell of
         content, self._content = self._content, {}
         content["seconds"]["total"] = time.perf_counter() - self._began
         steps = algorithm_of(pl_module).env_steps
