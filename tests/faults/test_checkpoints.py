@@ -117,7 +117,9 @@ def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monk
         *("epoch", "global_step", "pytorch-lightning_version", "state_dict"),
         *("rl_config", "lightning_rl"),
     }
-    assert set(content["lightning_rl"]) == {"schema", "kind", "version", "env_steps", "policy"}
+    assert set(content["lightning_rl"]) == {
+        *("schema", "kind", "version", "env_steps", "policy", "contents")
+    }
     assert best.stat().st_size < last(run_dir).stat().st_size / 2
     run(["validate", "--ckpt_path", str(best)])
     run(["test", "--ckpt_path", "best"])
@@ -276,13 +278,16 @@ def test_the_command_line_says_so(subcommand, key, tmp_path, monkeypatch, capsys
     assert f"lacks '{key}', which it was" in failure(capsys, subcommand, "--ckpt_path", str(path))
 
 
+@pytest.mark.parametrize(
+    ("text", "flipped"), [(b"gamma: 0.99", b"gamma: 0.98"), (b"\ndata:", b"\ndate:")]
+)
 def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
-    tmp_path, monkeypatch, capsys
+    text, flipped, tmp_path, monkeypatch, capsys
 ):
     path = last(cli_run(tmp_path, monkeypatch, steps=64))
     content = path.read_bytes()
-    assert content.count(b"gamma: 0.99") == 1
-    path.write_bytes(content.replace(b"gamma: 0.99", b"gamma: 0.98"))
+    assert content.count(text) == 1
+    path.write_bytes(content.replace(text, flipped))
     for subcommand in ("fit", "validate"):
         assert failure(capsys, subcommand, "--ckpt_path", str(path)) == (
             f"rl-cli: error: The checkpoint {path} cannot be read: it is damaged, or not a "
