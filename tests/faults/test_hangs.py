@@ -15,8 +15,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv, SyncCollector
+from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli import _curable
 from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
@@ -204,6 +206,24 @@ def test_an_env_that_hangs_ends_the_run(kind, collector, where, tmp_path):
     assert not (tmp_path / ".lock").exists()
 
 
+class Busy(Callback):
+    """A learner that does something else for a while."""
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 1:
+            END.wait(60)
+
+
+def test_a_learner_that_is_busy_hears_of_a_hang_in_the_background(tmp_path):
+    with pytest.raises(EnvTimeoutError, match=r"^The 2 envs of the training .* hung: the"):
+        train(
+            tmp_path,
+            env=ENVS["task"]("step", in_python),
+            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
+            trainer={"limit_val_batches": 0, "callbacks": [Busy()]},
+        )
+
+
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
     expected = r"^Env 0 of 2 of the evaluation \(GymnasiumEnv 'Hanging-v0'\) hung: the step took"
     with pytest.raises(EnvTimeoutError, match=expected):
@@ -311,6 +331,15 @@ def test_a_learner_that_was_stopped_did_not_hang():
     os.kill(learner.pid, signal.SIGCONT)
     learner.join(20)
     assert learner.exitcode == 0
+
+
+def test_a_wait_for_the_other_thread_leaves_out_a_stop(monkeypatch):
+    """As the clock has it, an hour passes between two looks."""
+    clock, looks = iter([0.0, 0.5, 3600.0, 3600.5, 3601.0]), iter([False, False, False, True])
+    changed = threading.Condition()
+    monkeypatch.setattr(changed, "wait_for", lambda possible, seconds: possible())
+    monkeypatch.setattr("lightning_rl.buffers.waiting.time.perf_counter", lambda: next(clock))
+    assert wait_for(changed, lambda: next(looks), 10.0) == (True, 2.5)
 
 
 def train_deaf(directory):
