@@ -39,6 +39,11 @@ SPACES_KEY = "spaces"
 See `policies.spaces`; checkpoints of before that was kept have none.
 """
 
+CONTENTS_KEY = "contents"
+"""Where, within that, it keeps which keys it was written with; older checkpoints have none."""
+
+ANOTHER = "Give another one, such as best.ckpt or an iteration_*.ckpt of the same run."
+
 FULL, WEIGHTS = "full", "weights"
 """The kinds: what a run needs to go on bit for bit; what it takes to act."""
 
@@ -82,17 +87,14 @@ def read_checkpoint(
     Args:
         path: of the file.
         map_location: see `torch.load`.
-        whole: read all of it, and compare the sums that the file carries; where not, only what is
-            looked at is read.
+        whole: read all of it, and compare the sums that the file carries; where not, all but the
+            content of tensors.
 
     Raises:
         ConfigurationError: where the file cannot be read, or is not a checkpoint of this version.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip() if whole else None
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"{damaged} is damaged")
+        _check_sums(path, whole)
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=not whole)
     except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
         raise ConfigurationError(_unreadable(Path(path), error)) from error
@@ -116,6 +118,7 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
         )
     schema, here = state.get("schema"), own_version()
     if schema == SCHEMA:
+        _check_complete(checkpoint, name)
         return
     writer = f"lightning_rl {state['version']}" if "version" in state else "an early lightning_rl"
     if isinstance(schema, int) and schema > SCHEMA:
@@ -128,6 +131,45 @@ def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> No
     )
 
 
+def with_contents(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint that also says which keys it has, two levels deep."""
+    state = dict(checkpoint[STATE_KEY])
+    listed = {**checkpoint, STATE_KEY: state}
+    state[CONTENTS_KEY] = {
+        str(key): list(map(str, value)) if isinstance(value, dict) else None
+        for key, value in listed.items()
+    }
+    return listed
+
+
+def _check_complete(checkpoint: dict[str, Any], name: str) -> None:
+    """Refuse a checkpoint that lacks a key which it had when it was written."""
+    contents = checkpoint[STATE_KEY].get(CONTENTS_KEY)
+    for key, children in contents.items() if isinstance(contents, dict) else ():
+        value = checkpoint.get(key)
+        within = set(map(str, value)) if isinstance(value, dict) else set()
+        lost = [] if children is None else [f"{key}.{one}" for one in children if one not in within]
+        if key not in checkpoint or lost:
+            raise ConfigurationError(
+                f"{name} lacks '{lost[0] if key in checkpoint else key}', which it was written "
+                f"with: it was changed since. {ANOTHER}"
+            )
+
+
+def _check_sums(path: str | Path, whole: bool) -> None:
+    """Compare the sums in the file: of all of it, or of all but the content of tensors.
+
+    Raises:
+        zipfile.BadZipFile: where one is wrong.
+    """
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if whole or "/data/" not in name:
+                with archive.open(name) as record:
+                    while record.read(2**20):
+                        pass
+
+
 def _unreadable(path: Path, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "Weights only load failed" in reason:
@@ -135,7 +177,4 @@ def _unreadable(path: Path, error: Exception) -> str:
     elif isinstance(error, zipfile.BadZipFile):
         empty = path.stat().st_size == 0
         reason = "it is empty" if empty else "it is damaged, or not a checkpoint at all"
-    return (
-        f"The checkpoint {path} cannot be read: {reason}. Give another one, such as best.ckpt or "
-        "an iteration_*.ckpt of the same run."
-    )
+    return f"The checkpoint {path} cannot be read: {reason}. {ANOTHER}"

@@ -238,10 +238,24 @@ def _curable(error: BaseException) -> BaseException | None:
     return None
 
 
+NAMES_THE_RUN = (
+    "It says whether the run goes on in its directory: mend it, or copy the checkpoint to another "
+    "directory, from which a run of its own begins."
+)
+
+
 def _continued_run(config: Namespace) -> Path | None:
     """Return the run directory of a checkpoint, unless another exp_name was asked for."""
     run_dir = run_dir_of(config.ckpt_path)
     if run_dir is None:
         return None
-    saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    path = run_dir / "config.yaml"
+    try:
+        saved = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {' '.join(str(error).split())}. {NAMES_THE_RUN}"
+        ) from error
+    if not isinstance(saved, dict):
+        raise ConfigurationError(f"{path} holds no settings. {NAMES_THE_RUN}")
     return run_dir if saved.get("exp_name") == config.exp_name else None

@@ -18,7 +18,8 @@ from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.phases import phases_of
 from lightning_rl.policies import Policy
 
@@ -116,6 +117,9 @@ class RLDataModule(LightningDataModule):
             actions of an episode from a generator with its seed, one call of the policy per episode
             and step.
         eval_env: which env the evaluation uses, see `env`; where not given, that of the training.
+        env_timeout_s: how many seconds the making, a reset or a step of the N envs may take before
+            one counts as hung and the run ends with its stack; null for any number, where a person
+            takes part. It holds for the evaluation's envs too.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -136,6 +140,7 @@ class RLDataModule(LightningDataModule):
         eval_seed: int | None = None,
         eval_deterministic: bool = True,
         eval_env: EnvLike | None = None,
+        env_timeout_s: float | None = 300.0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -148,6 +153,7 @@ class RLDataModule(LightningDataModule):
             "num_eval_envs": num_eval_envs,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
+        check_range("data.env_timeout_s", env_timeout_s, above=0)
         self.num_envs = num_envs
         self.buffer_size = buffer_size
         self.total_env_steps = total_env_steps
@@ -168,10 +174,17 @@ class RLDataModule(LightningDataModule):
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._env: VectorEnv | None = make_env(self._make_env, num_envs, "data.env")
+        self._watch = EnvWatch("the training", env_timeout_s)
+        self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
+        self._env: VectorEnv | None = self._training_env()
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
+
+    def _training_env(self) -> VectorEnv:
+        return self._watch.make(
+            lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
+        )
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments that make another one like this, with the seeds as they turned out.
@@ -192,6 +205,7 @@ class RLDataModule(LightningDataModule):
             "eval_seed": self.eval_seed,
             "eval_deterministic": self.eval_deterministic,
             "eval_env": self._make_eval_env if other_env else None,
+            "env_timeout_s": self._watch.timeout_s,
             "seed": self.seed,
         }
 
@@ -252,8 +266,9 @@ class RLDataModule(LightningDataModule):
         """The env of the evaluation, apart from that of the training; made when first asked for."""
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
-            self._eval_env = make_env(
-                self._make_eval_env, min(self.num_eval_envs, share), "data.eval_env"
+            count = min(self.num_eval_envs, share)
+            self._eval_env = self._eval_watch.make(
+                lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
             )
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
@@ -271,10 +286,11 @@ class RLDataModule(LightningDataModule):
         module = cast(Any, self.trainer.lightning_module)
         policy = cast(Policy, module.policy)
         if self._env is None:
-            self._env = make_env(self._make_env, self.num_envs, "data.env")
+            self._env = self._training_env()
         self.collector = self._make_collector(
             self._env, policy, self.buffer_size, self.seed_for("collector")
         )
+        self._watch.on_hang = self.collector.fail
         self.collector.plan = module.plan
         self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
         if self._make_replay is not None:
@@ -329,7 +345,10 @@ class RLDataModule(LightningDataModule):
 
     def close(self) -> None:
         """Stop the collector, and close the envs. May be called more than once."""
-        for resource in (self.collector, self._env, self._eval_env):
+        watches = (self._watch, self._eval_watch)
+        for watch in watches:
+            watch.hear()
+        for resource in (self.collector, self._env, self._eval_env, *watches):
             if resource is not None:
                 resource.close()
         self.collector, self.replay = None, None

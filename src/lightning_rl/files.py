@@ -2,9 +2,10 @@
 
 import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,12 @@ CURES = {
     errno.EROFS: "Set --output_dir to a directory that can be written",
     errno.EACCES: "Set --output_dir to a directory that can be written",
 }
+
+
+PAGE = 4096
+"""Bytes that a file takes on most disks, if it has any."""
+
+DELETED = "Cannot write into {0}: it was deleted while the run went on, with all that was in it."
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -52,18 +59,47 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         raise _explained(target, cause) from error
 
 
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Say readably what keeps a library from writing a file, or into a directory.
+
+    Raises:
+        WriteError: where it raises what the system said.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except FileNotFoundError as error:  # what was missing has been made before
+        raise WriteError(DELETED.format(path)) from error
+    except OSError as error:
+        raise _explained(Path(path), error) from error
+
+
 def check_writable(directory: Path) -> None:
-    """Make a directory, and see whether it takes files.
+    """Make a directory, and see whether it takes a file with something in it.
 
     Raises:
         WriteError: where it does not.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(PAGE))
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise _explained(directory, error) from error
+
+
+def check_still_there(directory: Path) -> None:
+    """Refuse to go on in a directory that has been deleted: files would begin another one.
+
+    Raises:
+        WriteError: saying so.
+    """
+    if not directory.is_dir():
+        raise WriteError(DELETED.format(directory))
 
 
 def remove_leftovers(directory: str | Path) -> None:
@@ -95,7 +131,11 @@ def _refusal(error: BaseException) -> OSError | None:
 def _explained(target: Path, error: OSError) -> WriteError:
     there = " What was there before is whole." if target.is_file() else ""
     cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
-    return WriteError(f"Cannot write {target}: {error.strerror or error}. {cure}.{there}")
+    free = ""
+    if error.errno == errno.ENOSPC:
+        with suppress(OSError):
+            free = f" ({shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free)"
+    return WriteError(f"Cannot write {target}: {error.strerror or error}{free}. {cure}.{there}")
 
 
 def _writes(process: int) -> bool:

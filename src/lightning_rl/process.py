@@ -1,8 +1,12 @@
-"""Set how the process computes: what becomes of freed memory, and of the smallest numbers."""
+"""Set how the process computes, in memory and in the smallest numbers, and end it by force."""
 
 import ctypes
+import multiprocessing
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -47,3 +51,45 @@ def flushes_denormals() -> bool:
     """Tell whether this thread takes denormal numbers for zero."""
     smallest = torch.full((), sys.float_info.min, dtype=torch.float64)
     return float(smallest / 2) == 0.0
+
+
+LAST_ACT_SECONDS = 2.0
+"""How long what is to be done before the process is ended may take."""
+
+_last_acts: list[Callable[[Exception], object]] = []
+
+
+@contextmanager
+def last_act(act: Callable[[Exception], object]) -> Iterator[None]:
+    """Have `end_process` call a function with the error, while the context is open.
+
+    It is called from another thread than the one that has opened the context, which hangs.
+    """
+    _last_acts.append(act)
+    try:
+        yield
+    finally:
+        _last_acts.remove(act)
+
+
+def end_process(error: Exception) -> None:
+    """End the process from any thread, where its main thread cannot: print why, and leave with 1.
+
+    Processes that it has started are killed; what else has to be done, see `last_act`.
+    """
+    sys.stderr.write(
+        f"\nrl-cli: error: {error}\nNothing could interrupt it, and the process was ended.\n"
+    )
+    sys.stderr.flush()
+    for process in multiprocessing.active_children():
+        process.kill()
+    helper = threading.Thread(target=_act, args=(error,), daemon=True)
+    helper.start()
+    helper.join(LAST_ACT_SECONDS)
+    os._exit(1)
+
+
+def _act(error: Exception) -> None:
+    for act in reversed(_last_acts):
+        with suppress(Exception):
+            act(error)

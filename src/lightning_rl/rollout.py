@@ -149,6 +149,17 @@ def copy_tree(target: Any, source: Any) -> None:
         copy_tree(value, source[key])
 
 
+BOOTSTRAP_FIELDS = ("observation", "value")
+"""What is valid in the last slot of a rollout; everything else there is zero."""
+
+
+def clear_bootstrap_slot(slot: TensorDict) -> None:
+    """Zero what has no meaning in a bootstrap slot [N]: an earlier rollout may have left it there."""
+    for key, value in slot.items():
+        if key not in BOOTSTRAP_FIELDS:
+            value.zero_()
+
+
 def transition_view(rollout: TensorDict) -> TensorDict:
     """Return the [N, T] part of a rollout as a view, with `next_value`, one slot later."""
     validate(rollout)

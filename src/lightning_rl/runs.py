@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.process import last_act
 
 try:
     import fcntl
@@ -78,7 +79,8 @@ def alone_in(run_dir: Path) -> Iterator[None]:
     path = run_dir / LOCK
     descriptor = _lock(path)
     try:
-        yield
+        with last_act(lambda error: path.unlink(missing_ok=True)):
+            yield
     finally:
         if descriptor is not None:
             path.unlink(missing_ok=True)  # first: who opens it now finds that it has gone

@@ -2,14 +2,15 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
 from lightning_rl.callbacks import (
@@ -35,10 +36,17 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.callbacks.parts import algorithm_of
 from lightning_rl.construction import Constructed
-from lightning_rl.errors import require
+from lightning_rl.errors import WriteError, require
 from lightning_rl.evaluation import logged_values
-from lightning_rl.process import flush_denormals, keep_freed_memory
-from lightning_rl.runs import alone_in, find_checkpoint, new_run_dir, removed_if_refused
+from lightning_rl.files import DELETED, check_still_there
+from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
+from lightning_rl.runs import (
+    CHECKPOINTS,
+    alone_in,
+    find_checkpoint,
+    new_run_dir,
+    removed_if_refused,
+)
 
 NOISE = (
     "GPU available",
@@ -190,6 +198,8 @@ class RLTrainer(Trainer, Constructed):
         storage_options: Any | None = None,
     ) -> None:
         """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
+            check_still_there(self.run_dir)
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         super().save_checkpoint(filepath, weights_only=False, storage_options=options)
@@ -215,12 +225,35 @@ class RLTrainer(Trainer, Constructed):
 
         Raises:
             ConfigurationError: where another one does.
+            WriteError: where the disk is full, or the run directory was deleted; it says what to
+                resume from.
         """
         # Before anything is opened there: Lightning opens the loggers before any callback is asked.
-        with alone_in(self.run_dir) if self.is_global_zero else nullcontext():
-            super().fit(
-                model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
-            )
+        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, last_act(self._tell):
+            try:
+                super().fit(
+                    model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
+                )
+            except WriteError as error:
+                raise WriteError(self._what_is_left(error)) from error
+
+    def _what_is_left(self, error: WriteError) -> str:
+        """Say what could not be written, and what to resume from."""
+        if not self.run_dir.is_dir():
+            return f"{DELETED.format(self.run_dir)} There is nothing to resume from."
+        last = self.run_dir / CHECKPOINTS / "last.ckpt"
+        if not last.is_file():
+            return f"{error} No checkpoint has been written."
+        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {last}"
+
+    def _tell(self, error: Exception) -> None:
+        """Tell callbacks and loggers what ends the process, where `fit` cannot return to do so."""
+        for callback in cast(list[Callback], cast(Any, self).callbacks):
+            with suppress(Exception):
+                callback.on_exception(self, self.lightning_module, error)
+        for logger in self.loggers:
+            logger.finalize("failed")
 
     def validate(
         self,
@@ -239,7 +272,10 @@ class RLTrainer(Trainer, Constructed):
             one dict, the same on all ranks: the numbers of the report by their names `eval/...`,
             which `callback_metrics` has too, and what the algorithm itself logged.
         """
-        logged = super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with self._evaluating("limit_val_batches"):
+            logged = super().validate(
+                model, dataloaders, ckpt_path, verbose, datamodule, weights_only
+            )
         return self._with_evaluation(logged)
 
     def test(
@@ -252,13 +288,29 @@ class RLTrainer(Trainer, Constructed):
         weights_only: bool | None = None,
     ) -> list[Mapping[str, float]]:
         """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
-        logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        with self._evaluating("limit_test_batches"):
+            logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
         """Add the evaluation to what Lightning returns, which leaves out what no logger gets."""
         evaluation = algorithm_of(self.lightning_module).evaluation
         return [{**values, **logged_values(evaluation)} for values in logged]
+
+    @contextmanager
+    def _evaluating(self, limit: str) -> Iterator[None]:
+        """Evaluate where that is asked for, also with the settings of a run that did without."""
+        before = getattr(self, limit)
+        if before == 0:
+            rank_zero_info(
+                f"trainer.{limit} is 0, which leaves out evaluations while training; this one was "
+                "asked for, and takes place."
+            )
+            setattr(self, limit, 1.0)
+        try:
+            yield
+        finally:
+            setattr(self, limit, before)
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -282,7 +282,7 @@ def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
     with pytest.raises(ValueError, match="no such luck"):
         train(tmp_path, ckpt_path=last(tmp_path), trainer={"callbacks": [Fail(5, error)]})
     assert json.loads((tmp_path / "run.json").read_text())["outcome"] == (
-        "failed: ValueError: no such luck"
+        "failed: ValueError: bad no such luck"
     )
     train(tmp_path, ckpt_path=last(tmp_path))
     manifest = json.loads((tmp_path / "run.json").read_text())

@@ -117,7 +117,7 @@ def test_the_weights_only_kind_acts_and_begins_but_does_not_go_on(tmp_path, monk
         *("epoch", "global_step", "pytorch-lightning_version", "state_dict"),
         *("rl_config", "lightning_rl"),
     }
-    said = {"schema", "kind", "version", "env_steps", "policy", "spaces"}
+    said = {"schema", "kind", "version", "env_steps", "policy", "spaces", "contents"}
     assert set(content["lightning_rl"]) == said
     assert best.stat().st_size < last(run_dir).stat().st_size / 2
     run(["validate", "--ckpt_path", str(best)])
@@ -232,6 +232,103 @@ def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, tmp_path, mo
         trainer.fit(make_ppo(data), data, ckpt_path=str(last(run_dir)), weights_only=False)
     assert not Path("pwned").exists()
     run(["validate", "--ckpt_path", "best"])  # what else was saved is whole
+
+
+def paths_of(checkpoint):
+    """Yield the keys of a checkpoint, two levels deep."""
+    for key, value in checkpoint.items():
+        yield (key,)
+        if isinstance(value, dict):
+            yield from ((key, child) for child in value)
+
+
+@pytest.mark.parametrize("kind", ["last.ckpt", "iteration_000004.ckpt"])
+def test_a_checkpoint_that_lacks_a_key_is_one_message(kind, tmp_path):
+    settings = {"checkpoint_every_n_iterations": 4, "checkpoint_weights_only": True}
+    train(tmp_path, trainer=settings)
+    path, lacking = tmp_path / "checkpoints" / kind, tmp_path / "lacking.ckpt"
+    paths = list(paths_of(load(path)))
+    assert len(paths) >= 20
+    for keys in paths:
+        checkpoint = load(path)
+        within = checkpoint if len(keys) == 1 else checkpoint[keys[0]]
+        del within[keys[-1]]
+        torch.save(checkpoint, lacking)
+        if keys == ("lightning_rl", "contents"):
+            assert read_checkpoint(lacking)
+            continue
+        with pytest.raises(ConfigurationError) as caught:
+            read_checkpoint(lacking)
+        if keys not in [("lightning_rl",), ("lightning_rl", "schema")]:  # which say more
+            assert str(caught.value) == (
+                f"The checkpoint {lacking} lacks '{'.'.join(keys)}', which it was written with: it "
+                "was changed since. Give another one, such as best.ckpt or an iteration_*.ckpt of "
+                "the same run."
+            )
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate"])
+@pytest.mark.parametrize("key", ["loops", "callbacks", "state_dict", "RLDataModule"])
+def test_the_command_line_says_so(subcommand, key, tmp_path, monkeypatch, capsys):
+    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+    checkpoint = load(path)
+    del checkpoint[key]
+    torch.save(checkpoint, path)
+    assert f"lacks '{key}', which it was" in failure(capsys, subcommand, "--ckpt_path", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "flipped"), [(b"gamma: 0.99", b"gamma: 0.98"), (b"\ndata:", b"\ndate:")]
+)
+def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
+    text, flipped, tmp_path, monkeypatch, capsys
+):
+    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+    content = path.read_bytes()
+    assert content.count(text) == 1
+    path.write_bytes(content.replace(text, flipped))
+    for subcommand in ("fit", "validate"):
+        assert failure(capsys, subcommand, "--ckpt_path", str(path)) == (
+            f"rl-cli: error: The checkpoint {path} cannot be read: it is damaged, or not a "
+            "checkpoint at all. Give another one, such as best.ckpt or an iteration_*.ckpt of the "
+            "same run."
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: [", "cannot be read: while parsing a flow node"),
+        (b"\xff\xfe\xff", "cannot be read: 'utf-8' codec can't decode"),
+        (b"nothing but text", "holds no settings."),
+        (b"", "holds no settings."),
+    ],
+)
+def test_a_broken_config_in_a_run_directory_is_one_message(
+    content, message, tmp_path, monkeypatch, capsys
+):
+    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+    config = path.parents[1] / "config.yaml"
+    config.write_bytes(content)
+    error = failure(capsys, "fit", "--ckpt_path", str(path))
+    assert error.startswith(f"rl-cli: error: {config.absolute()} {message}")
+    assert error.endswith(
+        " It says whether the run goes on in its directory: mend it, or copy the checkpoint to "
+        "another directory, from which a run of its own begins."
+    )
+    elsewhere = tmp_path / "copy.ckpt"
+    elsewhere.write_bytes(path.read_bytes())
+    run(["fit", "--ckpt_path", str(elsewhere), "--data.total_env_steps", "128"])
+
+
+def test_a_run_without_evaluations_is_evaluated_on_request(tmp_path, monkeypatch, capsys):
+    path = last(cli_run(tmp_path, monkeypatch, "--trainer.limit_val_batches", "0", steps=64))
+    capsys.readouterr()
+    run(["validate", "--ckpt_path", str(path)])
+    assert "average return" in capsys.readouterr().out
+    assert (path.parents[1] / "evaluation.json").is_file()
+    run(["test", "--ckpt_path", str(path), "--trainer.limit_test_batches", "0"])
+    assert (path.parents[1] / "test.json").is_file()
 
 
 def test_everything_that_is_saved_is_plain_data(tmp_path):

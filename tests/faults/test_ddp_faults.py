@@ -20,9 +20,9 @@ from lightning_rl.envs import ActionProbe
 class Fragile(ActionProbe):
     '''Fails on one rank, while the other is in the middle of a long rollout or waits for it.'''
 
-    def __init__(self, num_envs: int, fails_on: int = -1):
+    def __init__(self, num_envs: int, fails_on: int = -1, hangs: bool = False):
         super().__init__(num_envs)
-        self.fails_on, self.steps = fails_on, 0
+        self.fails_on, self.hangs, self.steps = fails_on, hangs, 0
 
     def step(self, action):
         self.steps += 1
@@ -31,6 +31,8 @@ class Fragile(ActionProbe):
             if self.steps == 100:
                 Path(f"at_work_{rank}").write_text(str(os.getpid()))
             if rank == self.fails_on and Path(f"at_work_{1 - rank}").exists():
+                if self.hangs:
+                    time.sleep(1000)
                 raise ValueError("the sensor is gone")
         time.sleep(0.001)
         return super().step(action)
@@ -139,6 +141,16 @@ class TestTwoProcesses:
         log = end_of(process, tmp_path)
         assert process.returncode != 0
         assert "ValueError: the sensor is gone" in log
+
+    @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+    def test_an_env_that_hangs_on_one_rank_ends_both(self, rank, launch, tmp_path):
+        hang = ("--data.env.fails_on", str(rank), "--data.env.hangs", "true")
+        process = launch(*hang, "--data.env_timeout_s", "2")
+        at_work(tmp_path)
+        log = end_of(process, tmp_path)
+        assert process.returncode != 0
+        assert "rl-cli: error: The 4 envs of the training (Fragile) hung: the step took mor" in log
+        assert "    time.sleep(1000)\n" in log
 
     @pytest.mark.parametrize(
         ("to", "launcher"),

@@ -1,10 +1,14 @@
 """Each fault of a run does what the documentation says, and leaves nothing behind."""
 
 import contextlib
+import errno
+import json
 import multiprocessing
 import os
 import platform
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +25,15 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import RLTrainer
+from lightning_rl.callbacks.budget import EnvStepBudget
+from lightning_rl.callbacks.loggers import EnvStepCSV
 from lightning_rl.cli import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.envs.workers import WorkerDied
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import ConfigurationError, WriteError
 from lightning_rl.runs import new_run_dir
 from tests.helpers import assert_same_run, last, load, train
 
@@ -365,7 +372,7 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
     monkeypatch.setattr("lightning_rl.files.os.fsync", full)
     error = failure(capsys)
     assert "Cannot write outputs/ppo_" in error
-    assert "No space left on device. Free some space" in error
+    assert re.search(r"No space left on device \([\d.]+ MiB are free\)\. Free some space", error)
     monkeypatch.setattr("lightning_rl.files.os.fsync", real)
     run(["fit", "--ckpt_path", "last"])
     (run_dir,) = Path("outputs").iterdir()
@@ -389,6 +396,98 @@ def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
     assert outcome.stderr.count("\n") == 1
     (run_dir,) = Path("outputs").iterdir()
     assert not list((run_dir / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("most", [12, 19], ids=["on its way", "at its end"])
+def test_a_disk_that_fills_up_under_tensorboard_is_one_message(most, capsys, monkeypatch):
+    """Its thread writes, and meets it first; the run makes 20 events."""
+    write, count = RecordWriter.write, []
+
+    def full(writer, data):
+        count.append(data)
+        if len(count) > most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, data)
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    error = failure(capsys)
+    (run_dir,) = Path("outputs").iterdir()
+    assert re.fullmatch(
+        rf"rl-cli: error: Cannot write {run_dir}/logs: No space left on device \([\d.]+ MiB are free"
+        r"\)\. Free some space, or set --output_dir to another disk\. The last checkpoint is whole; "
+        rf"go on with: rl-cli fit --ckpt_path {run_dir}/checkpoints/last\.ckpt",
+        error,
+    )
+    outcome = json.loads((run_dir / "run.json").read_text())["outcome"]
+    assert outcome.startswith("failed: WriteError: Cannot write")
+    monkeypatch.setattr(RecordWriter, "write", write)
+    run(["fit", "--ckpt_path", f"{run_dir}/checkpoints/last.ckpt"])
+    assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_message(capsys, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lightning_rl.files.os.fsync", full)
+    error = failure(capsys)
+    assert error.startswith("rl-cli: error: Cannot write outputs/ppo_")
+    assert "No space left on device (" in error
+    assert not list(Path("outputs").rglob("events*"))
+
+
+def fit_with_small_files(limit):
+    with open("log", "w") as log:
+        os.dup2(log.fileno(), 2)
+        sys.stderr = log
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        checkpoints = ("--trainer.enable_checkpointing", "false")
+        more = ("--data.total_env_steps", "640", *checkpoints)
+        run(["fit", "--config", "ppo.yaml", *SMALL, *more])
+
+
+@pytest.mark.parametrize("limit", [1000, 5000, 7000])
+def test_a_limit_on_files_that_tensorboard_meets_is_one_message(limit):
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=fit_with_small_files, args=(limit,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 1
+    (run_dir,) = Path("outputs").iterdir()
+    error = Path("log").read_text()
+    assert error.startswith(f"rl-cli: error: Cannot write {run_dir}")
+    assert "File too large. Raise the limit on the size of a file, or set --output_dir" in error
+    assert error.count("\n") == 1, error
+
+
+def test_a_table_that_cannot_be_written_is_one_message(tmp_path):
+    table = EnvStepCSV(tmp_path / "metrics.csv")
+    table.log_metrics({"a": 1.0})
+    table.finalize("")
+    table._file = open("/dev/full", "w")  # noqa: SIM115  # the table closes it
+    with pytest.raises(WriteError, match=r"Cannot write .*metrics.csv: No space left on device \("):
+        table.log_metrics({"a": 1.0})
+    table.finalize("failed")
+
+
+@pytest.mark.parametrize("loggers", ["true", "false"])
+def test_a_run_directory_that_is_deleted_is_said_to_be(loggers, capsys, monkeypatch):
+    reached = EnvStepBudget._reached
+
+    def delete(self, trainer, module):
+        if trainer.global_step == 5:
+            shutil.rmtree(trainer.run_dir)
+            deleted.append(trainer.run_dir)
+        return reached(self, trainer, module)
+
+    deleted = []
+    monkeypatch.setattr(EnvStepBudget, "_reached", delete)
+    error = failure(capsys, "--trainer.logger", loggers)
+    assert error == (
+        f"rl-cli: error: Cannot write into {deleted[0]}: it was deleted while the run went on, "
+        "with all that was in it. There is nothing to resume from."
+    )
+    assert not deleted[0].exists()
 
 
 def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch):

@@ -225,7 +225,8 @@ def test_a_checkpoint_of_before_actions_were_rescaled_names_the_cure(tmp_path):
     old = policy(rescale_action=False)
     before, *_ = train(tmp_path / "a", env=wide(0, 10), data=SHORT, **old)
     content = load(last(tmp_path / "a"))
-    del content["lightning_rl"]["policy"]  # nor did it have a description
+    for key in ("policy", "contents"):  # nor did it have a description, or a list of its keys
+        del content["lightning_rl"][key]
     torch.save(content, last(tmp_path / "a"))
     cure = "set rescale_action: false for the policy"
     with pytest.raises(ConfigurationError, match=cure):

@@ -144,7 +144,7 @@ def test_a_thousand_random_schedules_keep_bound_order_and_versions():
         swaps += sum(a != b for a, b in pairs)
     assert all(lags[bound] == set(range(bound + 1)) for bound in lags), "every lag has occurred"
     assert swaps > 20, "weights were swapped in the middle of many a rollout"
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 class VersionActor(ActorOnly):

@@ -21,7 +21,7 @@ from lightning_rl.buffers.segments import (
 )
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.errors import require
-from lightning_rl.rollout import FieldSpec, copy_tree, validate
+from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_tree, validate
 
 
 class CircularBuffer(Buffer):
@@ -152,7 +152,7 @@ class CircularBuffer(Buffer):
             raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {steps}.")
         if self._writing is None:
             raise RuntimeError("No segment is being written: call begin_write() first.")
-        self._writing.clear_padding(steps)
+        clear_bootstrap_slot(self._writing.steps[steps])
         with self._changed:
             self._refuse_stopped()
             self._unread.append(Window(self._writing, steps, dict(notes or {})))

@@ -11,9 +11,6 @@ from tensordict import TensorDict
 from lightning_rl.errors import require
 from lightning_rl.rollout import FieldSpec, allocate_rollout, step_views
 
-BOOTSTRAP_FIELDS = ("observation", "value")
-"""What is valid in the last slot of a rollout; everything else there is zero."""
-
 
 @dataclass(frozen=True, eq=False)
 class Segment:
@@ -28,12 +25,6 @@ class Segment:
     index: int
     rollout: TensorDict
     steps: list[TensorDict]
-
-    def clear_padding(self, slot: int) -> None:
-        """Zero what has no meaning in a bootstrap slot: an earlier lap may have left it there."""
-        for key, value in self.steps[slot].items():
-            if key not in BOOTSTRAP_FIELDS:
-                value.zero_()
 
 
 class Window(NamedTuple):

@@ -22,11 +22,13 @@ def wait_for(
         timeout_s: for how long, in seconds; `inf` for ever.
 
     Returns:
-        whether it is possible, and the seconds waited.
+        whether it is possible, and the seconds waited, less those in which the process stood still.
     """
-    start = time.perf_counter()
-    came, passed = False, 0.0
+    came, passed, last = False, 0.0, time.perf_counter()
     while not came and passed <= timeout_s:
         came = changed.wait_for(possible, min(timeout_s - passed, LOOK_SECONDS))
-        passed = time.perf_counter() - start
+        now = time.perf_counter()
+        # A longer wait was none: the process was stopped, or the machine slept.
+        passed += min(now - last, 2 * LOOK_SECONDS)
+        last = now
     return came, passed

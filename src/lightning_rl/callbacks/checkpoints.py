@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_rl.algorithms.checks import weights_to_begin_with
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.callbacks.parts import algorithm_of
-from lightning_rl.checkpoint_format import read_checkpoint, weights_of
+from lightning_rl.checkpoint_format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.errors import ConfigurationError, check_range, closest
 from lightning_rl.files import remove_leftovers, write_atomically
 from lightning_rl.runs import CHECKPOINTS
@@ -46,6 +46,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Save a checkpoint; a kill at any moment leaves the file that was there before."""
         content = weights_of(checkpoint) if storage_options == WEIGHTS_ONLY else checkpoint
+        if STATE_KEY in content:
+            content = with_contents(content)
         write_atomically(path, lambda file: torch.save(content, file))
 
     def load_checkpoint(

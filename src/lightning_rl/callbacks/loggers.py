@@ -2,21 +2,26 @@
 
 import csv
 import io
+import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 from torch.utils.tensorboard import FileWriter
 from torch.utils.tensorboard.summary import hparams, text
 
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.files import write_atomically
+from lightning_rl.errors import WriteError
+from lightning_rl.files import check_still_there, write_atomically, writing
 
 OF_SETTINGS = ".settings"
 """How the name of the event file ends that holds nothing but the settings of a run."""
@@ -40,7 +45,20 @@ class EnvStepLogger(Logger):
 
 
 class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
-    """TensorBoard's event files."""
+    """TensorBoard's event files.
+
+    A thread of TensorBoard's writes them. What the system refuses it comes out of a later call, as
+    `WriteError`.
+    """
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """See Lightning's `TensorBoardLogger`: the writer, opened when first asked for."""
+        if self._experiment is None:
+            _leave_errors_to_the_caller()
+        with writing(self.log_dir):
+            return super().experiment
 
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
@@ -68,26 +86,22 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         lines = "\n".join(f"    {name}: {value}" for name, value in plain.items())
         # TensorBoard reads files by name, one after the other: the curves go on in a later one.
         self._close()
-        writer = FileWriter(str(directory), filename_suffix=OF_SETTINGS)
-        for summary in (session, text("config", lines)):
-            writer.add_summary(summary, 0)
-        writer.close()
+        with writing(directory):
+            writer = FileWriter(str(directory), filename_suffix=OF_SETTINGS)
+            for summary in (session, text("config", lines)):
+                writer.add_summary(summary, 0)
+            writer.close()
         for old in replaced:
             old.unlink()
-
-    @rank_zero_only
-    def save(self) -> None:
-        """Flush. Lightning's own also writes `hparams.yaml`, before there is anything to say."""
-        if self._experiment is not None:
-            self._experiment.flush()
 
     @rank_zero_only
     def log_animation(self, tag: str, gif: bytes, height: int, width: int, env_steps: int) -> None:
         """Show an animated GIF among the images."""
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
-        self.experiment.file_writer.add_summary(
-            Summary(value=[Summary.Value(tag=tag, image=image)]), env_steps
-        )
+        with writing(self.log_dir):
+            self.experiment.file_writer.add_summary(
+                Summary(value=[Summary.Value(tag=tag, image=image)]), env_steps
+            )
 
     def purge_after(self, env_steps: int) -> None:
         """Have TensorBoard forget what was logged after a number of env steps.
@@ -102,8 +116,25 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         self.finalize("success")
         self._experiment = None
 
+    @rank_zero_only
+    def save(self) -> None:
+        """See Lightning's `TensorBoardLogger`."""
+        with writing(self.log_dir):
+            super().save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """See Lightning's `TensorBoardLogger`; what has failed already is not said again."""
+        try:
+            with writing(self.log_dir):
+                super().finalize(status)
+        except WriteError:
+            if status != "failed":
+                raise
+
     def _write(self, summary: Summary, step: int | None = None) -> None:
-        self.experiment.file_writer.add_summary(summary, self.env_steps(step))
+        with writing(self.log_dir):
+            self.experiment.file_writer.add_summary(summary, self.env_steps(step))
 
 
 class EnvStepCSV(EnvStepLogger):
@@ -146,13 +177,15 @@ class EnvStepCSV(EnvStepLogger):
         if self._file is None or new:
             self._open(new=new)
         assert self._file is not None
+        check_still_there(self.path.parent)
         if self._last_row and int(self._last_row["env_steps"]) == row["env_steps"]:
             row = self._last_row | row
             # Written over, not cut off first: a kill in between must not lose it.
             self._file.seek(self._last_row_at)
         self._last_row, self._last_row_at = row, self._file.tell()
-        self._file.write(self._line(row))
-        self._file.truncate()  # flushes, then cuts what a longer row has left
+        with writing(self.path):
+            self._file.write(self._line(row))
+            self._file.truncate()  # flushes, then cuts what a longer row has left
 
     @rank_zero_only
     def purge_after(self, env_steps: int) -> None:
@@ -162,8 +195,10 @@ class EnvStepCSV(EnvStepLogger):
     def finalize(self, status: str) -> None:
         """Close the file. A later row opens it again."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            # It writes what a flush could not; that has said why.
+            with suppress(OSError):
+                file.close()
 
     def _open(self, new: Iterable[str] = (), last: int | None = None) -> None:
         """Write the file anew, with more columns or fewer rows, and open it to add to it."""
@@ -187,6 +222,24 @@ class EnvStepCSV(EnvStepLogger):
         text = io.StringIO()
         csv.DictWriter(text, self._columns, restval="").writerow(row)
         return text.getvalue().encode()
+
+
+def _leave_errors_to_the_caller() -> None:
+    """Have TensorBoard's thread print no traceback of what the system refuses it.
+
+    It raises the same error in the thread that gives it something to write (tensorboard 2.21).
+    """
+    before = threading.excepthook
+    if getattr(before, "__name__", "") == _leave_errors_to_the_caller.__name__:
+        return
+
+    def hook(failed: Any) -> None:
+        is_refusal = isinstance(failed.exc_value, OSError)
+        if not (is_refusal and isinstance(failed.thread, _AsyncWriterThread)):
+            before(failed)
+
+    hook.__name__ = _leave_errors_to_the_caller.__name__
+    threading.excepthook = hook
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

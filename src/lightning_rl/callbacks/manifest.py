@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,6 +21,9 @@ from lightning_rl.files import write_atomically
 
 PACKAGES = ("lightning-rl", "torch", "lightning", "tensordict", "gymnasium", "numpy")
 RUNNING = "running"
+
+REASON = 400
+"""Characters of an error that `outcome` holds; the rest of a long one is a stack."""
 
 
 class RunManifest(Callback):
@@ -89,12 +93,13 @@ class RunManifest(Callback):
         if isinstance(exception, KeyboardInterrupt):
             self._end(trainer, pl_module, "interrupted")
             return
-        lines = str(exception).strip().splitlines()
-        reason = f"{type(exception).__name__}: {lines[-1] if lines else ''}"
+        reason = textwrap.shorten(f"{type(exception).__name__}: {exception}", REASON)
         with suppress(OSError):  # the disk may be what has failed; the exception says more
             self._end(trainer, pl_module, f"failed: {reason}")
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, outcome: str) -> None:
+        if not self.path.parent.is_dir():
+            return  # deleted meanwhile: nothing of the run is left to tell of
         content, self._content = self._content, {}
         content["seconds"]["total"] = time.perf_counter() - self._began
         steps = algorithm_of(pl_module).env_steps

@@ -15,6 +15,7 @@ from lightning_rl.callbacks.film import Film, require_video_packages
 from lightning_rl.callbacks.loggers import EnvStepTensorBoard
 from lightning_rl.callbacks.parts import algorithm_of, data_of
 from lightning_rl.data import RLDataModule
+from lightning_rl.envs.watch import EnvTimeoutError
 from lightning_rl.errors import check_range
 from lightning_rl.files import write_atomically
 
@@ -169,6 +170,8 @@ class VideoRecorder(Callback):
         began, before = time.perf_counter(), self._clock.spent
         try:
             action()
+        except EnvTimeoutError:
+            raise  # the env is lost, for the evaluation too
         except Exception as error:  # a renderer fails in many ways; none is worth a training run
             self._broken, self._film = True, None
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -96,6 +96,7 @@ class AsyncCollector(Collector):
         self._boundary = threading.Lock()  # between two rollouts: guards what a checkpoint holds
         self._resume_from = self._loop.state_dict()
         self._thread: threading.Thread | None = None
+        self._is_lost = False  # the thread hangs, and has been told of
         self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
 
@@ -126,6 +127,11 @@ class AsyncCollector(Collector):
     def interrupt(self) -> None:
         """See `Collector.interrupt`; the thread goes on until `close`."""
         self._buffer.interrupt()
+
+    def fail(self, error: Exception) -> None:
+        """See `Collector.fail`."""
+        self._is_lost = True
+        self._buffer.fail(error)
 
     def publish(self) -> None:
         """See `Collector.publish`."""
@@ -178,8 +184,8 @@ class AsyncCollector(Collector):
         self._weights.close()
         self._buffer.close()
         if self._thread is not None:
-            self._thread.join(JOIN_SECONDS)
-            if self._thread.is_alive():
+            self._thread.join(0.0 if self._is_lost else JOIN_SECONDS)
+            if self._thread.is_alive() and not self._is_lost:
                 warnings.warn(
                     f"The collector's thread has not stopped within {JOIN_SECONDS:g} s: a step of "
                     f"{type(self.env).__name__} or of {type(self.policy).__name__} hangs. The "

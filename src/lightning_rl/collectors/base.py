@@ -15,7 +15,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import env_steps, env_steps_in
+from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in
 
 
 class Collector(ABC):
@@ -73,6 +73,9 @@ class Collector(ABC):
 
     def interrupt(self) -> None:  # noqa: B027  # who collects in the learner's thread waits for none
         """Have `collect` raise `ReadInterrupted` where it would wait; for a signal handler."""
+
+    def fail(self, error: Exception) -> None:  # noqa: B027  # an env of the learner's own thread raises it
+        """Have `collect` raise, in place of a thread that hangs; another thread calls this."""
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to log, under the names of the charts."""
@@ -163,7 +166,7 @@ class SyncCollector(Collector):
         """See `Collector.collect`; fewer than T steps where the plan ends the rollout early."""
         self._loop.plan, self._loop.phase = self.plan, self.phase
         steps, notes = self._loop.run(self._segment)
-        self._segment.clear_padding(steps)
+        clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
         # The container is new each time: what an algorithm adds or replaces stays its own.
         return self.account_for(self._segment.rollout[:, : steps + 1], **notes)

@@ -32,6 +32,9 @@ from lightning_rl.errors import require
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
 
+REPLAY_SECONDS = 5.0
+"""How long a replay goes on at a time, all envs together where they are stepped in turn."""
+
 
 class GymnasiumEnv(VectorEnv):
     """Any registered Gymnasium env, N times.
@@ -151,7 +154,9 @@ class GymnasiumEnv(VectorEnv):
             "replay_request",
             [(e["start"], list(a)) for e, a in zip(episodes, actions, strict=True)],
         )
-        rows = self._env.call("replay_episode")
+        done, rows = self.replay_some()
+        while not done:
+            done, rows = self.replay_some()
         if any(row is None for row in rows):
             raise RestoreError("a replayed episode ended before its time")
         self._observation = _stack(self.single_observation_space, rows)
@@ -161,6 +166,15 @@ class GymnasiumEnv(VectorEnv):
         if isinstance(self._env, InlineVectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
         return _to_tensors(self._observation)
+
+    def replay_some(self) -> tuple[bool, list[Any]]:
+        """Go on with the replay of all envs for a while, which is timed (`EnvWatch`): it may last.
+
+        Returns:
+            whether all are done, and their observations, None of one whose episode has ended.
+        """
+        replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
+        return all(done for done, _ in replayed), [observation for _, observation in replayed]
 
     def make_renderable(self) -> None:
         """See `VectorEnv.make_renderable`: Gymnasium wants to know it when an env is made."""

@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import signal
+import time
 from typing import Any, cast
 
 import gymnasium
@@ -24,6 +25,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
         self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
+        self._replay: tuple[Any, list[Any]] = (None, [])  # the last observation, the actions left
         self.picture_wanted = False
         # A dict of observations has no shape, and is looked at key by key at each step.
         self._shape, self._dtype = env.observation_space.shape, None
@@ -67,22 +69,30 @@ class ReplayableEpisode(gymnasium.Wrapper):
         """Draw the env, if `picture_wanted`; asked of all envs at once."""
         return self.env.render() if self.picture_wanted else None
 
-    def replay_episode(self) -> Any:
-        """Replay `replay_request`; return the last observation, or None if the episode ended."""
-        assert self.replay_request is not None
-        start, actions = self.replay_request
-        self.replay_request = None
-        if "seed" in start:
-            observation, _ = self.env.reset(seed=start["seed"])
-        else:
-            self.unwrapped.np_random = _generator(start)
-            observation, _ = self.env.reset()
-        self.episode_start = start
-        for action in actions:
-            observation, _, terminated, truncated, _ = self.env.step(action)
+    def replay_episode(self, seconds: float) -> tuple[bool, Any]:
+        """Replay `replay_request`, or go on with that, for some seconds.
+
+        Returns:
+            whether it is done; and the last observation, or None if the episode ended.
+        """
+        until = time.monotonic() + seconds
+        if self.replay_request is not None:
+            start, actions = self.replay_request
+            self.replay_request = None
+            if "seed" in start:
+                observation, _ = self.env.reset(seed=start["seed"])
+            else:
+                self.unwrapped.np_random = _generator(start)
+                observation, _ = self.env.reset()
+            self.episode_start = start
+            self._replay = observation, list(reversed(actions))
+        observation, left = self._replay
+        while left and time.monotonic() < until:
+            observation, _, terminated, truncated, _ = self.env.step(left.pop())
             if terminated or truncated:
-                return None
-        return observation
+                observation, left = None, []
+        self._replay = observation, left
+        return not left, observation
 
 
 def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:

@@ -1,19 +1,27 @@
 """Step Gymnasium envs in processes of their own, and say what became of one that failed."""
 
+import faulthandler
 import multiprocessing.connection
+import os
 import pickle
 import queue
+import re
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import gymnasium.vector.async_vector_env
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.step_results import gather, says_something
+from lightning_rl.envs.watch import TellsWhere
 
 EXIT_SECONDS = 1.0
 """How long processes may take to end before they are killed, or to have ended before they count."""
@@ -21,18 +29,27 @@ EXIT_SECONDS = 1.0
 REPORT_SECONDS = 10.0
 """How long the exception of an env may take on its way from a process that says there is one."""
 
+STACK_SECONDS = 2.0
+"""How long processes may take to write down where they are."""
+
+STACK_FILE = "lightning_rl_stack"
+"""The name of the memory that a process writes it into; `/proc` shows it."""
+
+SHOW_STACK = getattr(signal, "SIGURG", None)
+"""The signal that has a process do so, in C: it need not return from whatever it is in."""
+
 
 class WorkerDied(RuntimeError):  # noqa: N818  # what happened, as in `BrokenPipe`
     """The process of an env ended without being asked to."""
 
 
-class WorkerVectorEnv(AsyncVectorEnv):
+class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
     """Gymnasium's `AsyncVectorEnv`, whose failures tell their cause and leave no process behind.
 
     An exception in an env carries the traceback from its process as a note; the death of a process
     raises `WorkerDied`, which names the env and the exit code; and `close` returns also where an
     env hangs, or has died. Of the infos of a step only what is read is gathered, as `said` (see
-    `envs.infos`), of a finished env from the end of its episode.
+    `envs.step_results`), of a finished env from the end of its episode.
     """
 
     _raised: BaseException | None = None
@@ -70,6 +87,20 @@ class WorkerVectorEnv(AsyncVectorEnv):
         for process, pipe in zip(self.processes, self.parent_pipes, strict=True):
             process.join()
             pipe.close()
+
+    def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
+        """See `TellsWhere`: the stacks of the processes that do not just wait for a command."""
+        processes = getattr(self, "processes", [])  # none yet while Gymnasium makes an env to ask
+        if len(processes) < self.num_envs:
+            return {}
+        stacks = _stacks([process.pid for process in processes if process.pid is not None])
+        return {i: stack for i, stack in enumerate(stacks) if stack is not None}
+
+    def give_up(self) -> bool:
+        """See `TellsWhere`: kill the processes, which ends every wait for them."""
+        for process in self.processes:
+            process.kill()
+        return True
 
     def _check_spaces(self) -> None:
         """Ask the processes for their spaces, the first that they do once their envs are made."""
@@ -180,6 +211,8 @@ def _work(
     private (tried with Gymnasium 1.4).
     """
     reports = _Reports(errors)
+    if hasattr(os, "memfd_create") and SHOW_STACK is not None:
+        faulthandler.register(SHOW_STACK, os.memfd_create(STACK_FILE), all_threads=False)
 
     def make() -> Any:
         try:
@@ -193,3 +226,52 @@ def _work(
             sys.exit(1)
 
     _async_worker(index, make, pipe, parent_pipe, shared_memory, reports, *settings)  # type: ignore[arg-type]  # of the queue, `put` is all it uses
+
+
+_OURS = (__file__, gymnasium.vector.async_vector_env.__file__)
+
+
+def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
+    """Return where processes are within their envs; None for those that wait for a command.
+
+    Empty for one that does not show it: it is stopped, or this is not Linux.
+    """
+    files = [_stack_file(pid) for pid in pids]
+    for pid, file in zip(pids, files, strict=True):
+        if file is not None and SHOW_STACK is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, SHOW_STACK)
+    deadline = time.monotonic() + STACK_SECONDS
+    before, now = [""], list(map(_read, files))
+    while (now != before or not all(now)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        before, now = now, list(map(_read, files))
+    return list(map(_stack, now))
+
+
+def _stack_file(pid: int) -> Path | None:
+    with suppress(OSError):  # it has ended, or this system has no /proc
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if STACK_FILE in os.readlink(path):
+                    return path
+    return None
+
+
+def _read(file: Path | None) -> str:
+    with suppress(OSError):
+        return "" if file is None else file.read_text(errors="replace")
+    return ""
+
+
+def _stack(text: str) -> traceback.StackSummary | None:
+    """Read what `faulthandler` has written, the innermost call first; keep what is the env's."""
+    found = re.findall(r'^ +File "(.+)", line (\d+) in (.+)$', text, re.MULTILINE)
+    inner = []
+    for file, line, name in found:
+        if file in _OURS:
+            break
+        inner.append(traceback.FrameSummary(file, int(line), name))
+    if found and all(frame.filename == multiprocessing.connection.__file__ for frame in inner):
+        return None
+    return traceback.StackSummary.from_list(inner[::-1])

@@ -1,0 +1,368 @@
+"""An env that hangs ends the run, says which env, in what and where, and leaves nothing behind."""
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from functools import partial
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv, SyncCollector
+from lightning_rl.buffers.waiting import wait_for
+from lightning_rl.cli import _curable
+from lightning_rl.envs import ValueProbe
+from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import last, load, make_data, train
+
+TIMEOUT = 1.0
+END = threading.Event()
+"""Ends what hangs in a thread of the tests that cannot be interrupted."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """No process, no thread; and it is over ten seconds after the limit."""
+    END.clear()
+    Hanging.made = 0
+    before, start = set(threading.enumerate()), time.monotonic()
+    yield
+    assert time.monotonic() - start < TIMEOUT + 10
+    END.set()
+    while not set(threading.enumerate()) <= before and time.monotonic() - start < TIMEOUT + 15:
+        time.sleep(0.02)
+    assert set(threading.enumerate()) <= before
+    assert not multiprocessing.active_children()
+
+
+def in_python():
+    while not END.is_set():
+        time.sleep(0.01)
+
+
+def in_c():
+    END.wait(1000)
+
+
+def deaf():
+    while not END.is_set():
+        with contextlib.suppress(BaseException):
+            END.wait(1000)
+
+
+class Hanging(gymnasium.Env):
+    """Hangs in its 21st step, in its reset, or when the second one is made, or one in a worker."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, where, hang=in_c):
+        self.where, self.hang, self.steps = where, hang, 0
+        Hanging.made += 1
+        in_worker = multiprocessing.parent_process() is not None
+        if where == "construction" and (in_worker or Hanging.made == 2):
+            hang()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.where == "reset":
+            self.hang()
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.where == "step" and self.steps > 20:
+            self.hang()
+        return np.zeros(3, np.float32), 0.0, False, self.steps % 10 == 0, {}
+
+
+class HangingVector(gymnasium.vector.VectorEnv):
+    """A batched env of somebody's own."""
+
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    single_observation_space = Hanging.observation_space
+    single_action_space = Hanging.action_space
+
+    def __init__(self, num_envs, where, hang=in_c):
+        self.num_envs, self.where, self.hang, self.steps = num_envs, where, hang, 0
+        self.hang_in("construction")
+
+    def hang_in(self, where):
+        if self.where == where:
+            self.hang()
+
+    def reset(self, *, seed=None, options=None):
+        self.hang_in("reset")
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 20:
+            self.hang_in("step")
+        ends = np.zeros(self.num_envs, bool)
+        return np.zeros((self.num_envs, 3), np.float32), np.zeros(self.num_envs), ends, ends, {}
+
+
+class HangingTask(ValueProbe):
+    """A batched env in torch."""
+
+    def __init__(self, num_envs, where, hang=in_c):
+        self.where, self.hang, self.steps = where, hang, 0
+        if where == "construction":
+            hang()
+        super().__init__(num_envs, delay=3)
+
+    def initial_state(self, uniform):
+        if self.where == "reset":
+            self.hang()
+        return super().initial_state(uniform)
+
+    def transition(self, state, action):
+        self.steps += 1
+        if self.where == "step" and self.steps > 20:
+            self.hang()
+        return super().transition(state, action)
+
+
+gymnasium.register("Hanging-v0", Hanging, vector_entry_point=HangingVector)
+
+
+def gymnasium_env(vectorization):
+    def factory(where, hang):
+        kwargs = {"where": where, "hang": hang}
+        return partial(
+            GymnasiumEnv, id="Hanging-v0", env_kwargs=kwargs, vectorization=vectorization
+        )
+
+    return factory
+
+
+ENVS = {
+    "sync": gymnasium_env("sync"),
+    "async": gymnasium_env("async"),
+    "vector_entry_point": gymnasium_env("vector_entry_point"),
+    "task": lambda where, hang: partial(HangingTask, where=where, hang=hang),
+}
+WHOSE = {
+    ("sync", "construction"): r"Env 1 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
+    "sync": r"Env 0 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
+    "async": r"Envs 0, 1 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
+    "vector_entry_point": r"The 2 envs of the training \(GymnasiumEnv 'Hanging-v0'\)",
+    "task": r"The 2 envs of the training \(HangingTask\)",
+}
+AT = {
+    "sync": r"Env \d at:\n",
+    "async": r"Envs 0, 1 at:\n",
+    "vector_entry_point": r"It is at:\n",
+    "task": r"It is at:\n",
+}
+
+
+def message(kind, where):
+    """Return what the whole message has to be; of the stack, the env's line and the last one."""
+    whose = WHOSE.get((kind, where), WHOSE[kind])
+    return re.compile(
+        rf"^{whose} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise it "
+        r"where that may take longer, or set it to null, for no limit, where a person takes part\. "
+        rf'{AT[kind]}(  .*\n)*  File ".*test_hangs\.py", line \d+, in \w+\n.*hang.*\n(  .*\n)*'
+        r".*(END\.wait|time\.sleep|waiter\.acquire|signaled = |gotit = ).*$"
+    )
+
+
+CASES = [
+    (kind, collector, where)
+    for kind in ENVS
+    for collector in (SyncCollector, AsyncCollector)
+    for where in ("step", "reset", "construction")
+    if collector is SyncCollector or where != "construction"
+]
+
+
+@pytest.mark.parametrize(("kind", "collector", "where"), CASES)
+def test_an_env_that_hangs_ends_the_run(kind, collector, where, tmp_path):
+    # A thread in the background ends between two lines of Python, or with the process.
+    hang = in_python if collector is AsyncCollector else in_c
+    with pytest.raises(Exception, match="hung") as caught:
+        train(
+            tmp_path,
+            env=ENVS[kind](where, hang),
+            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": collector},
+            trainer={"limit_val_batches": 0},
+        )
+    error = _curable(caught.value)
+    assert isinstance(error, EnvTimeoutError)
+    assert message(kind, where).search(str(error)), str(error)
+    assert not (tmp_path / ".lock").exists()
+
+
+class Busy(Callback):
+    """A learner that does something else for a while."""
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == 1:
+            END.wait(60)
+
+
+def test_a_learner_that_is_busy_hears_of_a_hang_in_the_background(tmp_path):
+    with pytest.raises(EnvTimeoutError, match=r"^The 2 envs of the training .* hung: the"):
+        train(
+            tmp_path,
+            env=ENVS["task"]("step", in_python),
+            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
+            trainer={"limit_val_batches": 0, "callbacks": [Busy()]},
+        )
+
+
+def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
+    expected = r"^Env 0 of 2 of the evaluation \(GymnasiumEnv 'Hanging-v0'\) hung: the step took"
+    with pytest.raises(EnvTimeoutError, match=expected):
+        train(
+            tmp_path,
+            env=ENVS["sync"]("never", in_c),
+            data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["sync"]("step", in_c)},
+            trainer={"num_sanity_val_steps": 1},
+        )
+
+
+def test_one_env_of_many_is_named_in_its_own_process():
+    class Third(gymnasium.Wrapper):
+        def __init__(self, env):
+            super().__init__(env)
+            number = multiprocessing.current_process().name.rpartition("-")[2]
+            env.unwrapped.where = "reset" if number == "2" else "never"
+
+    make = partial(ENVS["async"]("never", in_c), wrappers=[Third])
+    data = make_data(make, env_timeout_s=TIMEOUT)
+    with pytest.raises(EnvTimeoutError, match=r"^Env 2 of 4 of the training .* Env 2 at:\n"):
+        data._env.reset(seed=1)
+    data.close()
+
+
+def test_an_env_within_an_env_is_named():
+    inner = ENVS["task"]("step", in_c)
+    data = make_data(partial(ActionChunk, env=inner, chunk_size=30), env_timeout_s=TIMEOUT)
+    data._env.reset(seed=1)
+    action = torch.zeros(4, 30, dtype=int)
+    with pytest.raises(EnvTimeoutError, match=r"\(HangingTask\) hung: the step took"):
+        [data._env.step(action) for _ in range(21)]
+    data.close()
+
+
+def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monkeypatch):
+    """A resumed run replays an episode that takes longer, in turns that do not."""
+
+    def slow(env):
+        return gymnasium.wrappers.TransformReward(env, lambda r: time.sleep(0.02) or r)
+
+    env = partial(GymnasiumEnv, id="CartPole-v1", wrappers=[slow])
+    settings = {"num_envs": 1, "buffer_size": 32, "iterations_per_epoch": 1}
+
+    def go_on(steps, limit, **kwargs):
+        data = settings | {"total_env_steps": steps, "env_timeout_s": limit}
+        train(tmp_path, env=env, data=data, trainer={"limit_val_batches": 0}, seed=5, **kwargs)
+
+    go_on(64, 0.2)
+    loop = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]
+    limit = 0.02 * len(loop["env"]["episodes"][0]["actions"]) / 2
+    with pytest.raises(EnvTimeoutError, match="the replay of an episode took more than"):
+        go_on(96, limit, ckpt_path=last(tmp_path))
+    monkeypatch.setattr("lightning_rl.envs.gymnasium_env.REPLAY_SECONDS", limit / 10)
+    go_on(96, limit, ckpt_path=last(tmp_path))
+
+
+def test_no_limit_watches_nothing():
+    data = make_data("CartPole-v1", env_timeout_s=None)
+    data._env.reset(seed=1)
+    assert not [t for t in threading.enumerate() if t.name.startswith("watch of")]
+    data.close()
+    with pytest.raises(
+        ConfigurationError, match=r"^data\.env_timeout_s must be positive, got 0\.$"
+    ):
+        make_data("CartPole-v1", env_timeout_s=0)
+
+
+def test_the_thread_that_watches_ends_with_nothing_to_watch(monkeypatch):
+    monkeypatch.setattr("lightning_rl.envs.watch.TICK_SECONDS", 0.02)
+    data = make_data("CartPole-v1")
+    for _ in range(2):  # and another one begins
+        data._env.reset(seed=1)
+        (thread,) = [t for t in threading.enumerate() if t.name == "watch of the training"]
+        thread.join(5)
+        assert not thread.is_alive()
+    data.close()
+
+
+class Slow(ValueProbe):
+    def step(self, action):
+        time.sleep(0.6)
+        return super().step(action)
+
+
+def step_slowly(begun):
+    watch = EnvWatch("the training", 1.0)
+    env = watch.make(lambda n: Slow(n, delay=3), 1)
+    env.reset(seed=1)
+    begun.set()
+    for _ in range(4):
+        env.step(torch.zeros(1, dtype=int))
+    watch.close()
+
+
+def test_a_learner_that_was_stopped_did_not_hang():
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    learner = context.Process(target=step_slowly, args=(begun,))
+    learner.start()
+    assert begun.wait(20)
+    time.sleep(0.2)
+    os.kill(learner.pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(learner.pid, signal.SIGCONT)
+    learner.join(20)
+    assert learner.exitcode == 0
+
+
+def test_a_wait_for_the_other_thread_leaves_out_a_stop(monkeypatch):
+    """As the clock has it, an hour passes between two looks."""
+    clock, looks = iter([0.0, 0.5, 3600.0, 3600.5, 3601.0]), iter([False, False, False, True])
+    changed = threading.Condition()
+    monkeypatch.setattr(changed, "wait_for", lambda possible, seconds: possible())
+    monkeypatch.setattr("lightning_rl.buffers.waiting.time.perf_counter", lambda: next(clock))
+    assert wait_for(changed, lambda: next(looks), 10.0) == (True, 2.5)
+
+
+def train_deaf(directory):
+    error = (directory / "error").open("w")
+    os.dup2(error.fileno(), 2)
+    sys.stderr = error
+    train(
+        directory,
+        env=ENVS["sync"]("step", deaf),
+        data={"env_timeout_s": TIMEOUT, "num_envs": 2, "eval_env": ENVS["async"]("step", in_c)},
+        trainer={"num_sanity_val_steps": 0},
+    )
+
+
+def test_one_that_nothing_can_interrupt_ends_the_process_all_the_same(tmp_path):
+    """With the message, exit code 1, and what an exception would have done, within ten seconds."""
+    process = multiprocessing.get_context("fork").Process(target=train_deaf, args=(tmp_path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 1
+    error = (tmp_path / "error").read_text()
+    assert "Traceback" not in error
+    assert "rl-cli: error: Env 0 of 2 of the training (GymnasiumEnv 'Hanging-v0') hung" in error
+    assert error.endswith("\nNothing could interrupt it, and the process was ended.\n")
+    assert '"outcome": "failed: EnvTimeoutError: Env 0 of 2' in (tmp_path / "run.json").read_text()
+    assert not (tmp_path / ".lock").exists()
