@@ -13,8 +13,18 @@ from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.errors import ConfigurationError, closest
 from lightning_rl.parsing import check_doubles, check_size
+from lightning_rl.quick_help import asks_for_help
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
+
+
+FAMILIES = {
+    "--model": "lightning_rl.Algorithm",
+    "--data.env": "lightning_rl.VectorEnv",
+    "--data.eval_env": "lightning_rl.VectorEnv",
+    "--data.collector": "lightning_rl.Collector",
+}
+"""Options that take a class, and the class that all of them derive from."""
 
 
 class Completed(NamedTuple):
@@ -38,8 +48,8 @@ def complete(arguments: list[str]) -> Completed:
     trusts it, only after a look at what it names.
     """
     subcommand, options = arguments[0], arguments[1:]
-    if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
-        return Completed(arguments, True, options)
+    if asks_for_help(options):
+        return Completed([subcommand, *_below_a_class(options)], True, options)
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
@@ -63,6 +73,20 @@ def complete(arguments: list[str]) -> Completed:
             f"{', '.join(shipped_configs())}."
         )
     return Completed(arguments, True, options)
+
+
+def _below_a_class(options: list[str]) -> list[str]:
+    """Ask for help on a class first, where it is wanted on a setting of one.
+
+    `--model.policy.help` becomes `--model.help --model.policy.help`: that is how the parser takes
+    it, and names the settings of the policy by their whole paths.
+    """
+    flags = [option.partition("=")[0] for option in options]
+    for section, family in FAMILIES.items():
+        wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
+        if wanted and f"{section}.help" not in flags:
+            return [f"{section}.help", _value_of(section, options) or family, *options]
+    return options
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:

@@ -29,13 +29,16 @@ from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import only_allowed_imports
 
 
+class Refusal(SystemExit):
+    """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
+
+
 class RLArgumentParser(LightningArgumentParser):
     """A parser whose errors are one readable message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong, and leave with status 2."""
-        sys.stderr.write(f"rl-cli: error: {explain(message)}\n")
-        sys.exit(2)
+        """End the parsing: whoever knows what was typed says what is wrong."""
+        raise Refusal(message) from ex
 
 
 class RunConfig(SaveConfigCallback):
@@ -121,10 +124,13 @@ class RLCLI(LightningCLI):
         check_options(args)
         try:
             self.config = parser.parse_args(args)
+        except Refusal as refusal:
+            sys.stderr.write(f"rl-cli: error: {explain(str(refusal), args)}\n")
+            sys.exit(2)
         except ValueError as error:
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
-            raise ConfigurationError(f"{explain(str(error))} {hint}") from error
+            raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
 
     def _parse_ckpt_path(self) -> None:
         """Find the checkpoint.
