@@ -44,9 +44,9 @@ KINDS = {
     "bool": "true or false",
     "str": "a text",
     "NoneType": "null",
-    "Sequence": "a list, such as [64, 64]",
-    "list": "a list, such as [64, 64]",
-    "tuple": "a list, such as [-5, 2]",
+    "Sequence": "a list",
+    "list": "a list",
+    "tuple": "a list",
     "dict": "a mapping, such as {name: value}",
 }
 """What to call the types that a value may have."""
@@ -190,8 +190,8 @@ def _name_of_the_class(message: str) -> str | None:
         r"Import path (\S+) does not correspond",
         r"Expected '([^']+)' to be a",
         r'"([^"]+)" is not a subclass of',
-        r"Got value: ([\w.]+)\Z",
-        r"Given value: ([\w.]+)\Z",
+        r"Got value: ([^\W\d][\w.]*)\Z",
+        r"Given value: ([^\W\d][\w.]*)\Z",
         r"module '(\S+)' has no attribute '\w+'",
         r"No module named '([\w.]+)'",
     )
@@ -229,7 +229,7 @@ def _about_a_value(message: str, key: str) -> str | None:
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
         return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
-        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'."
+        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{_bracketed([plain[1]], plain[2])}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."
     value = _search(r"Given value: (.+)", message)
@@ -241,8 +241,14 @@ def _about_a_value(message: str, key: str) -> str | None:
     if not reasons:
         kinds = [_search(r"<class '([\w.]+)'>", error) for error in errors]
         allowed = [_article(kind) if kind else "the name of a class" for kind in kinds]
-        return f"{key} must be {' or '.join(allowed)}, got '{value}'."
+        return f"{key} must be {' or '.join(allowed)}, got '{value}'{_bracketed(kinds, value)}."
     return f"{key} cannot be '{value}': {'; '.join(reasons)}."
+
+
+def _bracketed(kinds: Sequence[str | None], value: str) -> str:
+    """Show a value as the list that was meant."""
+    is_list = any(_article(kind or "") == "a list" for kind in kinds)
+    return f": write [{value}]" if is_list else ""
 
 
 def _article(kind: str) -> str:

@@ -53,7 +53,7 @@ class Given:
 
     def class_at(self, path: str) -> str | None:
         """Return the class that is given at a path, in short or as its import path."""
-        keys = (f"{path}.class_path", path, f"{path}.help")
+        keys = (f"{path}.help", f"{path}.class_path", path)
         return next((value for key in keys if (value := self._values.get(key))), None)
 
     def _set(self, flag: str, value: str) -> None:

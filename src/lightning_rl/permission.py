@@ -20,6 +20,7 @@ from lightning_rl.errors import ConfigurationError
 CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
 
 _withheld = False
+_has_granted = False
 
 
 def granted(setting: str, asked: bool) -> bool:
@@ -37,7 +38,14 @@ def granted(setting: str, asked: bool) -> bool:
             f"The configuration in the checkpoint sets {setting}: true. A checkpoint is data: it "
             f"cannot allow code or downloads, and nothing was run or downloaded. {CURE}"
         )
+    global _has_granted
+    _has_granted |= asked
     return asked
+
+
+def has_granted() -> bool:
+    """Tell whether this process was asked for something that a checkpoint could not allow."""
+    return _has_granted
 
 
 @contextmanager
