@@ -25,7 +25,7 @@ USAGE = """usage: rl-cli {fit,validate,test} [options]
   --video true        film evaluations
 
   rl-cli fit --help                  these, and all settings of the trainer and of the data
-  rl-cli fit --model.help PPO        the settings of an algorithm; rl-cli fit --model.help: which
+  rl-cli fit --model.help PPO        the settings of an algorithm
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 

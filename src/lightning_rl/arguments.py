@@ -17,7 +17,6 @@ from lightning_rl.quick_help import asks_for_help
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
 
-
 FAMILIES = {
     "--model": "lightning_rl.Algorithm",
     "--data.env": "lightning_rl.VectorEnv",
@@ -49,7 +48,7 @@ def complete(arguments: list[str]) -> Completed:
     """
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
-        return Completed([subcommand, *_below_a_class(options)], True, options)
+        return Completed([subcommand, *_help_options(options)], True, options)
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
@@ -75,18 +74,26 @@ def complete(arguments: list[str]) -> Completed:
     return Completed(arguments, True, options)
 
 
-def _below_a_class(options: list[str]) -> list[str]:
-    """Ask for help on a class first, where it is wanted on a setting of one.
+def _help_options(options: list[str]) -> list[str]:
+    """Return what asks for help: the rest of a command says nothing about it.
 
     `--model.policy.help` becomes `--model.help --model.policy.help`: that is how the parser takes
     it, and names the settings of the policy by their whole paths.
     """
-    flags = [option.partition("=")[0] for option in options]
+    asking: list[str] = []
+    follows = False
+    for option in options:
+        if option in ("-h", "--help"):
+            return [option]
+        follows = asks_for_help([option]) or (follows and not option.startswith("-"))
+        if follows:
+            asking.append(option)
+    flags = [option.partition("=")[0] for option in asking]
     for section, family in FAMILIES.items():
         wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
         if wanted and f"{section}.help" not in flags:
-            return [f"{section}.help", _value_of(section, options) or family, *options]
-    return options
+            return [f"{section}.help", _value_of(section, options) or family, *asking]
+    return asking
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:

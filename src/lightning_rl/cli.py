@@ -37,7 +37,6 @@ from lightning_rl.shared_table import LostRankError
 from lightning_rl.trainer import RLTrainer, quieten_framework
 from lightning_rl.trust import checked_config, only_allowed_imports
 
-
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
 """How the parser passes on that a class lacks a package."""
 

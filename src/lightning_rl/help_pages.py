@@ -105,7 +105,8 @@ def _names(found: re.Match[str]) -> str:
 
 def _is_offered(path: str) -> bool:
     package, _, name = path.rpartition(".")
-    return name not in BUILDING_BLOCKS and package != "lightning_rl.callbacks"
+    ours = package == "lightning_rl.callbacks"
+    return name not in BUILDING_BLOCKS and not ours and not name.startswith("XLA")
 
 
 def _plain(text: str) -> str:
@@ -130,7 +131,9 @@ def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = T
             listed[_section_of(action)].append(action)
     listed["run"].sort(key=_place)
     parser.usage = f"rl-cli {subcommand} [--config FILE] [--ckpt_path PATH] [--NAME VALUE ...]"
-    parser.description = f"{DOES[subcommand]} {SETTINGS}\n\nShipped: {', '.join(shipped_configs())}."
+    parser.description = (
+        f"{DOES[subcommand]} {SETTINGS}\n\nShipped: {', '.join(shipped_configs())}."
+    )
     parser._action_groups = []
     for name in sections:
         group = parser.add_argument_group(TITLES[name])

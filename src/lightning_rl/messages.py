@@ -215,12 +215,12 @@ def _kind(key: str) -> str:
 
 
 def _names_in(module: str, family: type) -> list[str]:
-    """Return the classes of a family in a module that was imported."""
-    members = vars(sys.modules.get(module, sys)).items() if module in sys.modules else ()
+    """Return the classes of a family that a module defines, which was imported."""
+    members = vars(sys.modules[module]).items() if module in sys.modules else ()
     return sorted(
         name
         for name, member in members
-        if isinstance(member, type) and issubclass(member, family) and member is not family
+        if isinstance(member, type) and issubclass(member, family) and member.__module__ == module
     )
 
 
@@ -229,7 +229,8 @@ def _about_a_value(message: str, key: str) -> str | None:
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
         return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
-        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{_bracketed([plain[1]], plain[2])}."
+        cure = _bracketed([plain[1]], plain[2])
+        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."
     value = _search(r"Given value: (.+)", message)

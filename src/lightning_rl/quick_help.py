@@ -46,8 +46,10 @@ def can_be_quick(options: Sequence[str]) -> bool:
     """Tell whether help concerns only what is known: no config, and no class of someone else's."""
     pairs = [option.partition("=") for option in options]
     flags = [name for name, _, _ in pairs if name.startswith("-")]
-    values = [value if name.startswith("-") else option
-              for option, (name, _, value) in zip(options, pairs, strict=True)]
+    values = [
+        value if name.startswith("-") else option
+        for option, (name, _, value) in zip(options, pairs, strict=True)
+    ]
     return (
         not os.environ.get(SWITCH)
         and all(asks_for_help([flag]) for flag in flags)
@@ -69,8 +71,6 @@ def begin_anew(arguments: Sequence[str]) -> NoReturn:
 
 class _Empty(ModuleType):
     """A module of decorators that change nothing, and of classes that nothing is one of."""
-
-    __path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -98,7 +98,8 @@ class _Finder(DistributionFinder, Loader):
         """Do nothing: it stays empty."""
 
     def find_distributions(
-        self, context: DistributionFinder.Context = DistributionFinder.Context()  # noqa: B008
+        self,
+        context: DistributionFinder.Context = DistributionFinder.Context(),  # noqa: B008
     ) -> Iterator[Distribution]:
         """Say of a package that its version is 0, which is too old for everyone."""
         if context.name in NOT_INSTALLED:
@@ -115,4 +116,3 @@ class _Old(Distribution):
 
     def locate_file(self, path: Any) -> Path:
         return Path(path)
-

@@ -89,6 +89,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
 """Settings of Lightning's trainer that mean nothing here: the only value allowed, and why."""
 
 
+SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
+"""How the names of strategies begin that split a policy over processes."""
+
+
 class RLTrainer(Trainer):
     """Lightning's `Trainer` with the callbacks.
 
@@ -170,7 +174,6 @@ class RLTrainer(Trainer):
         keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
-        own = _as_list(callbacks)
         with removed_if_refused(self.run_dir):
             package = self._callbacks(video, enable_progress_bar)
             if enable_checkpointing:
@@ -183,11 +186,10 @@ class RLTrainer(Trainer):
                 package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
-            plugins = [*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()]
             with _readable():
                 super().__init__(
                     logger=_loggers(self.run_dir / "logs", logger),
-                    callbacks=[*own, *package, RunManifest(self.run_dir)],
+                    callbacks=[*_as_list(callbacks), *package, RunManifest(self.run_dir)],
                     enable_checkpointing=enable_checkpointing,
                     enable_progress_bar=enable_progress_bar,
                     enable_model_summary=enable_model_summary,
@@ -195,7 +197,7 @@ class RLTrainer(Trainer):
                     num_sanity_val_steps=num_sanity_val_steps,
                     log_every_n_steps=log_every_n_steps,
                     default_root_dir=str(self.run_dir),
-                    plugins=plugins,
+                    plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
                     **kwargs,
                 )
             check_strategy(self)
@@ -291,9 +293,18 @@ def _refuse(settings: dict[str, Any]) -> None:
         value = settings.get(name, allowed)
         require(
             value == allowed,
-            f"trainer.{name} must be {'null' if allowed is None else str(allowed).lower()}, got "
-            f"{value}: {why}.",
+            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {why}.",
         )
+    strategy = settings.get("strategy")
+    require(
+        not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
+        "act with. Use --trainer.strategy ddp, or one device.",
+    )
+
+
+def _as_yaml(value: Any) -> str:
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
 
 
 @contextmanager
@@ -301,7 +312,9 @@ def _readable() -> Iterator[None]:
     """Turn what Lightning raises of its trainer's settings into one message."""
     try:
         yield
-    except (TypeError, ValueError, ImportError) as error:
+    except ConfigurationError:
+        raise
+    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
         raise ConfigurationError(
             f"Lightning's trainer cannot be made with these settings of trainer: {error}"
         ) from error

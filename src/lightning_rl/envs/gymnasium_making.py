@@ -119,7 +119,8 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
     """Return the error that says what to install for an env."""
     if "have been moved to" in str(error):
         return ConfigurationError(
-            f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. ({' '.join(str(error).split())})"
+            f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
+            f"({' '.join(str(error).split())})"
         )
     spec = gymnasium.registry.get(id)
     module = f"{spec.entry_point if spec else ''} {error}"
