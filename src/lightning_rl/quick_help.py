@@ -13,6 +13,7 @@ Where another version needs more than is here, help begins anew with all imports
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
@@ -60,6 +61,14 @@ def can_be_quick(options: Sequence[str]) -> bool:
 def leave_out_the_rest() -> None:
     """Put empty modules in the place of `LEFT_OUT`, in this process, for good."""
     sys.meta_path.insert(0, _Finder())
+
+
+def leave_at_once(stop: SystemExit) -> NoReturn:
+    """End the process without taking apart what was imported, which takes most of a second."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BrokenPipeError):  # whoever read it has seen enough
+            stream.flush()
+    os._exit(stop.code if isinstance(stop.code, int) else int(stop.code is not None))
 
 
 def begin_anew(arguments: Sequence[str]) -> NoReturn:

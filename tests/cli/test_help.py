@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import resource
 import subprocess
 import sys
 from importlib.metadata import version
@@ -183,6 +184,20 @@ def test_what_help_leaves_out_it_can_take_in_where_it_has_to(tmp_path, monkeypat
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     assert outcome.stdout.startswith("lightning_rl.PPO\n")
+
+
+def test_the_command_answers_soon_and_with_its_status():
+    """CPU time: other tests run meanwhile. It takes some 2 s, and with all imports 5 to 6."""
+    for arguments, status in ((["--help"], 0), (["--model.help", "PPPO"], 2)):
+        command = [sys.executable, "-m", "lightning_rl", "fit", *arguments]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        outcome = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert outcome.returncode == status, outcome.stderr
+        assert after.ru_utime - before.ru_utime < 10
+        assert outcome.stdout.startswith("usage: rl-cli fit") is (status == 0)
+        assert (outcome.stderr == "") is (status == 0)
+    assert outcome.stderr.startswith("rl-cli: error: Unknown class 'PPPO' for model: ")
 
 
 @pytest.mark.parametrize(
