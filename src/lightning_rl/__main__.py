@@ -1,7 +1,12 @@
 """Answer `rl-cli` with no subcommand at once, and load the rest only when it is needed."""
 
+import gc
 import sys
+from contextlib import suppress
 from importlib.metadata import version
+from typing import NoReturn
+
+from lightning_rl import quick_help
 
 USAGE = """usage: rl-cli {fit,validate,test} [options]
 
@@ -18,7 +23,12 @@ USAGE = """usage: rl-cli {fit,validate,test} [options]
   --trust_code true   run code of others that the configuration in a checkpoint names
   --print_config      print the whole configuration, and exit
 
-  rl-cli SUBCOMMAND --help lists every option, rl-cli --version the version."""
+  --video true        film evaluations
+
+  rl-cli fit --help                  these, and all settings of the trainer and of the data
+  rl-cli fit --model.help PPO        the settings of an algorithm
+  rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
+  rl-cli --version                   the version"""
 
 SUBCOMMANDS = ("fit", "validate", "test")
 
@@ -37,8 +47,27 @@ def main() -> None:
             f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n"
         )
         sys.exit(2)
+    if quick_help.asks_for_help(arguments) and quick_help.can_be_quick(arguments[1:]):
+        _help_quickly(arguments)
+    _run(arguments)
+
+
+def _help_quickly(arguments: list[str]) -> NoReturn:
+    """Print help, which ends the process, without the imports that no help needs."""
+    quick_help.leave_out_the_rest()
+    with suppress(Exception):  # a version of a library that needs what was left out
+        try:
+            _run(arguments)
+        except SystemExit as stop:
+            quick_help.leave_at_once(stop)
+    quick_help.begin_anew(arguments)
+
+
+def _run(arguments: list[str]) -> None:
+    gc.disable()  # little of what is imported becomes garbage, and looking for it takes 0.5 s
     from lightning_rl.cli import run
 
+    gc.enable()
     run(arguments)
 
 

@@ -13,8 +13,17 @@ from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.config_files import find_config, shipped_configs
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.quick_help import asks_for_help
 from lightning_rl.runs import find_checkpoint
 from lightning_rl.trust import checked_config
+
+FAMILIES = {
+    "--model": "lightning_rl.Algorithm",
+    "--data.env": "lightning_rl.VectorEnv",
+    "--data.eval_env": "lightning_rl.VectorEnv",
+    "--data.collector": "lightning_rl.Collector",
+}
+"""Options that take a class, and the class that all of them derive from."""
 
 
 class Completed(NamedTuple):
@@ -38,8 +47,8 @@ def complete(arguments: list[str]) -> Completed:
     trusts it, only after a look at what it names.
     """
     subcommand, options = arguments[0], arguments[1:]
-    if any(option in ("-h", "--help") or option.startswith("--help") for option in options):
-        return Completed(arguments, True, options)
+    if asks_for_help(options):
+        return Completed([subcommand, *_help_options(options)], True, options)
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
     if checkpoint is None and subcommand != "fit":
@@ -63,6 +72,28 @@ def complete(arguments: list[str]) -> Completed:
             f"{', '.join(shipped_configs())}."
         )
     return Completed(arguments, True, options)
+
+
+def _help_options(options: list[str]) -> list[str]:
+    """Return what asks for help: the rest of a command says nothing about it.
+
+    `--model.policy.help` becomes `--model.help --model.policy.help`: that is how the parser takes
+    it, and names the settings of the policy by their whole paths.
+    """
+    asking: list[str] = []
+    follows = False
+    for option in options:
+        if option in ("-h", "--help"):
+            return [option]
+        follows = asks_for_help([option]) or (follows and not option.startswith("-"))
+        if follows:
+            asking.append(option)
+    flags = [option.partition("=")[0] for option in asking]
+    for section, family in FAMILIES.items():
+        wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
+        if wanted and f"{section}.help" not in flags:
+            return [f"{section}.help", _value_of(section, options) or family, *asking]
+    return asking
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:

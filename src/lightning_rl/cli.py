@@ -1,6 +1,7 @@
 """Run `rl-cli fit`, `validate` and `test`, by LightningCLI."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +24,46 @@ from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
+from lightning_rl.help_pages import (
+    TITLES_OF,
+    HelpFormatter,
+    SectionHelp,
+    arrange,
+    describe_class,
+)
 from lightning_rl.messages import explain
 from lightning_rl.parsing import check_options, take_numpy_numbers
+from lightning_rl.permission import has_granted
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
-from lightning_rl.trust import only_allowed_imports
+from lightning_rl.trust import checked_config, only_allowed_imports
+
+MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
+"""How the parser passes on that a class lacks a package."""
+
+
+class Refusal(SystemExit):
+    """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
 
 
 class RLArgumentParser(LightningArgumentParser):
-    """A parser whose errors are one readable message."""
+    """A parser whose errors are one readable message, and whose help stands in sections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"prog": "rl-cli", "formatter_class": HelpFormatter, **kwargs})
+
+    def format_help(self, formatter: Any = None) -> str:
+        """Return the page of a subcommand, or of a class."""
+        if hasattr(self, "subcommand"):
+            if not self.usage:
+                arrange(self, self.subcommand)
+        else:
+            describe_class(self)
+        return super().format_help(formatter)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong, and leave with status 2."""
-        sys.stderr.write(f"rl-cli: error: {explain(message)}\n")
-        sys.exit(2)
+        """End the parsing: whoever knows what was typed says what is wrong."""
+        raise Refusal(message) from ex
 
 
 class RunConfig(SaveConfigCallback, SettingsWriter):
@@ -58,6 +85,12 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the configuration."""
         return cast(dict[str, Any], yaml.safe_load(self._dump()))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say where the output goes, once nothing that is asked before a run has refused it."""
+        if trainer.is_global_zero:
+            assert isinstance(trainer, RLTrainer)
+            print(f"Run directory: {trainer.run_dir}", flush=True)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -114,6 +147,8 @@ class RLCLI(LightningCLI):
             default=False,
             help="Run whatever code the configuration inside a checkpoint names.",
         )
+        for option in TITLES_OF:
+            parser.add_argument(option, action=SectionHelp, help="Show this section alone.")
         for key in ("exp_name", "output_dir"):
             parser.link_arguments(key, f"trainer.{key}")
         for key in ("observation_space", "action_space"):
@@ -125,10 +160,13 @@ class RLCLI(LightningCLI):
         check_options(args)
         try:
             self.config = parser.parse_args(args)
+        except Refusal as refusal:
+            sys.stderr.write(f"rl-cli: error: {explain(str(refusal), args)}\n")
+            sys.exit(2)
         except ValueError as error:
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
-            raise ConfigurationError(f"{explain(str(error))} {hint}") from error
+            raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
 
     def _parse_ckpt_path(self) -> None:
         """Find the checkpoint.
@@ -143,6 +181,19 @@ class RLCLI(LightningCLI):
             if self.config.subcommand == "fit" and ranks.is_first_process():
                 refuse_live_run(_continued_run(config))  # before envs are made
 
+    def instantiate_classes(self) -> None:
+        """Make everything, and say what to install where a class of Lightning's wants more."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            missing = re.search(MISSING_REQUIREMENT, str(error))
+            if missing is None:
+                raise
+            name, package = missing.groups()
+            raise ConfigurationError(
+                f"{name} needs a package that is not installed: pip install '{package}'"
+            ) from error
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to; report there too."""
         config = self.config[self.subcommand]
@@ -156,11 +207,9 @@ class RLCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Say where the output goes, if it can go there: the loggers would not say it readably."""
+        """Check that output can go where it should: the loggers would not say it readably."""
         if self.trainer.is_global_zero:
-            run_dir = cast(RLTrainer, self.trainer).run_dir
-            check_writable(run_dir)
-            print(f"Run directory: {run_dir}", flush=True)
+            check_writable(cast(RLTrainer, self.trainer).run_dir)
 
     def after_fit(self) -> None:
         """Say where everything is; if a signal ended the run, leave with its status."""
@@ -169,17 +218,33 @@ class RLCLI(LightningCLI):
             return  # a status other than 0 would have its launcher kill rank 0
         run_dir, signal = trainer.run_dir, trainer.stop_signal
         print(f"Run directory: {run_dir}")
-        resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}"
+        trust = _trust_needed(run_dir)
+        resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}{trust}"
         if signal is not None:
             print(
                 f"Stopped by a signal, after {self.model.env_steps:,} env steps. Resume: {resume}",
                 flush=True,
             )
             sys.exit(128 + signal)
-        print("\n".join(_summary(trainer, resume)), flush=True)
+        print("\n".join(_summary(trainer, resume, trust)), flush=True)
 
 
-def _summary(trainer: RLTrainer, resume: str) -> list[str]:
+def _trust_needed(run_dir: Path) -> str:
+    """Return the option without which the checkpoints of a run would be refused, if there is one.
+
+    Asks whoever would refuse them: its configuration is that in the checkpoints.
+    """
+    path, needed = run_dir / "config.yaml", has_granted()
+    try:
+        checked_config(path.read_text(), path)
+    except ConfigurationError:
+        needed = True
+    except OSError:
+        pass  # `fast_dev_run` writes neither
+    return " --trust_code true" if needed else ""
+
+
+def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     """Say what a finished run left, and what to do with it."""
     run_dir = trainer.run_dir
     best = run_dir / "checkpoints" / "best.ckpt"
@@ -188,11 +253,14 @@ def _summary(trainer: RLTrainer, resume: str) -> list[str]:
     if isinstance(kept, ModelCheckpoint) and kept.best_model_score is not None:
         lines.append(f"Best:      {kept.monitor} {float(kept.best_model_score):.2f}, in {best}")
     if best.is_file():
-        lines.append(f"Evaluate:  rl-cli validate --ckpt_path {best}   (--video true films it)")
+        evaluate = f"rl-cli validate --ckpt_path {best}{trust}"
+        lines.append(f"Evaluate:  {evaluate}   (--video true films it)")
     lines.append(f"Train on:  {resume} --data.total_env_steps ...")
     logs = run_dir / "logs"
-    if logs.is_dir():
-        lines.append(f"Curves:    tensorboard --logdir {logs}   (and {logs / 'metrics.csv'})")
+    if any(logs.glob("events.out.tfevents.*")):
+        lines.append(f"Curves:    tensorboard --logdir {run_dir.parent}   (all runs there)")
+    if (logs / "metrics.csv").is_file():
+        lines.append(f"Numbers:   {logs / 'metrics.csv'}")
     videos = run_dir / "videos"
     if videos.is_dir():
         lines.append(f"Videos:    {videos} ({len(list(videos.glob('*.mp4')))} files)")

@@ -211,5 +211,5 @@ def _explained(path: Path) -> Iterator[None]:
             cause = cause.__cause__ or cause.__context__
         raise ConfigurationError(
             f"What the checkpoint {path} describes cannot be made: "
-            f"{cause or explain(str(error), CURE_IN_PYTHON)}"
+            f"{cause or explain(str(error), cure=CURE_IN_PYTHON)}"
         ) from error

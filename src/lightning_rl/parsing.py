@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,53 @@ class Double(NamedTuple):
     path: str
     first: int
     second: int
+
+
+class Given:
+    """What a user has set: the options typed, and the YAML files that `--config` names.
+
+    Args:
+        options: of the command line, `--flag value` and `--flag=value`.
+    """
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._values: dict[str, str] = {}
+        flag = ""
+        for option in options:
+            name, separator, value = option.partition("=")
+            if name.startswith("-"):
+                flag = name.lstrip("-")
+                self._values.setdefault(flag, "")
+            if separator or not name.startswith("-"):
+                self._set(flag, value if name.startswith("-") else option)
+
+    def path_of(self, name: str) -> str | None:
+        """Return the path of the setting that has a name, or ends with it, the last one given."""
+        found = [path for path in self._values if f".{path}".endswith(f".{name}")]
+        return found[-1] if found else None
+
+    def class_at(self, path: str) -> str | None:
+        """Return the class that is given at a path, in short or as its import path."""
+        keys = (f"{path}.help", f"{path}.class_path", path)
+        return next((value for key in keys if (value := self._values.get(key))), None)
+
+    def _set(self, flag: str, value: str) -> None:
+        if flag in ("config", "c"):
+            text = Path(value).read_text() if os.path.isfile(value) else value
+            with suppress(yaml.YAMLError):
+                self._take("", yaml.safe_load(text))
+        else:
+            path = ".".join(part for part in flag.split(".") if part != "init_args")
+            self._values.pop(f"{path}.class_path", None)  # what is typed last counts
+            self._values[path] = value
+
+    def _take(self, path: str, value: Any) -> None:
+        """Take what YAML holds below a path; `init_args` are the class's own."""
+        if isinstance(value, dict):
+            for name, child in value.items():
+                self._take(path if name == "init_args" else f"{path}.{name}".lstrip("."), child)
+        else:
+            self._values[path] = str(value)
 
 
 def check_options(options: Sequence[str]) -> None:

@@ -28,6 +28,8 @@ Asked = TypeVar("Asked", bool, str)
 _withheld: str | None = None
 """That cure, while something is."""
 
+_has_granted = False
+
 
 def granted(setting: str, asked: Asked) -> Asked:
     """Return what is asked for, where no checkpoint asks for it.
@@ -45,7 +47,14 @@ def granted(setting: str, asked: Asked) -> Asked:
             f"The configuration in the checkpoint sets {setting}: {value}. A checkpoint is data: "
             f"it cannot allow code or downloads, and nothing was run or downloaded. {_withheld}"
         )
+    global _has_granted
+    _has_granted |= bool(asked)
     return asked
+
+
+def has_granted() -> bool:
+    """Tell whether this process was asked for something that a checkpoint could not allow."""
+    return _has_granted
 
 
 @contextmanager

@@ -154,7 +154,7 @@ BOOTSTRAP_FIELDS = ("observation", "value")
 
 
 def clear_bootstrap_slot(slot: TensorDict) -> None:
-    """Zero what has no meaning in a bootstrap slot [N]: an earlier rollout may have left it there."""
+    """Zero what has no meaning in a bootstrap slot [N], where an earlier rollout has left it."""
     for key, value in slot.items():
         if key not in BOOTSTRAP_FIELDS:
             value.zero_()

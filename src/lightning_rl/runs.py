@@ -4,6 +4,7 @@ import atexit
 import os
 import platform
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,12 @@ ALIASES = ("last", "best")
 
 LOCK = ".lock"
 """The file in a run directory that the process which trains there holds."""
+
+AT_ITS_BEGINNING = ("config.yaml", "run.json", "logs", LOCK)
+"""What a run writes before its first iteration: it says how it was meant, and nothing else."""
+
+_made: set[Path] = set()
+"""The directories that this process has made for runs, and those above them."""
 
 
 def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
@@ -60,9 +67,30 @@ def removed_if_refused(directory: Path) -> Iterator[None]:
 
 
 def remove_if_empty(directory: Path) -> None:
-    """Remove a directory in which nothing was written."""
+    """Remove a directory in which nothing was written, and those that were made for it."""
     with suppress(OSError):  # something was, or it has gone
         directory.rmdir()
+        _remove_parents(directory)
+
+
+def remove_refused(directory: Path) -> None:
+    """Remove the directory of a run that was refused before its first iteration.
+
+    Only one that this process has made, and in which nothing lies but what a run writes at its
+    beginning.
+    """
+    with suppress(OSError):
+        names = {path.name for path in directory.iterdir()}
+        if directory.absolute() in _made and names <= set(AT_ITS_BEGINNING):
+            shutil.rmtree(directory)
+            _remove_parents(directory)
+
+
+def _remove_parents(directory: Path) -> None:
+    for parent in directory.absolute().parents:
+        if parent not in _made:
+            break
+        parent.rmdir()
 
 
 @contextmanager
@@ -151,16 +179,21 @@ def _claim(path: Path) -> bool:
     """Make a directory; tell whether the name was free, or none can be made there."""
     if not ranks.is_first_process():
         return not path.exists()
+    new = [parent for parent in path.absolute().parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError:
         return True
+    _made.update(new)
     try:
         path.mkdir()
     except FileExistsError:
         return False
+    except FileNotFoundError:  # another run that was refused has taken its parent away
+        return _claim(path)
     except OSError:
         return True
+    _made.add(path.absolute())
     atexit.register(remove_if_empty, path.absolute())
     return True
 

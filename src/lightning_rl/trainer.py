@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
@@ -36,7 +37,7 @@ from lightning_rl.callbacks import (
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.callbacks.parts import algorithm_of
 from lightning_rl.construction import Constructed
-from lightning_rl.errors import WriteError, require
+from lightning_rl.errors import ConfigurationError, WriteError, require
 from lightning_rl.evaluation import logged_values
 from lightning_rl.files import DELETED, check_still_there
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
@@ -45,6 +46,7 @@ from lightning_rl.runs import (
     alone_in,
     find_checkpoint,
     new_run_dir,
+    remove_refused,
     removed_if_refused,
 )
 
@@ -68,6 +70,36 @@ NOISE = (
 """How messages of the framework begin, or what they hold, that say nothing about the run."""
 
 
+REFUSED: dict[str, tuple[Any, str]] = {
+    "accumulate_grad_batches": (
+        1,
+        "one rollout is a batch to Lightning, and the update has minibatches of its own. For "
+        "larger ones raise model.batch_size; where memory does not suffice for one, a policy with "
+        "micro_batch_size adds gradients up",
+    ),
+    "gradient_clip_val": (
+        None,
+        "the update clips its gradients itself: set model.max_grad_norm, the bound on the norm of "
+        "the whole gradient",
+    ),
+    "gradient_clip_algorithm": (
+        None,
+        "gradients are clipped by the norm of the whole: set model.max_grad_norm",
+    ),
+    "barebones": (
+        False,
+        "it takes away checkpoints and logs, which make a run: set trainer.logger and "
+        "trainer.enable_checkpointing to false where none are wanted",
+    ),
+    "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
+}
+"""Settings of Lightning's trainer that mean nothing here: the only value allowed, and why."""
+
+
+SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
+"""How the names of strategies begin that split a policy over processes."""
+
+
 class RLTrainer(Trainer, Constructed):
     """Lightning's `Trainer` with the callbacks.
 
@@ -84,13 +116,15 @@ class RLTrainer(Trainer, Constructed):
             large networks on a CPU.
         flush_denormal: take numbers below 1.2e-38 for zero, in every thread that computes: learner,
             collector and evaluation. Intel's CPUs are many times slower on them, and nothing is
-            learnt from them. Set for the thread that makes the trainer, and those it starts.
+            learnt from them. Not every CPU can. Set for the thread that makes the trainer, and
+            those it starts; the attribute of that name says whether it is so.
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
             `output_dir/exp_name_<timestamp>`. Nothing is written into it before training starts,
             and one that stays empty is removed at exit.
-        video: film evaluations (see `VideoRecorder`), all of them where true; or which and how.
+        video: film evaluations, all of them where true (`--video true` for short); or which and
+            how (see `VideoSettings`).
         logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
             is written beside it; false for none at all.
         callbacks: of the user, beside the package's own.
@@ -104,11 +138,14 @@ class RLTrainer(Trainer, Constructed):
         init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
             begins with; a resumed run goes on with its own.
         enable_progress_bar: show progress.
+        max_epochs: end after so many epochs, if the budget is not used up before; -1 for no bound.
+        num_sanity_val_steps: evaluations before training; one is a whole evaluation.
+        log_every_n_steps: write metrics every so many iterations.
+        enable_model_summary: print the modules and their parameters when a run begins.
         kwargs: see Lightning's `Trainer`.
 
     Attributes:
         stop_signal: the signal that ended training, or None.
-        flush_denormal: whether denormal numbers are taken for zero; not every CPU can.
     """
 
     def __init__(
@@ -136,6 +173,7 @@ class RLTrainer(Trainer, Constructed):
         **kwargs: Any,
     ) -> None:
         quieten_framework()
+        _refuse(kwargs)
         require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
         # First: threads that torch starts from here on inherit it.
         self.flush_denormal = flush_denormals(flush_denormal)
@@ -143,33 +181,34 @@ class RLTrainer(Trainer, Constructed):
         keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
-        own = _as_list(callbacks)
-        metrics = MetricsWriter(best_metric, best_mode)
-        package = self._callbacks(own, metrics, video, enable_progress_bar)
-        if enable_checkpointing:
-            # GracefulStop comes last: at the end of an epoch the checkpoint is written by then.
-            small = checkpoint_weights_only
-            package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
-            if (every := checkpoint_every_n_iterations) is not None:
-                package.append(PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small))
-            package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
-        if init_from is not None:
-            package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
-        plugins = [*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()]
         with removed_if_refused(self.run_dir):
-            super().__init__(
-                logger=_loggers(self.run_dir / "logs", logger),
-                callbacks=[*own, *package, RunManifest(self.run_dir)],
-                enable_checkpointing=enable_checkpointing,
-                enable_progress_bar=enable_progress_bar,
-                enable_model_summary=enable_model_summary,
-                max_epochs=max_epochs,
-                num_sanity_val_steps=num_sanity_val_steps,
-                log_every_n_steps=log_every_n_steps,
-                default_root_dir=str(self.run_dir),
-                plugins=plugins,
-                **kwargs,
-            )
+            own = _as_list(callbacks)
+            metrics = MetricsWriter(best_metric, best_mode)
+            package = self._callbacks(own, metrics, video, enable_progress_bar)
+            if enable_checkpointing:
+                # GracefulStop comes last: when an epoch ends the checkpoint is written by then.
+                small = checkpoint_weights_only
+                package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
+                if (every := checkpoint_every_n_iterations) is not None:
+                    periodic = PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small)
+                    package.append(periodic)
+                package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+            if init_from is not None:
+                package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
+            with _readable():
+                super().__init__(
+                    logger=_loggers(self.run_dir / "logs", logger),
+                    callbacks=[*own, *package, RunManifest(self.run_dir)],
+                    enable_checkpointing=enable_checkpointing,
+                    enable_progress_bar=enable_progress_bar,
+                    enable_model_summary=enable_model_summary,
+                    max_epochs=max_epochs,
+                    num_sanity_val_steps=num_sanity_val_steps,
+                    log_every_n_steps=log_every_n_steps,
+                    default_root_dir=str(self.run_dir),
+                    plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
+                    **kwargs,
+                )
             check_strategy(self)
 
     def _callbacks(
@@ -224,7 +263,8 @@ class RLTrainer(Trainer, Constructed):
             weights_only: see Lightning's `Trainer.fit`.
 
         Raises:
-            ConfigurationError: where another one does.
+            ConfigurationError: where another one does, or where settings do not go together; then
+                a new run leaves no directory.
             WriteError: where the disk is full, or the run directory was deleted; it says what to
                 resume from.
         """
@@ -237,6 +277,10 @@ class RLTrainer(Trainer, Constructed):
                 )
             except WriteError as error:
                 raise WriteError(self._what_is_left(error)) from error
+            except Exception as error:
+                if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
+                    remove_refused(self.run_dir)
+                raise
 
     def _what_is_left(self, error: WriteError) -> str:
         """Say what could not be written, and what to resume from."""
@@ -311,6 +355,45 @@ class RLTrainer(Trainer, Constructed):
             yield
         finally:
             setattr(self, limit, before)
+
+
+def _refuse(settings: dict[str, Any]) -> None:
+    """Refuse settings that mean nothing here, before anything is made."""
+    for name, (allowed, why) in REFUSED.items():
+        value = settings.get(name, allowed)
+        require(
+            value == allowed,
+            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {why}.",
+        )
+    strategy = settings.get("strategy")
+    require(
+        not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
+        "act with. Use --trainer.strategy ddp, or one device.",
+    )
+
+
+def _as_yaml(value: Any) -> str:
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what Lightning raises of its trainer's settings into one message."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+        raise ConfigurationError(
+            f"Lightning's trainer cannot be made with these settings of trainer: {error}"
+        ) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tell whether settings are at fault; a collector's thread wraps what it raises."""
+    refusals = (ConfigurationError, MisconfigurationException)
+    return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -322,7 +322,7 @@ BAD_OPTIONS = [
     (
         ["--model.clip_coeff", "0.1"],
         2,
-        "Unknown setting 'clip_coeff'; close matches: clip_coef of GRPO and ",
+        "Unknown setting 'clip_coeff' of PPO; close matches: clip_coef of PPO",
     ),
     (["--model", "PPOO"], 2, "or an import path such as my_module.MyClass; close matches: PPO"),
     (["--data.num_env", "3"], 2, "num_env"),
@@ -337,7 +337,7 @@ BAD_OPTIONS = [
     (["--model.batch_size", "100000"], 1, "larger than a rollout"),
     (["--model.policy.activation", "tanhh"], 1, "close matches: tanh"),
     (["--model.policy.squash", "true"], 1, "squash is for continuous actions"),
-    (["--trainer.gradient_clip_val", "1"], 1, "gradient clipping"),
+    (["--trainer.gradient_clip_val", "1"], 1, "set model.max_grad_norm"),
     (["--trainer.num_threads", "0"], 1, "num_threads must be at least 1"),
     (["--trainer.precision", "bf16-true"], 1, "Use 32-true or bf16-mixed"),
     (["--ckpt_path", "nowhere.ckpt"], 1, "No checkpoint at nowhere.ckpt"),
@@ -500,7 +500,7 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 8, outcome.stdout  # start, two evaluations, and five of summary
+    assert len(lines) == 9, outcome.stdout  # start, two evaluations, and six of summary
     with pytest.raises(SystemExit):
         run(["fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config"])
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -565,3 +565,233 @@ def test_the_logger_can_be_turned_off():
     run_dir = fit("--trainer.logger", "false", steps=64)
     assert not (run_dir / "logs").exists()
     assert last(run_dir).is_file()
+
+
+OF_MODEL = "known here: BehaviorCloning, GRPO, PPO"
+OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, SyncCollector"
+WHOLE = [
+    (
+        "--model.policy.hidden_sizes 64",
+        "model.policy.hidden_sizes must be a list, got '64': write [64].",
+    ),
+    (
+        "--model.policy.critic_hidden_sizes 64",
+        "model.policy.critic_hidden_sizes must be a list or null, got '64': write [64].",
+    ),
+    ("--model.max_grad_norm much", "model.max_grad_norm must be a number or null, got 'much'."),
+    (
+        "--data.env.env_id CartPole-v1",
+        "Unknown setting 'env_id' of GymnasiumEnv; close matches: id of GymnasiumEnv. It has id, "
+        "env_kwargs, vectorization, wrappers, clip_action.",
+    ),
+    (
+        "--model my_mod.Nope",
+        "'my_mod.Nope' for model cannot be found: module 'my_mod' has no 'Nope', and no other "
+        f"Algorithm; {OF_MODEL}.",
+    ),
+    (
+        "--model.policy my_mod.MyPolicies",
+        "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
+        "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
+        "ActorOnly, MyPolicy, SlowPolicy, VLAPolicy.",
+    ),
+    (
+        "--model no_mod.Nope",
+        "'no_mod.Nope' for model cannot be found: there is no module 'no_mod' in the working "
+        f"directory or among the installed packages; {OF_MODEL}.",
+    ),
+    (
+        "--data.collector no_mod.Nope",
+        "'no_mod.Nope' for data.collector cannot be found: there is no module 'no_mod' in the "
+        f"working directory or among the installed packages; {OF_COLLECTOR}.",
+    ),
+    (
+        "--model my_mod.Thing",
+        f"'my_mod.Thing' for model is not a subclass of Algorithm, as it must be; {OF_MODEL}.",
+    ),
+    (
+        "--data.collector my_mod.Thing",
+        "'my_mod.Thing' for data.collector is not a subclass of Collector, as it must be; "
+        f"{OF_COLLECTOR}.",
+    ),
+    (
+        "--model needs_mod.Thing",
+        "'needs_mod.Thing' for model cannot be imported: needs_mod needs 'nowhere', which is not "
+        "installed.",
+    ),
+    (
+        "--model.help PPPO",
+        f"Unknown class 'PPPO' for model: {OF_MODEL}; or an import path such as "
+        "my_module.MyClass; close matches: PPO.",
+    ),
+    (
+        "--data.collector.help SyncColector",
+        f"Unknown class 'SyncColector' for data.collector: {OF_COLLECTOR}; or an import path such "
+        "as my_module.MyClass; close matches: SyncCollector, AsyncCollector.",
+    ),
+    (
+        "--modle.help PPO",
+        "There is no help on 'modle'; close matches: model; there is on model, model.policy, "
+        "model.optimizer, data.env, data.eval_env, data.collector, trainer.callbacks, "
+        "trainer.logger, data, trainer.",
+    ),
+    (
+        "--data.env.id ALE/Pong-v5",
+        "No Gymnasium env 'ALE/Pong-v5': its namespace 'ALE' is not registered, as ale_py "
+        "registers it. To have that, pip install 'gymnasium[atari]', and name the module with the "
+        "id: ale_py:ALE/Pong-v5.",
+    ),
+    (
+        "--data.env.id lightning_r/CartPole-v0",
+        "No Gymnasium env 'lightning_r/CartPole-v0': its namespace 'lightning_r' is not "
+        "registered; there is lightning_rl, phys2d, tabular; close matches: lightning_rl. For an "
+        "env of another package name the module that registers it: "
+        "its_module:lightning_r/CartPole-v0.",
+    ),
+    (
+        "--trainer.accumulate_grad_batches 2",
+        "trainer.accumulate_grad_batches must be 1, got 2: one rollout is a batch to Lightning, "
+        "and the update has minibatches of its own. For larger ones raise model.batch_size; where "
+        "memory does not suffice for one, a policy with micro_batch_size adds gradients up.",
+    ),
+    (
+        "--trainer.gradient_clip_val 1",
+        "trainer.gradient_clip_val must be null, got 1: the update clips its gradients itself: set "
+        "model.max_grad_norm, the bound on the norm of the whole gradient.",
+    ),
+    (
+        "--trainer.gradient_clip_algorithm value",
+        "trainer.gradient_clip_algorithm must be null, got value: gradients are clipped by the "
+        "norm of the whole: set model.max_grad_norm.",
+    ),
+    (
+        "--trainer.barebones true",
+        "trainer.barebones must be false, got true: it takes away checkpoints and logs, which make "
+        "a run: set trainer.logger and trainer.enable_checkpointing to false where none are wanted.",
+    ),
+    (
+        "--trainer.strategy fsdp",
+        "trainer.strategy fsdp is not supported: every process needs the whole policy, to act "
+        "with. Use --trainer.strategy ddp, or one device.",
+    ),
+]
+
+
+SAY_ALL = """
+import io, json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+from lightning_rl.cli import run
+
+for arguments in json.load(open("arguments.json")):
+    read, write = os.pipe()
+    if os.fork() == 0:  # each in a process of its own: what it imports is known to no other
+        out, err, status = io.StringIO(), io.StringIO(), "ran"
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                run(arguments)
+            except SystemExit as stop:
+                status = stop.code
+        left = os.path.exists("outputs")
+        os.write(write, json.dumps([status, out.getvalue(), err.getvalue(), left]).encode())
+        os._exit(0)
+    os.close(write)
+    print(open(read).read())
+    os.wait()
+"""
+
+
+def test_a_message_says_setting_value_what_is_allowed_and_the_cure(tmp_path):
+    (tmp_path / "my_mod.py").write_text(
+        "from lightning_rl import ActorOnly\nclass Thing: pass\nclass MyPolicy(ActorOnly): pass\n"
+    )
+    (tmp_path / "needs_mod.py").write_text("import nowhere\n")
+    (tmp_path / "say_all.py").write_text(SAY_ALL)
+    arguments = [
+        ["fit", *([] if ".help" in option else ["--config", "ppo.yaml"]), *option.split()]
+        for option, _ in WHOLE
+    ]
+    (tmp_path / "arguments.json").write_text(json.dumps(arguments))
+    command = [sys.executable, "say_all.py"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    said = [json.loads(line) for line in outcome.stdout.splitlines()]
+    assert len(said) == len(WHOLE), outcome.stderr
+    for (option, message), (status, out, err, left) in zip(WHOLE, said, strict=True):
+        assert err == f"rl-cli: error: {message}\n", option
+        assert status in (1, 2)
+        assert out == ""
+        assert not left, option
+
+
+REFUSED_LATER = [
+    *("--trainer.precision 64", "--model.batch_size 100000", "--trainer.init_from nowhere.ckpt"),
+    *("--trainer.checkpoint_every_n_iterations 0", "--trainer.plugins foo", "--exp_name a/b"),
+    *("--data.env.id Nope-v1", "--trainer.devices x.y", "--trainer.logger CometLogger"),
+    "--data.collector AsyncCollector --data.collector.max_staleness -1",
+]
+
+
+@pytest.mark.parametrize("options", REFUSED_LATER)
+def test_a_refused_run_leaves_nothing(options, capsys):
+    error = error_of(capsys, "fit", "--config", "ppo.yaml", *SMALL, *options.split(), status=1)
+    assert not Path("outputs").exists(), error
+
+
+def test_a_refused_run_leaves_what_others_have_made():
+    ran = fit(steps=64)
+    before = sorted(Path("outputs").rglob("*"))
+    for options in (["--model.batch_size", "100000"], ["--trainer.precision", "64"]):
+        with pytest.raises(SystemExit):
+            fit(*options)
+        with pytest.raises(SystemExit):
+            run(["fit", "--ckpt_path", str(ran), *options, "--data.total_env_steps", "640"])
+    assert [path for path in sorted(Path("outputs").rglob("*")) if "logs" not in path.parts] == [
+        path for path in before if "logs" not in path.parts
+    ]
+    empty = Path("empty")
+    empty.mkdir()
+    (empty / "logs").mkdir()
+    (empty / "logs" / "mine").touch()
+    with pytest.raises(SystemExit):
+        fit("--trainer.run_dir", "empty", "--model.batch_size", "100000")
+    assert (empty / "logs" / "mine").is_file(), "a directory that the run was given"
+
+
+def test_a_run_that_fails_after_its_first_iteration_keeps_its_directory(capsys):
+    options = [*SMALL, "--data.total_env_steps", "384", "--trainer.best_metric", "eval/nope"]
+    error_of(capsys, "fit", "--config", "ppo.yaml", *options, status=1)
+    assert (newest() / "run.json").is_file()
+
+
+def commands_of(out):
+    """Return the commands of a summary, by what they are for."""
+    lines = [line.split("   (")[0].partition(":") for line in out.splitlines()]
+    return {name: rest.strip() for name, _, rest in lines}
+
+
+def test_a_finished_run_says_how_to_evaluate_it_and_to_see_its_curves(capsys):
+    run(
+        [
+            *("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64"),
+            *("--output_dir", "here/runs"),
+        ]
+    )
+    (run_dir,) = Path("here/runs").iterdir()
+    said = commands_of(capsys.readouterr().out)
+    assert said["Evaluate"] == f"rl-cli validate --ckpt_path {run_dir}/checkpoints/best.ckpt"
+    assert said["Train on"].startswith(
+        f"rl-cli fit --ckpt_path {run_dir}/checkpoints/last.ckpt --d"
+    )
+    assert said["Curves"] == "tensorboard --logdir here/runs"
+    assert said["Numbers"] == f"{run_dir}/logs/metrics.csv"
+
+
+def test_a_hint_names_the_trust_that_it_needs(tmp_path, capsys):
+    (tmp_path / "hinted.py").write_text(
+        "from lightning_rl import ActorCritic\nclass Mine(ActorCritic): pass\n"
+    )
+    fit("--model.policy.class_path", "hinted.Mine", steps=64)
+    said = commands_of(capsys.readouterr().out)
+    assert said["Evaluate"].endswith("best.ckpt --trust_code true")
+    assert "last.ckpt --trust_code true --data.total_env_steps" in said["Train on"]
+    run(said["Evaluate"].split()[1:])  # as it stands there
+    assert "average return" in capsys.readouterr().out

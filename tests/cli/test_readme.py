@@ -16,6 +16,7 @@ import yaml
 
 from lightning_rl import CustomVLA
 from lightning_rl.cli import run
+from lightning_rl.quick_help import asks_for_help
 from tests.helpers import assert_same_run, last
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,11 @@ def test_every_rl_cli_command_runs(command, capsys):
             run(arguments)
         assert stop.value.code in (0, None)
         assert yaml.safe_load(capsys.readouterr().out)["model"]["class_path"].endswith("PPO")
+        return
+    if asks_for_help(arguments):
+        with pytest.raises(SystemExit) as stop:
+            run(arguments)
+        assert stop.value.code in (0, None)
         return
     if arguments[0] == "fit":
         arguments += [*SMALL, "--model.batch_size", "32"]

@@ -1,6 +1,7 @@
 """Make Gymnasium's vector envs, and say what is wrong where that fails."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +16,13 @@ from lightning_rl.envs.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
+
+NAMESPACES = {
+    "ALE": ("ale_py", "gymnasium[atari]"),
+    "dm_control": ("shimmy", "shimmy[dm-control]"),
+    "gym_hil": ("gym_hil", "gym-hil"),
+}
+"""The module that registers the envs of a namespace, and the package that brings it."""
 
 EXTRAS = {
     "mujoco": "pip install 'lightning-rl[mujoco]'",
@@ -58,6 +66,8 @@ def make_gymnasium(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
             stop_mujoco_profiler()
+    except gymnasium.error.NamespaceNotFound as error:
+        raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
         raise ConfigurationError(
             f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
@@ -86,10 +96,42 @@ def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -
     return ReplayableEpisode(env)
 
 
+def _unknown_namespace(id: str) -> ConfigurationError:
+    """Return the error that says which package brings an env, and how to have it imported."""
+    name = id.rpartition(":")[2]
+    namespace = name.partition("/")[0]
+    begins = f"No Gymnasium env '{id}': its namespace '{namespace}' is not registered"
+    known = sorted({spec.namespace for spec in gymnasium.registry.values() if spec.namespace})
+    if namespace not in NAMESPACES:
+        return ConfigurationError(
+            f"{begins}; there is {', '.join(known)}{closest(namespace, known)}. For an env of "
+            f"another package name the module that registers it: its_module:{name}."
+        )
+    module, package = NAMESPACES[namespace]
+    install = "" if importlib.util.find_spec(module) else f"pip install '{package}', and "
+    return ConfigurationError(
+        f"{begins}, as {module} registers it. To have that, {install}name the module with the id: "
+        f"{module}:{name}."
+    )
+
+
 def missing_package(id: str, error: Exception) -> ConfigurationError:
     """Return the error that says what to install for an env."""
+    if "have been moved to" in str(error):
+        return ConfigurationError(
+            f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
+            f"({' '.join(str(error).split())})"
+        )
     spec = gymnasium.registry.get(id)
     module = f"{spec.entry_point if spec else ''} {error}"
     cures = [cure for key, cure in EXTRAS.items() if key in module]
     cure = f"{cures[0]} ({error})" if cures else str(error)
     return ConfigurationError(f"Env '{id}' needs a package that is not installed: {cure}")
+
+
+def _newer(id: str) -> str:
+    """Return the versions of an env that could be made, as the end of a message."""
+    name = id.rpartition("-v")[0]
+    versions = [spec for spec in gymnasium.registry.values() if spec.name == name]
+    newest = max(versions, key=lambda spec: spec.version or 0, default=None)
+    return f"; use {newest.id}" if newest and newest.id != id else ""

@@ -1,0 +1,191 @@
+"""Lay out what `rl-cli fit --help` and `--model.help PPO` print.
+
+The parser knows every option and its documentation; here is in which order they stand, which are
+not listed, and how types and classes are written.
+"""
+
+import inspect
+import re
+from argparse import SUPPRESS, Action, ArgumentParser, _HelpAction
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from jsonargparse import DefaultHelpFormatter
+
+from lightning_rl.config_files import shipped_configs
+from lightning_rl.trainer import REFUSED, RLTrainer
+
+RUN = ("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "seed_everything")
+"""Options of the run, in their order; those that no other section takes follow."""
+
+TITLES = {
+    "run": "The run",
+    "model": "The algorithm, its policy and its optimizer",
+    "data": "The envs, and how rollouts are collected and evaluations played",
+    "trainer": "The trainer: checkpoints, films, logs",
+    "lightning": "The trainer: Lightning's own settings",
+}
+"""The sections, in their order."""
+
+TITLES_OF = {"--data.help": ("data",), "--trainer.help": ("trainer", "lightning")}
+"""Which of them one option shows."""
+
+NOT_LISTED = (
+    *(f"trainer.{name}" for name in REFUSED),
+    *("trainer.accelerator.help", "trainer.strategy.help", "weights_only"),
+)
+"""Options that would be refused, or that only a program has a use for."""
+
+DOES = {
+    "fit": "Train, from a config or going on from a checkpoint.",
+    "validate": "Evaluate the policy of a checkpoint.",
+    "test": "Evaluate the policy of a checkpoint on seeds that no evaluation has used.",
+}
+
+SETTINGS = (
+    "Whatever is listed can stand in a config file, too. Of a class that an option takes: "
+    "--model.help PPO, --model.policy.help ActorCritic, --model.optimizer.help Adam, "
+    "--data.env.help PushCube, --data.collector.help AsyncCollector. Of one section: --data.help, "
+    "--trainer.help."
+)
+
+SUPPORTED = {
+    "trainer.accelerator": "cpu, gpu or mps; auto takes a GPU where there is one (default: auto)",
+    "trainer.strategy": "auto: one device; ddp: a process for each device (default: auto)",
+    "trainer.precision": "32-true, or bf16-mixed: networks in bfloat16 (default: 32-true)",
+    "trainer.plugins": "of Lightning: a class, or a list of them (default: null)",
+}
+"""Help on options of which less is supported than their own documentation says."""
+
+DESCRIBED = {
+    "config": "a YAML file, or the name of a shipped one; may be given several times",
+    "ckpt_path": "a checkpoint, a run directory, or last or best of the newest run",
+    "seed_everything": "seed of the run; true draws one",
+    "model": "the algorithm; its settings are --model.NAME VALUE",
+    "print_config": "print the whole configuration, and exit",
+}
+"""Help on options that the parser and Lightning describe for those who program them."""
+
+FILLED_IN = ("observation_space", "action_space", "params")
+"""Arguments of classes that the package gives itself."""
+
+BUILDING_BLOCKS = (
+    *("Algorithm", "Policy", "Optimizer", "Callback", "Env", "Wrapper", "DummyLogger"),
+    *("ActionWrapper", "ObservationWrapper", "RewardWrapper", "ProgressBar", "Checkpoint"),
+    *("BaseFinetuning", "BasePredictionWriter", "SaveConfigCallback", "RunConfig"),
+    *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
+    *("ReplayableEpisode", "GymnasiumTask"),
+)
+"""Classes that are subclassed or made by others, and those that the update does not follow."""
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Writes each option with its type, default and classes, in short."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_help_position": 28, **kwargs})
+
+    def _get_help_string(self, action: Action) -> str:
+        if action.dest in SUPPORTED:
+            return SUPPORTED[action.dest]
+        text = super()._get_help_string(action)
+        return _plain(re.sub(r", known subclasses: (.+?)\)\Z", _names, text))
+
+    def _format_action_invocation(self, action: Action) -> str:
+        # `--x+ ITEM`, which adds to a list, is the same option.
+        return re.sub(r", --\S+\+ .*\Z", "", super()._format_action_invocation(action))
+
+
+def _names(found: re.Match[str]) -> str:
+    """Write classes as they may be given: by their names."""
+    names = [path.rpartition(".")[2] for path in found[1].split(", ") if _is_offered(path)]
+    return f"; one of: {', '.join(sorted(names))})" if names else ")"
+
+
+def _is_offered(path: str) -> bool:
+    package, _, name = path.rpartition(".")
+    ours = package == "lightning_rl.callbacks"
+    return name not in BUILDING_BLOCKS and not ours and not name.startswith("XLA")
+
+
+def _plain(text: str) -> str:
+    """Remove what a documentation tool would read: ``:class:`x.Y` `` becomes `Y`."""
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
+    text = re.sub(r"\s*Default: ``[^`]*``\.?", "", text)
+    return text.replace("``", "`")
+
+
+def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = TITLES) -> None:
+    """Sort the options of a subcommand into sections, and drop those that are not listed.
+
+    Args:
+        parser: of the subcommand; from then on it is good for its help only.
+        subcommand: `fit`, `validate` or `test`.
+        sections: of `TITLES`, those that are printed.
+    """
+    listed: dict[str, list[Action]] = {name: [] for name in TITLES}
+    for action in _actions(parser):
+        if action.dest not in NOT_LISTED:
+            action.help = DESCRIBED.get(action.dest, action.help)
+            listed[_section_of(action)].append(action)
+    listed["run"].sort(key=_place)
+    parser.usage = f"rl-cli {subcommand} [--config FILE] [--ckpt_path PATH] [--NAME VALUE ...]"
+    parser.description = (
+        f"{DOES[subcommand]} {SETTINGS}\n\nShipped: {', '.join(shipped_configs())}."
+    )
+    parser._action_groups = []
+    for name in sections:
+        group = parser.add_argument_group(TITLES[name])
+        group._group_actions.extend(listed[name])
+
+
+def describe_class(parser: ArgumentParser) -> None:
+    """Leave out of the help on a class what nobody can set.
+
+    Args:
+        parser: made for that help.
+    """
+    parser.usage = SUPPRESS
+    parser.description = (parser.description or "").partition("=")[2]
+    for group in parser._action_groups:
+        group._group_actions[:] = [
+            action
+            for action in group._group_actions
+            if action.dest.removesuffix(".help").rpartition(".")[2] not in FILLED_IN
+        ]
+
+
+class SectionHelp(_HelpAction):
+    """`--data.help`: the options of one section, or of several."""
+
+    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> None:
+        """Print them, and leave."""
+        arrange(parser, parser.subcommand, TITLES_OF[self.option_strings[0]])
+        super().__call__(parser, *args, **kwargs)
+
+
+def _actions(parser: ArgumentParser) -> Iterator[Action]:
+    """Yield what a user can give: no links between settings, and no values without a name."""
+    for group in parser._action_groups:
+        for action in group._group_actions:
+            if action.help != SUPPRESS and any(map(_is_option, action.option_strings)):
+                yield action
+
+
+def _is_option(name: str) -> bool:
+    return name.startswith("-")
+
+
+def _section_of(action: Action) -> str:
+    section, _, name = action.dest.partition(".")
+    if section == "trainer" and name:
+        own = inspect.signature(RLTrainer).parameters
+        return "trainer" if name.split(".")[0] in own else "lightning"
+    return section if section in TITLES else "run"
+
+
+def _place(action: Action) -> int:
+    with suppress(ValueError):
+        return RUN.index(action.dest)
+    return len(RUN)
