@@ -33,7 +33,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.checkpoint_format import read_checkpoint
-from lightning_rl.config_files import find_config
+from lightning_rl.cli.config_files import find_config
 from lightning_rl.evaluation import run_episodes
 from lightning_rl.runs import find_checkpoint
 

@@ -2,9 +2,14 @@
 
 import ast
 import re
+import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Callback
+
+from tests.helpers import train
 
 SOURCE = Path(__file__).parents[1] / "src" / "lightning_rl"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -12,20 +17,15 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LEVELS = {
     "errors": 0,
     "construction": 0,
-    "kept_config": 0,
     "checkpoint_format": 0,
     "files": 0,
     "phases": 0,
-    "quick_help": 0,
-    "registration": 0,
-    "arguments": 6,
     "process": 0,
+    "registration": 0,
+    "runs": 0,
+    "permission": 0,
     "distributed": 0,
     "rollout": 0,
-    "runs": 0,
-    "config_files": 0,
-    "parsing": 0,
-    "permission": 0,
     "functional": 0,
     "policies": 1,
     "envs": 2,
@@ -37,13 +37,10 @@ LEVELS = {
     "algorithms": 4,
     "callbacks": 5,
     "trainer": 6,
-    "trust": 6,
-    "loading": 6,
-    "messages": 6,
-    "help_pages": 6,
-    "cli": 6,
-    "__main__": 7,
-    "__init__": 7,
+    "cli": 7,
+    "loading": 8,
+    "__main__": 8,
+    "__init__": 8,
 }
 """The floor of every room (design: imports only go down)."""
 
@@ -98,19 +95,54 @@ def test_an_import_that_goes_up_is_made_at_the_call_alone(file, other):
     assert f"lightning_rl.{other}" not in at_the_top
 
 
-def test_rooms_do_not_import_each_other_in_a_circle():
+def module_of(path):
+    parts = ("lightning_rl", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def files_imported(path):
+    """Yield the files behind the imports of a file, those for type checking and in functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (MODULES[name.name] for name in node.names if name.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            home = MODULES[node.module]
+            for name in node.names:
+                yield MODULES.get(f"{node.module}.{name.name}") or where_defined(home, name.name)
+
+
+def where_defined(home, name):
+    """The file of a name: that which a folder re-exports it from."""
+    if home.name == "__init__.py" and home.parent != SOURCE:
+        for node in ast.parse(home.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
+                return where_defined(MODULES[node.module], name)
+    return home
+
+
+def test_files_do_not_import_each_other_in_a_circle():
+    """Nor for type checking: what needs each other belongs into one file."""
     graph = {}
     for path in FILES:
-        if path.name != "__init__.py" or path.parent != SOURCE:
-            graph.setdefault(room(path), set()).update(set(imports(path)) - {room(path)})
+        if path.name != "__init__.py":
+            file = str(path.relative_to(SOURCE))
+            upward = {SOURCE / f"{other}.py" for one, other in UPWARD if one == file}
+            graph[path] = set(files_imported(path)) - upward - {path}
+    done = set()
 
-    def visit(node, trail):
-        assert node not in trail, " -> ".join([*trail, node])
-        for following in graph.get(node, ()):
-            visit(following, [*trail, node])
+    def visit(path, trail):
+        names = [str(one.relative_to(SOURCE)) for one in (*trail, path)]
+        assert path not in trail, " -> ".join(names)
+        if path not in done:
+            for following in graph.get(path, ()):
+                visit(following, [*trail, path])
+            done.add(path)
 
-    for node in graph:
-        visit(node, [])
+    for path in graph:
+        visit(path, [])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -129,6 +161,15 @@ def test_what_is_public_is_documented(path):
             assert ast.get_docstring(node), node.name
 
 
+def test_no_docstring_only_refers():
+    """An override needs none; one that says more says it in a sentence of its own."""
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                text = ast.get_docstring(node) or ""
+                assert not re.match(r"See [`\w]+[^.;:,]*\.?$", text), f"{path.name}: {node.name}"
+
+
 def test_folders_only_re_export():
     for path in SOURCE.rglob("*/__init__.py"):
         for node in ast.parse(path.read_text()).body:
@@ -142,6 +183,38 @@ def test_every_public_name_can_be_imported():
         assert getattr(lightning_rl, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = lightning_rl.Nothing
+
+
+READING_SET = re.compile(r"^\| `([\w/]+\.py)` \|", re.M)
+
+
+def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
+    """Traced: one eager PPO iteration on CartPole, of which a reader has to open few files, in few jumps."""
+    entered = []
+
+    def note(frame, event, argument):
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(SOURCE) and file.name != "__init__.py":
+            entered.append((str(file.relative_to(SOURCE)), frame.f_code.co_name))
+
+    class Tracer(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step in (2, 3):
+                sys.setprofile(note if trainer.global_step == 2 else None)
+
+    model = {"n_epochs": 4, "batch_size": 16, "compile": False}
+    quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+    train(tmp_path, model=model, trainer={"callbacks": [Tracer()], **quiet})
+    files = [file for file, _ in entered if not file.startswith("callbacks/")]
+    assert len(set(files)) <= 26, sorted(set(files))
+
+    losses = [i for i, call in enumerate(entered) if call == ("algorithms/ppo.py", "loss")]
+    minibatch = [file for file, _ in entered[losses[4] : losses[5]]]
+    assert sum(one != other for one, other in pairwise(minibatch)) <= 12
+    named = READING_SET.findall((SOURCE.parents[1] / "README.md").read_text())
+    assert set(minibatch) <= set(named)
+    assert len(named) <= 10
+    assert sum(len((SOURCE / file).read_text().splitlines()) for file in named) <= 1800
 
 
 def test_the_table_of_pairs_names_tests_that_are_there():

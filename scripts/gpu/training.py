@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, Algorithm, PushCube, RLDataModule
 from lightning_rl import RLTrainer as Runner
 from lightning_rl.callbacks.memory import memory_parts
-from lightning_rl.cli import run as run_command
+from lightning_rl.cli.app import run as run_command
 
 PPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "normalize_reward": True}
 GRPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "group_size": 8}

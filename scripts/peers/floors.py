@@ -19,7 +19,7 @@ from common import Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 
-from lightning_rl.envs.mujoco_profiler import stop_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
 from lightning_rl.optim.compiled.graphs import compile_graph
 
 Action = Callable[[], Any]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import NoReturn
 
-from lightning_rl import quick_help
+from lightning_rl.cli import quick_help
 
 USAGE = """usage: rl-cli {fit,validate,test} [options]
 
@@ -65,7 +65,7 @@ def _help_quickly(arguments: list[str]) -> NoReturn:
 
 def _run(arguments: list[str]) -> None:
     gc.disable()  # little of what is imported becomes garbage, and looking for it takes 0.5 s
-    from lightning_rl.cli import run
+    from lightning_rl.cli.app import run
 
     gc.enable()
     run(arguments)

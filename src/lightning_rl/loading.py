@@ -18,16 +18,16 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY, read_checkpoint
+from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.parsing import take_numpy_numbers
+from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.construction import GIVEN_BY_THE_ENV
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
-from lightning_rl.messages import explain
-from lightning_rl.parsing import take_numpy_numbers
 from lightning_rl.permission import CURE_IN_PYTHON
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.runs import find_checkpoint
-from lightning_rl.trust import checked_config, only_allowed_imports
 
 Spaces = dict[str, gymnasium.Space[Any]]
 

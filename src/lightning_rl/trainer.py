@@ -190,8 +190,7 @@ class RLTrainer(Trainer, Constructed):
                 small = checkpoint_weights_only
                 package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
                 if (every := checkpoint_every_n_iterations) is not None:
-                    periodic = PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small)
-                    package.append(periodic)
+                    package += [PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small)]
                 package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))

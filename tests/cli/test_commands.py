@@ -16,8 +16,8 @@ import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
-from lightning_rl.cli import run
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
 from tests.helpers import assert_same_run, last, load, scalars, train
 
 SMALL = [
@@ -680,7 +680,7 @@ WHOLE = [
 SAY_ALL = """
 import io, json, os, sys
 from contextlib import redirect_stderr, redirect_stdout
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 
 for arguments in json.load(open("arguments.json")):
     read, write = os.pipe()

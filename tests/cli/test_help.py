@@ -11,9 +11,9 @@ from importlib.metadata import version
 import pytest
 from lightning.pytorch import Trainer
 
-from lightning_rl import quick_help
-from lightning_rl.cli import RLCLI, run
-from lightning_rl.help_pages import TITLES
+from lightning_rl.cli import quick_help
+from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.help_pages import TITLES
 from lightning_rl.trainer import REFUSED, RLTrainer
 
 
@@ -139,10 +139,10 @@ HELP = [
 
 SAY_HELP = f"""
 import contextlib, sys
-from lightning_rl import quick_help
+from lightning_rl.cli import quick_help
 if "quick" in sys.argv:
     quick_help.leave_out_the_rest()
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 for arguments in {HELP!r}:
     with contextlib.suppress(SystemExit):
         run(["fit", *arguments])
@@ -172,7 +172,7 @@ def test_what_help_leaves_out_it_can_take_in_where_it_has_to(tmp_path, monkeypat
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if not os.environ.get('LIGHTNING_RL_WHOLE_IMPORTS'):\n"
-        "    from lightning_rl import quick_help\n"
+        "    from lightning_rl.cli import quick_help\n"
         "    quick_help.LEFT_OUT = (*quick_help.LEFT_OUT, 'tensordict')\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])

@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from lightning_rl import GRPO, OnPolicyAlgorithm, RLTrainer
 from lightning_rl.callbacks import EnvStepCSV, MetricsWriter
 from lightning_rl.callbacks.progress import EnvStepProgress
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from tests.equivalence.test_resume import SignalAt
 from tests.helpers import last, make_data, make_ppo, scalars, train
 

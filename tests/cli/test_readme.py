@@ -15,8 +15,8 @@ import torch
 import yaml
 
 from lightning_rl import CustomVLA
-from lightning_rl.cli import run
-from lightning_rl.quick_help import asks_for_help
+from lightning_rl.cli.app import run
+from lightning_rl.cli.quick_help import asks_for_help
 from tests.helpers import assert_same_run, last
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from tests.helpers import last, load
 
 OWN = """

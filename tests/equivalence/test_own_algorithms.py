@@ -196,7 +196,7 @@ def written(tmp_path, monkeypatch):
 
 
 def fit(*arguments):
-    from lightning_rl.cli import run
+    from lightning_rl.cli.app import run
 
     options = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     run(["fit", *arguments, *options])

@@ -19,8 +19,8 @@ from lightning.pytorch import Callback
 
 from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers import WriterError
-from lightning_rl.config_files import shipped_configs
-from lightning_rl.envs.workers import WorkerDied, WorkerVectorEnv
+from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.helpers import last, load, train
 
 LIMIT = 10.0

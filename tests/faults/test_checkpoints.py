@@ -9,7 +9,7 @@ import torch
 
 from lightning_rl import GRPO, RLTrainer, files
 from lightning_rl.checkpoint_format import SCHEMA, read_checkpoint
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from lightning_rl.errors import ConfigurationError, WriteError
 from lightning_rl.files import write_atomically
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train

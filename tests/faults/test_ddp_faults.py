@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.config_files import find_config
+from lightning_rl.cli.config_files import find_config
 from tests.helpers import load
 
 MODULE = """

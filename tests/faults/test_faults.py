@@ -30,9 +30,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from lightning_rl import RLTrainer
 from lightning_rl.callbacks.budget import EnvStepBudget
 from lightning_rl.callbacks.loggers import EnvStepCSV
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
-from lightning_rl.envs.workers import WorkerDied
+from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.errors import ConfigurationError, WriteError
 from lightning_rl.runs import new_run_dir
 from tests.helpers import assert_same_run, last, load, train

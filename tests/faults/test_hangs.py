@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 
 from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv, SyncCollector
 from lightning_rl.buffers.waiting import wait_for
-from lightning_rl.cli import _curable
+from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.errors import ConfigurationError
@@ -277,7 +277,7 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
     limit = 0.02 * len(loop["env"]["episodes"][0]["actions"]) / 2
     with pytest.raises(EnvTimeoutError, match="the replay of an episode took more than"):
         go_on(96, limit, ckpt_path=last(tmp_path))
-    monkeypatch.setattr("lightning_rl.envs.gymnasium_env.REPLAY_SECONDS", limit / 10)
+    monkeypatch.setattr("lightning_rl.envs.gymnasium.adapter.REPLAY_SECONDS", limit / 10)
     go_on(96, limit, ckpt_path=last(tmp_path))
 
 

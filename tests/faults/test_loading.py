@@ -28,7 +28,7 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from lightning_rl.construction import construction
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.spaces import space_data, space_from

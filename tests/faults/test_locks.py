@@ -23,10 +23,10 @@ from lightning.pytorch.profilers import Profiler
 
 from lightning_rl import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
+from lightning_rl.cli.parsing import MOST_VALUES, check_size
+from lightning_rl.cli.trust import FAMILIES, WRITING, checked_config
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.parsing import MOST_VALUES, check_size
-from lightning_rl.trust import FAMILIES, WRITING, checked_config
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train
 

@@ -10,7 +10,7 @@ import yaml
 
 from lightning_rl import PPO, load_vla_model
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from lightning_rl.errors import ConfigurationError
 
 MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"

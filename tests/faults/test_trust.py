@@ -10,9 +10,9 @@ import yaml
 
 from lightning_rl import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
+from lightning_rl.cli.trust import Checked, checked_config
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.trust import Checked, checked_config
 from tests.helpers import load
 
 SETTINGS = """
@@ -105,11 +105,11 @@ NAMES = [
     ("model.init_args.optimizer", "os.system"),
     ("model.init_args.optimizer", {"class_path": "torch.hub.load"}),
     ("model.init_args.optimizer", {"class_path": "torch.optim.lr_scheduler.StepLR"}),
-    ("model.init_args.optimizer", {"class_path": "lightning_rl.cli.run"}),
+    ("model.init_args.optimizer", {"class_path": "lightning_rl.cli.app.run"}),
     ("data.env", GADGET),
     ("data.env", "os.system"),
-    ("data.env", {"class_path": "lightning_rl.cli.RLCLI", "init_args": {"args": ["fit"]}}),
-    ("data.env", {"class_path": "lightning_rl.cli.os.system"}),
+    ("data.env", {"class_path": "lightning_rl.cli.app.RLCLI", "init_args": {"args": ["fit"]}}),
+    ("data.env", {"class_path": "lightning_rl.cli.app.os.system"}),
     (f"{ENV}.env_kwargs", {"x": GADGET}),
     (f"{ENV}.env_kwargs", {"x": "os.system"}),
     (f"{ENV}.env_kwargs", {"x": "{class_path: os.system, init_args: {command: touch pwned}}"}),
@@ -239,7 +239,7 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     name = checkpoint()
     checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
     blind = Checked(load(Path("policy.ckpt"))[CONFIG_KEY], {}, {})
-    monkeypatch.setattr("lightning_rl.arguments.checked_config", lambda text, path: blind)
+    monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])

@@ -7,8 +7,8 @@ import torch
 import yaml
 
 from lightning_rl.checkpoint_format import CONFIG_KEY
-from lightning_rl.cli import RLCLI, run
-from lightning_rl.config_files import shipped_configs, shipped_parts
+from lightning_rl.cli.app import RLCLI, run
+from lightning_rl.cli.config_files import shipped_configs, shipped_parts
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import last, load, train
 
@@ -114,7 +114,7 @@ def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
 
 def test_what_repeats_nothing_is_taken():
     """Anchors, merges whose keys are overridden, alike keys of different mappings, endless trees."""
-    from lightning_rl.parsing import check_doubles, check_options
+    from lightning_rl.cli.parsing import check_doubles, check_options
 
     text = "a: &a {x: 1}\nb: {<<: *a, x: 2}\nc: [{x: 1}, {x: 2}]\nd: {<<: *a, <<: *a}\n"
     assert yaml.safe_load(text)["b"] == {"x": 2}
@@ -126,7 +126,7 @@ def test_what_repeats_nothing_is_taken():
 
 
 def test_every_shipped_config_is_without():
-    from lightning_rl.parsing import check_options
+    from lightning_rl.cli.parsing import check_options
 
     for path in (shipped_configs() | shipped_parts()).values():
         check_options(["--config", str(path)])

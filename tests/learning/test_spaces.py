@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from lightning_rl.cli import run
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
 from tests.equivalence.test_resume import SignalAt
 from tests.helpers import assert_same_run, last, train
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 
 
 def evaluate_after_training(tmp_path, monkeypatch, config, *arguments):

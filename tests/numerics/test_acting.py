@@ -11,8 +11,8 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from lightning_rl import ActorCritic, GymnasiumEnv
-from lightning_rl.envs.inline import InlineVectorEnv
-from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.numpy_acting import MAX_ENVS, NumpyActor
 from lightning_rl.rollout import allocate_rollout

@@ -11,8 +11,8 @@ import yaml
 
 from lightning_rl import CustomVLA
 from lightning_rl.checkpoint_format import CONFIG_KEY
-from lightning_rl.cli import run
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
 from tests.helpers import assert_same_run, last, load, scalars
 
 MODULE = '''
@@ -335,10 +335,10 @@ def test_a_forged_checkpoint_imports_nothing_though_the_first_look_be_blind(
     config = write_config()
     run_dir = fit("run")
     sys.modules.pop("my_vla")
-    from lightning_rl.trust import Checked
+    from lightning_rl.cli.trust import Checked
 
     blind = Checked(load(last(run_dir))[CONFIG_KEY], {}, {})
-    monkeypatch.setattr("lightning_rl.arguments.checked_config", lambda text, path: blind)
+    monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
     assert config["model"]["init_args"]["policy"]["class_path"] == "CustomVLA"
     code, error = error_of(capsys, "validate", "--ckpt_path", str(last(run_dir)))
     assert code == 1

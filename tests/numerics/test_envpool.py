@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box
 
 from lightning_rl import EnvPoolEnv
-from lightning_rl.cli import run
+from lightning_rl.cli.app import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
 from tests.helpers import assert_same, last, make_data, make_ppo, train

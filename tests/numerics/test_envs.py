@@ -20,7 +20,7 @@ from lightning_rl.envs import (
     ValueProbe,
     gymnasium_env,
 )
-from lightning_rl.envs.inline import QuickDiscrete
+from lightning_rl.envs.gymnasium.inline import QuickDiscrete
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same
 

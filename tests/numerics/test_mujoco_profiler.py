@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_rl import GymnasiumEnv
-from lightning_rl.envs.mujoco_profiler import stop_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
 
 mujoco = pytest.importorskip("mujoco")
 

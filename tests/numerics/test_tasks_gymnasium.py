@@ -11,8 +11,8 @@ import yaml
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from lightning_rl.cli import run
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs import CartPole, GymnasiumEnv, PointMass, PushCube
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same_run, last

@@ -15,8 +15,8 @@ from torch import nn
 
 from lightning_rl import PPO, TransformersBackbone, load_vla_model
 from lightning_rl.algorithms.reference import ReferencePolicy
-from lightning_rl.cli import run as run_cli
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.app import run as run_cli
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, scalars
 from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy

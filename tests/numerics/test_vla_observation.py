@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
-from lightning_rl.cli import run as run_cli
+from lightning_rl.cli.app import run as run_cli
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla.heads import action_bounds
 

@@ -48,7 +48,7 @@ class ReferencePolicy(nn.Module):
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`; without gradients."""
+        """Evaluate as the policy was, without gradients."""
         (evaluation,) = self._evaluation
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():

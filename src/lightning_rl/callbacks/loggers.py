@@ -54,7 +54,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """See Lightning's `TensorBoardLogger`: the writer, opened when first asked for."""
+        """The writer, opened when first asked for."""
         if self._experiment is None:
             _leave_errors_to_the_caller()
         with writing(self.log_dir):
@@ -118,13 +118,12 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """See Lightning's `TensorBoardLogger`."""
         with writing(self.log_dir):
             super().save()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """See Lightning's `TensorBoardLogger`; what has failed already is not said again."""
+        """Close the files; what has failed already is not said again."""
         try:
             with writing(self.log_dir):
                 super().finalize(status)
@@ -158,12 +157,10 @@ class EnvStepCSV(EnvStepLogger):
 
     @property
     def name(self) -> str:
-        """See Lightning's `Logger`."""
         return ""
 
     @property
     def version(self) -> str:
-        """See Lightning's `Logger`."""
         return ""
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:

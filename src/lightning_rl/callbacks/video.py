@@ -160,7 +160,6 @@ class VideoRecorder(Callback):
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *args: object
     ) -> None:
-        """See `on_validation_batch_end`."""
         algorithm_of(pl_module).watch = None
 
     def _attempt(self, action: Callable[[], None]) -> None:

@@ -2,7 +2,7 @@
 
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.envpool_env import EnvPoolEnv
-from lightning_rl.envs.gymnasium_env import GymnasiumEnv
+from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv

@@ -117,7 +117,7 @@ class ActionChunk(VectorEnv):
         return self._inner(observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """See `VectorEnv.step`; `action` is [N, K, *A]."""
+        """Step by chunks: `action` is [N, K, *A]."""
         if isinstance(self.env, WrapsEach):
             return self._step_wrapped(action)
         env = cast(HoldsRows, self.env)

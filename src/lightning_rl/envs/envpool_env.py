@@ -77,7 +77,7 @@ class EnvPoolEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`.
+        """Begin an episode in every env.
 
         EnvPool takes no options. Seeds are taken modulo 2^31, the range that it knows.
         """
@@ -115,7 +115,7 @@ class EnvPoolEnv(VectorEnv):
         )
 
     def close(self) -> None:
-        """See `VectorEnv.close`: the threads of a pool end with it."""
+        """Free the pool, with which its threads end."""
         self._pool = None
 
     def _seeds(self, seed: Seed) -> list[int]:

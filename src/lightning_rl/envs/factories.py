@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 
 from lightning_rl.envs import tasks
-from lightning_rl.envs.gymnasium_env import GymnasiumEnv
+from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require

@@ -109,7 +109,7 @@ class TorchEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`. Without a seed, every env begins the next episode of its own."""
+        """Begin episodes; without a seed, every env the next one of its own."""
         if seed is None:
             self.episode = self.episode + 1
         else:
@@ -139,7 +139,7 @@ class TorchEnv(VectorEnv):
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """See `HoldsRows.advance`; nothing is observed, which is what takes time with pictures."""
+        """Step without observing, which is what takes time with pictures."""
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])

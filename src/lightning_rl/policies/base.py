@@ -217,12 +217,11 @@ class StepwiseActor(RolloutActor):
         self._precision = autocast(policy.version.device, policy.autocast_dtype)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
-        """See `RolloutActor.begin`."""
         self._policy.eval()
         self._generator = generator
 
     def act(self, t: int) -> None:
-        """See `RolloutActor.act`.
+        """Call the policy, and copy what it returns.
 
         Raises:
             ConfigurationError: where the policy does not return a field, or one of another shape or
@@ -249,7 +248,7 @@ class StepwiseActor(RolloutActor):
                 slot.copy_(value)
 
     def finish(self, start: int, stop: int) -> None:
-        """See `RolloutActor.finish`: nothing is left to write."""
+        """Do nothing: `act` has written all."""
 
     @property
     def _name(self) -> str:

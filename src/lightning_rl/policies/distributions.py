@@ -321,10 +321,7 @@ class Categorical(ActionDistribution):
     def sample(
         self, output: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionDistribution.sample`.
-
-        Samples by the Gumbel-max trick, as argmax(logits - log(E)), E ~ Exp(1).
-        """
+        """Sample by the Gumbel-max trick, as argmax(logits - log(E)), E ~ Exp(1)."""
         log_probs = self._log_probs(output)
         perturbed = log_probs
         if not deterministic:

@@ -179,7 +179,7 @@ class NumpyActor(RolloutActor):
 
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
-        """See `RolloutActor.finish`: the log-probs, by the very function that the update uses."""
+        """Write the log-probs, by the very function that the update uses."""
         policy = self._policy
         keys = ["action", *policy.extra_fields]
         transitions = flat_transitions(self._rollout[:, start : stop + 1], keys)

@@ -69,7 +69,7 @@ class PolicyWrapper(Policy):
         return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
-        """See `Policy.rollout_actor`: the inner policy's, unless a subclass acts in its own way."""
+        """Return the inner policy's, unless a subclass acts in its own way."""
         if type(self).forward is PolicyWrapper.forward:
             return self.inner.rollout_actor(rollout)
         return StepwiseActor(self, rollout)
@@ -90,7 +90,7 @@ class PolicyWrapper(Policy):
         self.inner.compute_in(precision)
 
     def put_in_eval_mode(self) -> None:
-        """See `Policy.put_in_eval_mode`; modules of the wrapper's own with it."""
+        """Put the inner policy in eval mode, and modules of the wrapper's own."""
         self.inner.put_in_eval_mode()
         super().put_in_eval_mode()
 

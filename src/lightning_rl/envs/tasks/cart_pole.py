@@ -93,7 +93,7 @@ class CartPole(Task):
         return moved, reward, angle > FALLEN, info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """See `Task.draw`: cart, pole and rail; the green line shows where the pole should be."""
+        """Draw cart, pole and rail; the green line shows where the pole should be."""
         canvas = Canvas(len(state), height, width, (0.0, 0.35), (2.5, 1.6), device=self.device)
         x, angle = state["position"].unbind(1)
         fixed = torch.zeros(1, 2, device=self.device)

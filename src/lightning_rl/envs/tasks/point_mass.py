@@ -152,7 +152,7 @@ class PointMass(Task):
         return TensorDict(moved | kept, [self.num_envs]), reward, success, info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """See `Task.draw`: the point with its velocity, goal (green), obstacles, start (a ring)."""
+        """Draw the point with its velocity, goal (green), obstacles, start (a ring)."""
         canvas = Canvas(
             len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
         )

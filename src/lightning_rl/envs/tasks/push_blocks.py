@@ -131,7 +131,7 @@ class PushBlocks(Task):
         return moved, reward, success | mistake | self.last_step(), info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """See `Task.draw`: the two blocks and, in dark, the pusher."""
+        """Draw the two blocks and, in dark, the pusher."""
         canvas = Canvas(len(state), height, width, background=PAPER, device=self.device)
         canvas.box(state["red"], (BLOCK, BLOCK), RED)
         canvas.box(state["blue"], (BLOCK, BLOCK), BLUE)

@@ -125,7 +125,7 @@ class PushCube(Task):
         return moved, reward, success | off[:, 0] | off[:, 1], info
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
-        """See `Task.draw`: pusher (with a halo), cube, and green where its centre should be."""
+        """Draw pusher (with a halo), cube, and green where its centre should be."""
         canvas = Canvas(
             len(state), height, width, extent=(2.1, 2.1), background=INK, device=self.device
         )

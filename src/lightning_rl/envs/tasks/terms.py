@@ -73,7 +73,6 @@ class DeltaPosition(ActionTerm):
         super().__init__(scale, clip)
 
     def target(self, action: Tensor, position: Tensor) -> Tensor:
-        """See `ActionTerm.target`."""
         return position + action * self.scale
 
 
@@ -91,7 +90,6 @@ class Position(ActionTerm):
         super().__init__(scale, clip)
 
     def target(self, action: Tensor, position: Tensor) -> Tensor:
-        """See `ActionTerm.target`."""
         return action * self.scale
 
 

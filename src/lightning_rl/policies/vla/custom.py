@@ -105,13 +105,13 @@ class CustomVLA(Policy):
         return self.model(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        """See `Policy.get_value`; zero, where the model has no critic."""
+        """Write `value` [B]: zero, where the model has no critic."""
         if not self.has_critic:
             return td.set("value", torch.zeros(td.batch_size, device=td.device))
         return self.model.get_value(td)  # type: ignore[no-any-return,operator]  # nn.Module
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """See `Policy.evaluate_actions`.
+        """Ask the model.
 
         Raises:
             ConfigurationError: where the model leaves out what it must return.
@@ -128,13 +128,13 @@ class CustomVLA(Policy):
         return result if self.has_critic else self.get_value(result)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """See `Policy.parameter_groups`: the model's own, if it has any."""
+        """Return the model's own, if it has any."""
         if not hasattr(self.model, "parameter_groups"):
             return super().parameter_groups()
         return self.model.parameter_groups()  # type: ignore[no-any-return,operator]  # nn.Module
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `Policy.fields_of`: the model's own, if it has it."""
+        """Return what the model's own gives, if it has one."""
         if not hasattr(self.model, "fields_of"):
             return super().fields_of(action)
         return self.model.fields_of(action)  # type: ignore[no-any-return,operator]  # nn.Module

@@ -116,7 +116,7 @@ class TokenHead(ActionHead):
     def sample(
         self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """See `ActionHead.sample`; by the Gumbel-max trick."""
+        """Sample by the Gumbel-max trick."""
         log_probs = self._log_probs(slots)
         perturbed = log_probs
         if not deterministic:
@@ -138,7 +138,7 @@ class TokenHead(ActionHead):
         return self._of(log_probs, fields["action_tokens"]), self.parts(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
-        """See `ActionHead.fields_of`: the nearest bins."""
+        """Return the nearest bins."""
         place = (self.to_unit(action) + 1.0) * ((self.num_bins - 1) / 2)
         return {"action_tokens": place.round().clamp(0, self.num_bins - 1).to(torch.int64)}
 

@@ -133,7 +133,7 @@ class VLAPolicy(Policy):
         return self.backbone(td.get("observation"))  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """See `Policy.parameter_groups`: the value head has a learning rate of its own."""
+        """Return the value head apart: it has a learning rate of its own."""
         value = list(self.value_head.parameters())
         others = {id(p) for p in value}
         policy = [p for p in self.parameters() if p.requires_grad and id(p) not in others]

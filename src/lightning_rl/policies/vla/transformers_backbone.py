@@ -124,7 +124,7 @@ class TransformersBackbone(Backbone):
         return Features(slots, slots[:, 0])
 
     def token_head(self, num_bins: int) -> nn.Module:
-        """See `Backbone.token_head`: the last entries of the vocabulary."""
+        """Return the head of the last entries of the vocabulary."""
         embeddings = cast(Any, self.model).get_output_embeddings()
         size = embeddings.weight.shape[0]
         require(

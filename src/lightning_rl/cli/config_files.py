@@ -36,6 +36,6 @@ def shipped_configs() -> dict[str, Path]:
 
 def _folder() -> Path:
     """Return where they lie: inside the installed package, or beside `src` in a checkout."""
-    here = Path(__file__).resolve().parent
-    inside = here / "configs"
-    return inside if inside.is_dir() else here.parents[1] / "configs"
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parents[1] / "configs"

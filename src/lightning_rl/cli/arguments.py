@@ -10,12 +10,12 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
-from lightning_rl.config_files import find_config, shipped_configs
+from lightning_rl.cli.config_files import find_config, shipped_configs
+from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.cli.quick_help import asks_for_help
+from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
-from lightning_rl.quick_help import asks_for_help
 from lightning_rl.runs import find_checkpoint
-from lightning_rl.trust import checked_config
 
 FAMILIES = {
     "--model": "lightning_rl.Algorithm",

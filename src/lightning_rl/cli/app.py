@@ -15,28 +15,28 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_rl.algorithms import Algorithm
-from lightning_rl.arguments import complete
 from lightning_rl.buffers import WriterError
 from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
-from lightning_rl.data import RLDataModule
-from lightning_rl.distributed import ranks
-from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import check_writable, write_atomically
-from lightning_rl.help_pages import (
+from lightning_rl.cli.arguments import complete
+from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
     SectionHelp,
     arrange,
     describe_class,
 )
-from lightning_rl.messages import explain
-from lightning_rl.parsing import check_options, take_numpy_numbers
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.parsing import check_options, take_numpy_numbers
+from lightning_rl.cli.trust import checked_config, only_allowed_imports
+from lightning_rl.data import RLDataModule
+from lightning_rl.distributed import ranks
+from lightning_rl.distributed.shared_memory import LostRankError
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.permission import has_granted
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
-from lightning_rl.trust import checked_config, only_allowed_imports
 
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
 """How the parser passes on that a class lacks a package."""

@@ -16,8 +16,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.gymnasium_making import EnvWrapper, make_gymnasium, missing_package
-from lightning_rl.envs.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.step_results import read_arrays, refuse_missing_end, to_tensors
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
@@ -86,20 +86,17 @@ class GymnasiumEnv(VectorEnv):
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """See `VectorEnv.reset`."""
         seeds = seed if seed is None else _plain_seed(seed)
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._forget_episodes()
         return _to_tensors(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """See `VectorEnv.step`."""
         observation, *results, info = self.step_arrays(action.cpu().numpy())
         reward, terminated, truncated = (torch.from_numpy(array) for array in results)
         return _to_tensors(observation), reward, terminated, truncated, info
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
-        """See `VectorEnv.rollout_stepper`."""
         # A subclass may step in another way.
         if type(self) is GymnasiumEnv and _is_plain(rollout):
             return ArrayStepper(self, rollout)
@@ -123,7 +120,7 @@ class GymnasiumEnv(VectorEnv):
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
-        """See `VectorEnv.state_dict`: how each episode began, and its actions since."""
+        """Return how each episode began, and its actions since."""
         if not self._replayable or self._episode_begin.min() < self._first_kept:
             return None
         starts = self._env.get_attr("episode_start")
@@ -139,10 +136,7 @@ class GymnasiumEnv(VectorEnv):
         return {"episodes": episodes, "observation": _plain(_to_tensors(self._observation))}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """See `VectorEnv.load_state_dict`.
-
-        Begin the episodes again, replay their actions, compare the observation.
-        """
+        """Begin the episodes again, replay their actions, compare the observation."""
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
             raise RestoreError(
@@ -177,7 +171,7 @@ class GymnasiumEnv(VectorEnv):
         return all(done for done, _ in replayed), [observation for _, observation in replayed]
 
     def make_renderable(self) -> None:
-        """See `VectorEnv.make_renderable`: Gymnasium wants to know it when an env is made."""
+        """Make the envs anew: Gymnasium wants to know it when an env is made."""
         if self.env_kwargs.get("render_mode") == "rgb_array":
             return
         modes = self._env.metadata.get("render_modes", [])
@@ -203,7 +197,7 @@ class GymnasiumEnv(VectorEnv):
         self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """See `VectorEnv.render`. With `async`, each worker draws its own env."""
+        """Draw; with `async`, each worker draws its own env."""
         try:
             if self._replayable:
                 self._env.set_attr("picture_wanted", [i in rows for i in range(self.num_envs)])
@@ -219,7 +213,6 @@ class GymnasiumEnv(VectorEnv):
         return np.stack([pictures[i] for i in rows])
 
     def close(self) -> None:
-        """See `VectorEnv.close`."""
         self._env.close()
 
     def _make_anew(self) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.cli.parsing import check_doubles, check_size
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.parsing import check_doubles, check_size
 
 SCRIPT = "__main__."
 """How the paths of what the script that was run defines begin: elsewhere it is another script."""

@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from lightning_rl.envs.inline import InlineVectorEnv
-from lightning_rl.envs.mujoco_profiler import stop_mujoco_profiler
-from lightning_rl.envs.replay import ReplayableEpisode
-from lightning_rl.envs.workers import WorkerVectorEnv
+from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
+from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
+from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]

@@ -14,11 +14,11 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
+from lightning_rl.cli.parsing import Given
 from lightning_rl.collectors import Collector
 from lightning_rl.data import RLDataModule
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import closest
-from lightning_rl.parsing import Given
 from lightning_rl.permission import CURE
 from lightning_rl.policies import Policy
 from lightning_rl.trainer import RLTrainer

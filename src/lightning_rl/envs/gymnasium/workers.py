@@ -89,7 +89,7 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
             pipe.close()
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """See `TellsWhere`: the stacks of the processes that do not just wait for a command."""
+        """Return the stacks of the processes that do not just wait for a command."""
         processes = getattr(self, "processes", [])  # none yet while Gymnasium makes an env to ask
         if len(processes) < self.num_envs:
             return {}
@@ -97,7 +97,7 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         return {i: stack for i, stack in enumerate(stacks) if stack is not None}
 
     def give_up(self) -> bool:
-        """See `TellsWhere`: kill the processes, which ends every wait for them."""
+        """Kill the processes, which ends every wait for them."""
         for process in self.processes:
             process.kill()
         return True

@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.checkpoint_format import SECTIONS
+from lightning_rl.cli.kept_config import settings_of
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.kept_config import settings_of
 from lightning_rl.permission import CURE, withheld
 from lightning_rl.policies import Backbone, Policy
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
-from lightning_rl.config_files import shipped_configs
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.trainer import REFUSED, RLTrainer
 
 RUN = ("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "seed_everything")

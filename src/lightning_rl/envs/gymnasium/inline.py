@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lightning_rl.envs.replay import ReplayableEpisode
+from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.step_results import check_observation, check_step, gather, says_something
 from lightning_rl.envs.watch import TellsWhere
 
@@ -144,7 +144,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         return observations, self._rewards, self._terminations, self._truncations, infos
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """See `TellsWhere`: which env it is at, `i` in the frame says."""
+        """Return the stack of the env that is stepped: `i` in the frame says which."""
         for depth, frame in enumerate(frames):
             if frame.f_code in _NUMBERED and "i" in frame.f_locals:
                 walk = ((inner, inner.f_lineno) for inner in reversed(frames[:depth]))
@@ -152,7 +152,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         return {}
 
     def give_up(self) -> bool:
-        """See `TellsWhere`: the envs are in the thread that waits, which must be interrupted."""
+        """Do nothing: the envs are in the thread that waits, which must be interrupted."""
         return False
 
     def _look_at(self, i: int, observation: Any) -> None:
