@@ -186,12 +186,9 @@ class RLTrainer(Trainer, Constructed):
             metrics = MetricsWriter(best_metric, best_mode)
             package = self._callbacks(own, metrics, video, enable_progress_bar)
             if enable_checkpointing:
-                # GracefulStop comes last: when an epoch ends the checkpoint is written by then.
-                small = checkpoint_weights_only
+                every, small = checkpoint_every_n_iterations, checkpoint_weights_only
                 package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
-                if (every := checkpoint_every_n_iterations) is not None:
-                    package += [PeriodicCheckpoint(self.run_dir, every, keep_checkpoints, small)]
-                package += [LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+                package += self._later_checkpoints(every, keep_checkpoints, small)
             if init_from is not None:
                 package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
             with _readable():
@@ -228,6 +225,16 @@ class RLTrainer(Trainer, Constructed):
         if progress:
             callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
         return callbacks
+
+    def _later_checkpoints(
+        self, every: int | None, keep: int | None, small: bool
+    ) -> list[Callback]:
+        """Return what writes the other checkpoints; at the end of an epoch all are written in turn.
+
+        GracefulStop comes last: it ends the run once they are.
+        """
+        periodic = [] if every is None else [PeriodicCheckpoint(self.run_dir, every, keep, small)]
+        return [*periodic, LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
 
     def save_checkpoint(
         self,
