@@ -229,7 +229,7 @@ class RLTrainer(Trainer, Constructed):
     def _later_checkpoints(
         self, every: int | None, keep: int | None, small: bool
     ) -> list[Callback]:
-        """Return what writes the other checkpoints; at the end of an epoch all are written in turn.
+        """Return what writes the other checkpoints, in turn at the end of an epoch.
 
         GracefulStop comes last: it ends the run once they are.
         """
