@@ -250,7 +250,7 @@ def _first_fault(rollout: TensorDict) -> str | None:
 
 
 def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the env wrote into a rollout, as far as it may be no number."""
+    """Yield what the env wrote into a rollout, as far as it may be NaN."""
     fields = rollout.select("observation", "final_observation", "reward", strict=False)
     for name, field in fields.flatten_keys(".").items():
         if field.is_floating_point():

@@ -35,7 +35,7 @@ from lightning_rl.callbacks import (
     WarmStart,
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
-from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError, WriteError, require
 from lightning_rl.evaluation import logged_values

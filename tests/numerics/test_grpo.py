@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
 from lightning_rl.algorithms.on_policy import epochs
-from lightning_rl.algorithms.passes import log_prob_of
 from lightning_rl.algorithms.reference import ReferencePolicy
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import flat_transitions

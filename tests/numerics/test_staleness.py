@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
 from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv

@@ -94,7 +94,7 @@ def add_part_weights(minibatch: TensorDict) -> TensorDict:
     """Write `part_weight` [B, L]: 0 where a part does not count, and of mean 1 over the minibatch.
 
     An average of weighted parts is then the average over all executed parts of the minibatch, also
-    where that goes through the network in pieces with different numbers of them.
+    where that goes through the network in micro-batches with different numbers of them.
     """
     mask = _counted(minibatch)
     if mask is None or "part_weight" in minibatch.keys():

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.checkpoint_format import (
     CONFIG_KEY,
     DESCRIPTION_KEY,
@@ -137,7 +137,7 @@ def _ratio_fault(policy: Policy, rollout: TensorDict, fresh: Tensor) -> str | No
     rough = policy.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
     rough |= any(p.dtype in (torch.bfloat16, torch.float16) for p in policy.parameters())
     distance = (again.float() - stored).abs() / (1.0 + stored.abs())
-    # Not what is no number: the guard of the update's steps tells of that.
+    # Not of NaN: the guard of the update's steps tells of that.
     differs = distance.flatten(2).amax(2) if distance.dim() > 2 else distance
     differs = (differs > (ROUGH if rough else EXACT)) & differs.isfinite() & fresh
     if not differs.any():

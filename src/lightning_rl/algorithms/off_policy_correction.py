@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import RatioTerms, whole_action
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     approx_kl,

@@ -20,7 +20,7 @@ from lightning_rl.algorithms.checks import (
     check_first_ratio,
 )
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
-from lightning_rl.algorithms.passes import write_values
+from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range
 from lightning_rl.optim.compiled.update import CompiledValues

@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_rl.algorithms.passes import log_prob_of
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.policies import Policy
 
 

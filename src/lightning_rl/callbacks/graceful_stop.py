@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.callbacks.parts import data_of
+from lightning_rl.callbacks.typed import data_of
 from lightning_rl.collectors import Collector
 from lightning_rl.distributed import ranks
 from lightning_rl.runs import CHECKPOINTS

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.files import write_atomically
 
 PACKAGES = ("lightning-rl", "torch", "lightning", "tensordict", "gymnasium", "numpy")

@@ -5,7 +5,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.optim.update import CPU_MICRO_BATCH
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast

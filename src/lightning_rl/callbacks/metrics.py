@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.callbacks.loggers import EnvStepLogger
-from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.evaluation import logged_values
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_rl.callbacks.metrics import MetricsWriter
-from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.callbacks.typed import algorithm_of, data_of
 
 
 class EnvStepProgress(ProgressBar):

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.table import Table
 
-from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.files import write_atomically
 
 

@@ -8,7 +8,7 @@ import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.callbacks.parts import algorithm_of
+from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
 from lightning_rl.construction import GIVEN_BY_THE_ENV, Constructed, construction, described
 from lightning_rl.data import RLDataModule

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_rl.callbacks.film import Film, require_video_packages
 from lightning_rl.callbacks.loggers import EnvStepTensorBoard
-from lightning_rl.callbacks.parts import algorithm_of, data_of
+from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.data import RLDataModule
 from lightning_rl.envs.watch import EnvTimeoutError
 from lightning_rl.errors import check_range

@@ -133,14 +133,14 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
         ConfigurationError: naming the key, what stands there, and the cure.
     """
     config = settings_of(text, checkpoint)
-    look = Look(checkpoint, cure)
+    inspection = Inspection(checkpoint, cure)
     for section, value in config.items():
         if section not in SECTIONS:
-            look.refuse(section, value, "is no section of a configuration")
+            inspection.refuse(section, value, "is no section of a configuration")
         if section in ("model", "data", "trainer") and not isinstance(value, dict):
-            look.refuse(section, value, "is no mapping of settings")
+            inspection.refuse(section, value, "is no mapping of settings")
         if section not in ("trainer", "output_dir"):
-            look.at(section, section, value)
+            inspection.at(section, section, value)
     # Where a run writes is for who resumes it to say.
     config.pop("output_dir", None)
     settings = config.pop("trainer", {})
@@ -150,7 +150,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
         for key, value in settings.items()
         if key not in config["trainer"] and key not in OF_THAT_RUN and value != []
     }
-    return Checked(yaml.safe_dump(config, sort_keys=False), left_out, look.reads)
+    return Checked(yaml.safe_dump(config, sort_keys=False), left_out, inspection.reads)
 
 
 def _is_plain(key: Any, value: Any) -> bool:
@@ -183,7 +183,7 @@ def _brief(value: Any) -> str:
     return textwrap.shorten(", ".join(str(name).rpartition(".")[2] for name in names), 80)
 
 
-class Look:
+class Inspection:
     """A walk through the configuration in a checkpoint."""
 
     def __init__(self, checkpoint: Path, cure: str) -> None:

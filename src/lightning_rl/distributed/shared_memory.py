@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 CAPACITY = 1 << 20
-"""Bytes that a process exchanges at once; more of them go in pieces."""
+"""Bytes that a process exchanges at once; more of them go in rounds."""
 
 HEADER = 64
 EXCHANGES, LEFT, SIZES = 0, 1, 2
@@ -89,10 +89,10 @@ class SharedTable:
             last = start >= max(lengths)
             if last and not taken[0]:
                 return [part.view(data.dtype) for part in parts]
-            for pieces, part in zip(taken, parts, strict=True):
-                pieces.append(part.copy())  # slots are written again
+            for rounds, part in zip(taken, parts, strict=True):
+                rounds.append(part.copy())  # slots are written again
             if last:
-                return [np.concatenate(pieces).view(data.dtype) for pieces in taken]
+                return [np.concatenate(rounds).view(data.dtype) for rounds in taken]
 
     def leave(self) -> None:
         """Tell the others that this process takes part no more."""

@@ -29,7 +29,7 @@ class HoldsRows(Protocol):
             reward, terminated and truncated, [N], 0 and false where not active; and info.
         """
 
-    def settle(self, done: Tensor) -> tuple[Observation, Observation]:
+    def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
         """Reset the rows where `done` [N] bool.
 
         Returns:
@@ -101,7 +101,7 @@ class ActionChunk(VectorEnv):
             raise ConfigurationError(
                 f"ActionChunk needs an env whose rows can wait for each other, and "
                 f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
-                "active) and settle(done) of lightning_rl.envs.HoldsRows, or use a GymnasiumEnv or "
+                "active) and reset_finished(done) of lightning_rl.envs.HoldsRows, or use a GymnasiumEnv or "
                 "a TorchEnv."
             )
 
@@ -134,7 +134,7 @@ class ActionChunk(VectorEnv):
             active = active & ~(ended | out_of_time)
             if self.device.type == "cpu" and not active.any():
                 break
-        observation, final = env.settle(~active)
+        observation, final = env.reset_finished(~active)
         fields = {"final_obs": final, "step_reward": step_reward, "executed": executed}
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 

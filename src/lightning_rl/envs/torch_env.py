@@ -146,7 +146,7 @@ class TorchEnv(VectorEnv):
         self.elapsed = elapsed
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
-    def settle(self, done: Tensor) -> tuple[Observation, Observation]:
+    def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
         self.final_state = self.state
         final = self.observe(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)

@@ -1,7 +1,7 @@
 """Lay what a minibatch gives into one tensor [L + P + n + 1], which adds up.
 
 It holds L scalars to report, a gradient [P], for each of n parameters whether the loss reaches it
-(1 or 0), and a one. All of it is times the number of samples, so that pieces of a minibatch, and
+(1 or 0), and a one. All of it is times the number of samples, so that micro-batches, and
 the parts that ranks have of it, add up; divided by the last element they are averages again.
 
 A parameter that the loss does not reach has no gradient, which is not the same as one of zero: its

@@ -125,7 +125,7 @@ class RewardTerms:
         task: named in errors.
 
     Raises:
-        ConfigurationError: for a term that the task does not have, or a weight that is no number.
+        ConfigurationError: for a term that the task does not have, or a weight of another type.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Send a whole rollout through a policy: one batched pass, without gradients."""
+"""Evaluate a whole rollout, its values or the log-probs of its actions, in one batched pass."""
 
 from collections.abc import Callable
 from typing import Protocol
