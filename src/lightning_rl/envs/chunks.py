@@ -101,8 +101,8 @@ class ActionChunk(VectorEnv):
             raise ConfigurationError(
                 f"ActionChunk needs an env whose rows can wait for each other, and "
                 f"{type(self.env).__name__} steps all of them: give it the methods advance(action, "
-                "active) and reset_finished(done) of lightning_rl.envs.HoldsRows, or use a GymnasiumEnv or "
-                "a TorchEnv."
+                "active) and reset_finished(done) of lightning_rl.envs.HoldsRows, or use a "
+                "GymnasiumEnv or a TorchEnv."
             )
 
     @property
