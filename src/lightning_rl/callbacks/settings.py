@@ -1,6 +1,5 @@
 """Let loggers and checkpoints hold the settings of a run, whoever has set them."""
 
-import copy
 from importlib import import_module
 from typing import Any, cast
 
@@ -28,12 +27,13 @@ class SettingsWriter(Callback):
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the settings, defaults included, nested as in a configuration."""
-        config, lacks = copy.deepcopy(configuration_of(trainer, pl_module))
-        for path, what in lacks.items():
-            _put(config, path.split("."), what)
+        config, lacks = configuration_of(trainer, pl_module)
         config["data"] = _defaults(RLDataModule) | config["data"]
         config["trainer"] = _defaults(type(trainer)) | config["trainer"]
-        return cast(dict[str, Any], _with_defaults(config))
+        settings: dict[str, Any] = _with_defaults(config)
+        for path, what in lacks.items():
+            _put(settings, path.split("."), what)
+        return settings
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hand the settings to the loggers."""
