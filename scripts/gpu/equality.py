@@ -12,7 +12,7 @@ from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, PPO, AsyncCollector
-from lightning_rl.algorithms import cuda_graphs, graphs
+from lightning_rl.optim.compiled import cuda_graphs, graphs
 
 TOLERANCE = 1e-5
 """Between two ways to compute the same in float32; a device may sum in any order."""

@@ -1,7 +1,7 @@
 """Give an algorithm everything but its losses: steps, counters, checkpoints, evaluation."""
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -85,7 +85,7 @@ class TrainingData(Protocol):
     def publish(self) -> None: ...
 
 
-class Algorithm(LightningModule, Constructed):
+class Algorithm(LightningModule, ABC, Constructed):
     """A policy and a way to improve it; evaluated on one episode per seed.
 
     A subclass writes `training_step`, which reads top to bottom, and says in
