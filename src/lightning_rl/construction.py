@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -60,8 +61,8 @@ def described(value: Any, path: str, lacks: dict[str, str]) -> Any:
     """Return a value as a config would hold it; None, and an entry in `lacks`, where none can.
 
     Args:
-        value: plain, an object that remembers its construction, a class or function of a module, a
-            `partial` of a class with named arguments, or lists and dicts of these.
+        value: plain, a dataclass, an object that remembers its construction, a class or function of
+            a module, a `partial` of a class with named arguments, or lists and dicts of these.
         path: of the value.
         lacks: is added to.
     """
@@ -75,6 +76,8 @@ def described(value: Any, path: str, lacks: dict[str, str]) -> Any:
         return _list_of(value, path, lacks)
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return _dict_of(value, path, lacks)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _dict_of({one.name: getattr(value, one.name) for one in fields(value)}, path, lacks)
     if isinstance(value, Constructed) and "class_path" not in construction(value).lacks:
         made = construction(value)
         lacks.update({f"{path}.{inner}": what for inner, what in made.lacks.items()})

@@ -593,7 +593,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, MyPolicy, SlowPolicy, VLAPolicy.",
+        "ActorOnly, CustomVLA, MyPolicy, SlowPolicy, VLAPolicy.",
     ),
     (
         "--model no_mod.Nope",

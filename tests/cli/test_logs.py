@@ -168,7 +168,7 @@ def test_hyperparameters_and_the_summary(tmp_path, monkeypatch, capsys):
         "Best:      eval/avg_reward ",
         f"rl-cli validate --ckpt_path {run_dir}/checkpoints/best.ckpt",
         f"rl-cli fit --ckpt_path {run_dir}/checkpoints/last.ckpt",
-        f"tensorboard --logdir {run_dir}/logs",
+        f"tensorboard --logdir {run_dir.parent} ",
         f"{run_dir}/logs/metrics.csv",
         f"Videos:    {run_dir}/videos",
     ):
