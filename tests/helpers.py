@@ -144,6 +144,8 @@ def assert_same(a, b, path=""):
 def assert_same_run(one, other):
     """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
     a, b = load(last(one)), load(last(other))
+    for content in (a, b):  # what a trainer was given, such as the callback that stops it, may differ
+        content["lightning_rl"]["contents"].pop("rl_config_lacks", None)
     for key in (
         "state_dict",
         "optimizer_states",
