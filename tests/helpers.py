@@ -93,6 +93,14 @@ def load(checkpoint):
     return torch.load(checkpoint, weights_only=True)
 
 
+def without(content, *keys):
+    """Return a checkpoint without some keys and without the list of its keys, as one of before they were kept."""
+    dropped = {*keys, "contents"}
+    state = {key: value for key, value in content["lightning_rl"].items() if key not in dropped}
+    kept = {key: value for key, value in content.items() if key not in dropped}
+    return kept | {"lightning_rl": state}
+
+
 def last(run_dir):
     return Path(run_dir) / "checkpoints" / "last.ckpt"
 
@@ -144,7 +152,10 @@ def assert_same(a, b, path=""):
 def assert_same_run(one, other):
     """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
     a, b = load(last(one)), load(last(other))
-    for content in (a, b):  # what a trainer was given, such as the callback that stops it, may differ
+    for content in (
+        a,
+        b,
+    ):  # what a trainer was given, such as the callback that stops it, may differ
         content["lightning_rl"]["contents"].pop("rl_config_lacks", None)
     for key in (
         "state_dict",

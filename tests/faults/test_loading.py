@@ -33,7 +33,7 @@ from lightning_rl.construction import construction
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.spaces import space_data, space_from
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import assert_same, last, load, make_data, make_ppo, train
+from tests.helpers import assert_same, last, load, make_data, make_ppo, train, without
 
 BUDGET = {"total_env_steps": 128}
 
@@ -55,13 +55,6 @@ class PPOOfThisFile(PPO):
 def save(content, path="policy.ckpt", **changed):
     torch.save(content | changed, path)
     return path
-
-
-def without(content, *keys):
-    """Return a checkpoint as earlier versions wrote it."""
-    state = {key: value for key, value in content[STATE_KEY].items() if key not in keys}
-    kept = {key: value for key, value in content.items() if key not in keys}
-    return kept | {STATE_KEY: state}
 
 
 def refusal(cls, path, **arguments):

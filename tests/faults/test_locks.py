@@ -22,13 +22,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
 from lightning_rl import Algorithm
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.parsing import MOST_VALUES, check_size
 from lightning_rl.cli.trust import FAMILIES, WRITING, checked_config
 from lightning_rl.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import last, train
+from tests.helpers import last, train, without
 
 TRAINER_KINDS = {
     "callbacks": (Callback, "lightning.pytorch.callbacks"),
@@ -167,12 +167,6 @@ def by_command(*arguments):
     return lambda path: run([*arguments, "--ckpt_path", str(path)])
 
 
-def without_spaces(content):
-    """Return a checkpoint of before it held spaces: the env of its configuration has to be made."""
-    state = {key: value for key, value in content[STATE_KEY].items() if key != SPACES_KEY}
-    return content | {STATE_KEY: state}
-
-
 def attack(run_dir, content, config, use):
     """Save a forged checkpoint in a run and use it; what it is refused for does not matter."""
     torch.save(content | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
@@ -199,7 +193,7 @@ USES = {"validate": by_command("validate"), "load_from_checkpoint": Algorithm.lo
 )
 def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, place, trained):
     run_dir, outside = place
-    before, tried, content = snapshot(outside), 0, without_spaces(trained)
+    before, tried, content = snapshot(outside), 0, without(trained, SPACES_KEY)
     for path, cls in classes_of(*FAMILIES[key]).items():
         for forged in forgeries(cls):
             filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))

@@ -9,9 +9,10 @@ import torch
 import yaml
 
 from lightning_rl import PPO, load_vla_model
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.errors import ConfigurationError
+from tests.helpers import without
 
 MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"
 MODEL = """
@@ -60,8 +61,7 @@ def forge(trained, **backbone):
     named = {"class_path": "lightning_rl.TransformersBackbone", "init_args": backbone}
     config["model"]["init_args"]["policy"]["init_args"]["backbone"] = named
     # Without the spaces of CartPole: those of the env named here count.
-    state = {key: value for key, value in trained[STATE_KEY].items() if key != SPACES_KEY}
-    content = trained | {CONFIG_KEY: yaml.safe_dump(config), STATE_KEY: state}
+    content = without(trained, SPACES_KEY) | {CONFIG_KEY: yaml.safe_dump(config)}
     torch.save(content, "policy.ckpt")
 
 

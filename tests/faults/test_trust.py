@@ -9,11 +9,11 @@ import torch
 import yaml
 
 from lightning_rl import Algorithm
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.trust import Checked, checked_config
 from lightning_rl.errors import ConfigurationError
-from tests.helpers import load
+from tests.helpers import load, without
 
 SETTINGS = """
 seed_everything: 3
@@ -145,8 +145,8 @@ def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
     monkeypatch.setattr(os, "system", forbidden)
     config = yaml.safe_load(SETTINGS)
     set_at(key, value)(config)
-    state = {name: kept for name, kept in trained[STATE_KEY].items() if name != SPACES_KEY}
-    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config), STATE_KEY: state}, "policy.ckpt")
+    content = without(trained, SPACES_KEY) | {CONFIG_KEY: yaml.safe_dump(config)}
+    torch.save(content, "policy.ckpt")
     with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.* Pass trust_code=True"):
         Algorithm.load_from_checkpoint("policy.ckpt")
     assert [path.name for path in Path().iterdir()] == ["policy.ckpt"]

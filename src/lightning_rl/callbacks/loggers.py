@@ -118,8 +118,10 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        with writing(self.log_dir):
-            super().save()
+        """Flush. Lightning's own also writes `hparams.yaml`, before there is anything to say."""
+        if self._experiment is not None:
+            with writing(self.log_dir):
+                self._experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
