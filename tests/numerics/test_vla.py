@@ -21,9 +21,9 @@ from lightning_rl import (
     SyncCollector,
     VLAPolicy,
 )
-from lightning_rl.collectors.demonstrations import load as load_demonstrations
-from lightning_rl.collectors.demonstrations import record, save
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline.demonstrations import load as load_demonstrations
+from lightning_rl.offline.demonstrations import record, save
 from tests.helpers import assert_same_run, last, load, scalars
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
