@@ -103,8 +103,8 @@ def _refuse_without_plan(factory: CollectorFactory) -> None:
         takes_any or not missing,
         f"data.collector: {getattr(made, '__qualname__', made)} takes no argument "
         f"{' and no argument '.join(missing)}. A collector is made with plan=... (how the "
-        "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end its "
-        "arguments by **settings, and pass that on: "
+        "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end the "
+        "arguments by **settings, and pass them on, as in "
         "super().__init__(env, policy, num_steps, seed, **settings).",
     )
 

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium_making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.inline import InlineVectorEnv
-from lightning_rl.envs.step_results import read_arrays, refuse_missing_end, to_tensors
+from lightning_rl.envs.step_results import (
+    read_arrays,
+    read_interventions,
+    refuse_missing_end,
+    to_tensors,
+)
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
     Observation,
@@ -38,6 +43,10 @@ REPLAY_SECONDS = 5.0
 
 class GymnasiumEnv(VectorEnv):
     """Any registered Gymnasium env, N times.
+
+    An env, or a wrapper, in which a person or a script may take over says so,
+    `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
+    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`.
 
     Args:
         num_envs: N.
@@ -100,8 +109,9 @@ class GymnasiumEnv(VectorEnv):
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
         """See `VectorEnv.rollout_stepper`."""
-        # A subclass may step in another way.
-        if type(self) is GymnasiumEnv and _is_plain(rollout):
+        # A subclass may step in another way; and who intervenes is in no hurry.
+        quick = type(self) is GymnasiumEnv and not self.reports_interventions
+        if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
 
@@ -118,8 +128,8 @@ class GymnasiumEnv(VectorEnv):
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
-        if info:
-            info = self._tensor_info(info, terminated, truncated)
+        if info or self.reports_interventions:
+            info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -237,6 +247,7 @@ class GymnasiumEnv(VectorEnv):
             # Of the whole batch: NumPy takes twice as long where it has to broadcast.
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
+        self.reports_interventions = bool(self._env.metadata.get("reports_interventions", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
 
@@ -268,9 +279,13 @@ class GymnasiumEnv(VectorEnv):
         self._episode_begin = np.array([longest - len(a) for a in actions], dtype=np.int64)
 
     def _tensor_info(
-        self, info: dict[str, Any], terminated: np.ndarray, truncated: np.ndarray
+        self,
+        info: dict[str, Any],
+        actions: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
     ) -> dict[str, Any]:
-        """Translate what is read of an info."""
+        """Translate what is read of an info, after a step by the env's own actions [N, *A]."""
         result: dict[str, Any] = {}
         if "final_obs" in info:
             final = info["final_obs"]
@@ -287,6 +302,11 @@ class GymnasiumEnv(VectorEnv):
             said = info.get("said", {})
         else:
             said = read_arrays(info, self.num_envs, terminated | truncated)
+        if self.reports_interventions:
+            taken = read_interventions(f"Env '{self.id}'", said, actions)
+            if self._first_action is not None:
+                taken["executed_action"] -= self._first_action
+            result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         return result | to_tensors(said)
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
