@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import gymnasium
@@ -31,8 +32,10 @@ from lightning_rl.envs.vector_env import (
     RolloutStepper,
     Seed,
     VectorEnv,
+    wrap_arrays,
 )
 from lightning_rl.errors import require
+from lightning_rl.rollout import map_tree
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
@@ -99,13 +102,13 @@ class GymnasiumEnv(VectorEnv):
         seeds = seed if seed is None else _plain_seed(seed)
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._forget_episodes()
-        return _to_tensors(self._observation), info
+        return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         """See `VectorEnv.step`."""
         observation, *results, info = self.step_arrays(action.cpu().numpy())
         reward, terminated, truncated = (torch.from_numpy(array) for array in results)
-        return _to_tensors(observation), reward, terminated, truncated, info
+        return wrap_arrays(observation), reward, terminated, truncated, info
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
         """See `VectorEnv.rollout_stepper`."""
@@ -146,7 +149,7 @@ class GymnasiumEnv(VectorEnv):
                 zip(starts, self._episode_begin.tolist(), strict=True)
             )
         ]
-        return {"episodes": episodes, "observation": _plain(_to_tensors(self._observation))}
+        return {"episodes": episodes, "observation": _copied(self._observation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """See `VectorEnv.load_state_dict`.
@@ -170,12 +173,12 @@ class GymnasiumEnv(VectorEnv):
         if any(row is None for row in rows):
             raise RestoreError("a replayed episode ended before its time")
         self._observation = _stack(self.single_observation_space, rows)
-        if not _equal(_plain(_to_tensors(self._observation)), state["observation"]):
+        if not _equal(_copied(self._observation), state["observation"]):
             raise RestoreError("replaying its actions gave another observation")
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
-        return _to_tensors(self._observation)
+        return wrap_arrays(self._observation)
 
     def replay_some(self) -> tuple[bool, list[Any]]:
         """Go on with the replay of all envs for a while, which is timed (`EnvWatch`): it may last.
@@ -293,11 +296,11 @@ class GymnasiumEnv(VectorEnv):
                 self._check_ends(info, truncated & ~terminated)
             if isinstance(final, np.ndarray) and final.dtype == object:
                 rows = [
-                    _row(self._observation, i) if row is None else row
+                    map_tree(itemgetter(i), self._observation) if row is None else row
                     for i, row in enumerate(final)
                 ]
                 final = _stack(self.single_observation_space, rows)
-            result["final_obs"] = _to_tensors(final)
+            result["final_obs"] = wrap_arrays(final)
         if self._replayable:
             said = info.get("said", {})
         else:
@@ -328,14 +331,6 @@ def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
         env.close()
 
 
-def _to_tensors(observation: Any) -> Observation:
-    """Wrap arrays, or dicts of them, as tensors [N, ...] that share their memory."""
-    if isinstance(observation, dict):
-        values = {key: _to_tensors(value) for key, value in observation.items()}
-        return TensorDict(values, [len(next(iter(values.values())))])
-    return torch.from_numpy(observation)
-
-
 def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     """Stack the observations of single envs to arrays [N, ...], or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict):
@@ -348,17 +343,9 @@ def _is_plain(rollout: TensorDict) -> bool:
     return isinstance(observation, Tensor) and observation.device.type == "cpu"
 
 
-def _row(observation: Any, i: int) -> Any:
-    if isinstance(observation, dict):
-        return {key: _row(value, i) for key, value in observation.items()}
-    return observation[i]
-
-
-def _plain(observation: Any) -> Any:
-    """Copy an observation to what a checkpoint may hold: a tensor, or a dict of them."""
-    if isinstance(observation, Tensor):
-        return observation.clone()
-    return {key: _plain(value) for key, value in observation.items()}
+def _copied(observation: Any) -> Any:
+    """Copy arrays to what a checkpoint may hold: a tensor, or a dict of them."""
+    return map_tree(lambda array: torch.from_numpy(array).clone(), observation)
 
 
 def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:

@@ -206,6 +206,14 @@ def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[
     return {"executed_action": executed, "intervened": intervened}
 
 
+def wrap_arrays(observation: Any) -> Observation:
+    """Wrap arrays, or dicts of them, as tensors [N, ...] that share their memory."""
+    if isinstance(observation, dict):
+        values = {key: wrap_arrays(value) for key, value in observation.items()}
+        return TensorDict(values, [len(next(iter(values.values())))])
+    return torch.from_numpy(observation)
+
+
 class StepsArrays(Protocol):
     """An env that lives in NumPy."""
 
