@@ -221,7 +221,7 @@ class AsyncCollector(Collector):
         try:
             while True:
                 self._weights.wait_until(self._may_begin)
-                segment = self._buffer.begin_write(float("inf"))
+                segment = self._buffer.begin_write()
                 self._acting_version = self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
                 notes["number"] = self._loop.rollouts
