@@ -211,12 +211,17 @@ class RLDataModule(LightningDataModule):
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._watch = EnvWatch("the training", env_timeout_s)
+        self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self._training_env()
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
+
+    def _fail_collector(self, error: Exception) -> None:
+        """Have whoever waits for a rollout hear that the env hangs."""
+        if self.collector is not None:
+            self.collector.fail(error)
 
     def _training_env(self) -> VectorEnv:
         return self._watch.make(
@@ -332,7 +337,6 @@ class RLDataModule(LightningDataModule):
             plan=module.plan,
             phase=phases_of(cast(Any, self.trainer).profiler),
         )
-        self._watch.on_hang = self.collector.fail
         if self._make_replay is not None:
             self.replay = self._make_replay(
                 self.observation_space, self.action_space, self.num_envs, policy.version.device
