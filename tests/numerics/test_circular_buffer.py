@@ -559,7 +559,7 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
     check(read(shorter), first=3)
 
     plainer = make(extra_fields={})
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="is dropped") as warned:
         plainer.load_state_dict(state)
     assert str(warned[0].message) == (
         "A rollout of the checkpoint is dropped: its field 'noise' is ([4], torch.float32), the "
