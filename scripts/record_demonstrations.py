@@ -6,8 +6,8 @@ python scripts/record_demonstrations.py demonstrations.pt --episodes 100 --seed 
 import argparse
 
 import lightning_rl.envs
-from lightning_rl.collectors.demonstrations import record, save
 from lightning_rl.envs import ActionChunk
+from lightning_rl.offline.demonstrations import record, save
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

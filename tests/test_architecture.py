@@ -33,6 +33,7 @@ LEVELS = {
     "optim": 2,
     "collectors": 3,
     "evaluation": 3,
+    "offline": 3,
     "data": 4,
     "algorithms": 4,
     "callbacks": 5,

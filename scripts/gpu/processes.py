@@ -65,8 +65,8 @@ def _record(findings: Findings) -> None:
 class Replayed(Collector):
     """Hand out recorded rollouts: to each rank its rows."""
 
-    def __init__(self, path: Path, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, path: Path, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         rows = slice(ranks.rank() * self.env.num_envs, (ranks.rank() + 1) * self.env.num_envs)
         device = self.policy.version.device
         self.rollouts = [

@@ -8,7 +8,7 @@ from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the 
 if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning, OnPolicyAlgorithm
     from lightning_rl.buffers import Replay
-    from lightning_rl.collectors import AsyncCollector, Collector, Demonstrations, SyncCollector
+    from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
         ActionChunk,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         VectorEnv,
     )
     from lightning_rl.errors import ConfigurationError
+    from lightning_rl.offline import Demonstrations
     from lightning_rl.policies import (
         ActorCritic,
         ActorOnly,
@@ -47,7 +48,7 @@ _HOMES = {
     "Backbone": "policies",
     "BehaviorCloning": "algorithms",
     "CartPole": "envs",
-    "Demonstrations": "collectors",
+    "Demonstrations": "offline",
     "PushBlocks": "envs",
     "TinyVLA": "policies",
     "TransformersBackbone": "policies",

@@ -3,9 +3,11 @@
 The dataset, the seeds of the evaluation, and the data module that owns the envs.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,13 +16,13 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
 from lightning_rl.buffers import Buffer, ReadInterrupted, Replay, ReplayFactory, RolloutBuffer
-from lightning_rl.collectors import Collector, SyncCollector
+from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.phases import phases_of
+from lightning_rl.phases import PhaseTimer, phases_of
 from lightning_rl.policies import Policy
 
 if TYPE_CHECKING:
@@ -29,11 +31,22 @@ else:
     # The command line reads this: there a text is the name of a class.
     EnvLike = EnvFactory
 
-CollectorFactory = Callable[[VectorEnv, Policy, int, int], Collector]
-"""Makes a collector from the env, the policy, the steps per rollout and a seed.
 
-In YAML the class and other arguments.
-"""
+class CollectorFactory(Protocol):
+    """Makes a collector; in YAML the class and its other arguments."""
+
+    def __call__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        num_steps: int,
+        seed: int,
+        /,
+        *,
+        plan: EpisodePlan,
+        phase: PhaseTimer,
+    ) -> Collector:
+        """Make one; see `Collector` for the arguments."""
 
 
 class RolloutDataset(IterableDataset[TensorDict]):
@@ -71,6 +84,29 @@ class RolloutDataset(IterableDataset[TensorDict]):
             rollout = self.buffer.get()
             self.collect_seconds = time.perf_counter() - start
             yield rollout
+
+
+def _refuse_without_plan(factory: CollectorFactory) -> None:
+    """Refuse what makes a collector and cannot be told of the plan.
+
+    Raises:
+        ConfigurationError: naming it, and what to add to its arguments.
+    """
+    made: Any = factory
+    while isinstance(made, partial):  # from a config it is one of a function that takes the class
+        classes = [arg for arg in made.args if inspect.isclass(arg) and issubclass(arg, Collector)]
+        made = classes[0] if classes else made.func
+    parameters = inspect.signature(made).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    missing = [name for name in ("plan", "phase") if name not in parameters]
+    require(
+        takes_any or not missing,
+        f"data.collector: {getattr(made, '__qualname__', made)} takes no argument "
+        f"{' and no argument '.join(missing)}. A collector is made with plan=... (how the "
+        "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end the "
+        "arguments by **settings, and pass them on, as in "
+        "super().__init__(env, policy, num_steps, seed, **settings).",
+    )
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
@@ -169,17 +205,23 @@ class RLDataModule(LightningDataModule):
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
+        _refuse_without_plan(collector)
         self._make_collector = collector
         self._make_replay = replay
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
-        self._watch = EnvWatch("the training", env_timeout_s)
+        self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self._training_env()
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
+
+    def _fail_collector(self, error: Exception) -> None:
+        """Have whoever waits for a rollout hear that the env hangs."""
+        if self.collector is not None:
+            self.collector.fail(error)
 
     def _training_env(self) -> VectorEnv:
         return self._watch.make(
@@ -288,11 +330,13 @@ class RLDataModule(LightningDataModule):
         if self._env is None:
             self._env = self._training_env()
         self.collector = self._make_collector(
-            self._env, policy, self.buffer_size, self.seed_for("collector")
+            self._env,
+            policy,
+            self.buffer_size,
+            self.seed_for("collector"),
+            plan=module.plan,
+            phase=phases_of(cast(Any, self.trainer).profiler),
         )
-        self._watch.on_hang = self.collector.fail
-        self.collector.plan = module.plan
-        self.collector.phase = phases_of(cast(Any, self.trainer).profiler)
         if self._make_replay is not None:
             self.replay = self._make_replay(
                 self.observation_space, self.action_space, self.num_envs, policy.version.device

@@ -9,8 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.collectors.loop import Chooser, FirstEpisodes
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import first_state
 
 MAX_EPISODE_STEPS = 100_000
 """Steps after which an evaluation episode without a time limit is cut, and counted as truncated."""
@@ -58,58 +61,65 @@ def run_episodes(
     Returns:
         one `Episode` per seed, in their order.
     """
-    count, total = len(seeds), env.num_envs
     policy.eval()
-    act = _actor(policy, seeds, deterministic)
-    observation, _ = env.reset(seed=[*seeds, *(seeds[0] for _ in range(total - count))])
-    returns = torch.zeros(total, dtype=torch.float64)
-    lengths = torch.zeros(total, dtype=torch.int64)
-    running = torch.arange(total) < count
+    choose = _chooser(policy, env.num_envs, None if deterministic else seeds)
+    playing = FirstEpisodes(env, choose, seeds, MAX_EPISODE_STEPS)
+    returns = torch.zeros(env.num_envs, dtype=torch.float64)
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     episodes: dict[int, Episode] = {}
     if watch is not None:
-        watch(0, returns, running)
-    for step in range(1, MAX_EPISODE_STEPS + 1):
-        td = TensorDict({"observation": observation}, [total]).to(policy.version.device)
-        observation, reward, terminated, truncated, info = env.step(act(td, running))
-        terminated = terminated.cpu()
-        returns += torch.where(running, reward.cpu(), 0.0)
+        watch(0, returns, playing.running)
+    for step, info in enumerate(playing, 1):
+        returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
         executed = info.get("executed")  # where an action is a chunk
         lengths += 1 if executed is None else executed.sum(-1).cpu()
-        ended = running & (terminated | truncated.cpu() | torch.tensor(step == MAX_EPISODE_STEPS))
+        ended = playing.counted & ~playing.running
         for i in ended.nonzero().flatten().tolist():
             episodes[i] = {
                 "seed": int(seeds[i]),
                 "return": float(returns[i]),
                 "length": int(lengths[i]),
-                "terminated": bool(terminated[i]),
+                "terminated": bool(playing.terminated[i]),
                 **_said_of(info, i),
             }
-        running &= ~ended
         if watch is not None:
-            watch(step, returns, running)
-        if not running.any():
-            break
-    return [episodes[i] for i in range(count)]
+            watch(step, returns, playing.running)
+    return [episodes[i] for i in range(len(seeds))]
 
 
-def _actor(
-    policy: Policy, seeds: Sequence[int], deterministic: bool
-) -> Callable[[TensorDict, Tensor], Tensor]:
-    """Return what gives the actions [N, *A] for observations [N], of which some rows [N] run."""
-    if deterministic:
-        return lambda td, running: policy(td, deterministic=True)["action"]
-    generators = [torch.Generator(policy.version.device).manual_seed(int(seed)) for seed in seeds]
+def _chooser(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
+    """Return what chooses the actions: by the mode, or, by the episodes' seeds, drawn row by row.
 
-    def draw(td: TensorDict, running: Tensor) -> Tensor:
-        rows = running.nonzero().flatten()
-        drawn = torch.cat(
-            [policy(td[i : i + 1], generator=generators[i])["action"] for i in rows.tolist()]
-        )
-        # Rows that no longer run do as the first that does: nobody looks at them.
-        everyone = drawn[:1].expand(len(td), *drawn.shape[1:])
-        return everyone.index_copy(0, rows.to(drawn.device), drawn)
+    It carries the state [N, ...] of a policy that has one.
+    """
+    generators = [torch.Generator(policy.version.device).manual_seed(int(s)) for s in seeds or ()]
+    state = first_state(policy, num_envs)
+    keys = ("action", "next_state") if state else ("action",)
 
-    return draw
+    def draw(td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
+        """Have each of the rows [M] that run act by itself."""
+        results = [policy(td[i : i + 1], generator=generators[i]) for i in rows.tolist()]
+        everyone = {}
+        for key in keys:
+            drawn = torch.cat([result[key] for result in results])
+            # Rows that no longer run do as the first that does: nobody looks at them.
+            like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
+            everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
+        return everyone
+
+    def choose(observation: Observation, running: Tensor) -> Tensor:
+        td = TensorDict({"observation": observation, **state}, [num_envs])
+        td = td.to(policy.version.device)
+        if seeds is None:
+            result = policy(td, deterministic=True)
+        else:
+            result = draw(td, running.nonzero().flatten())
+        if state:
+            state["state"] = result["next_state"]
+        action: Tensor = result["action"]
+        return action
+
+    return choose
 
 
 def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Define the rollout: the one container that flows from the collector to the loss.
 
 A rollout is a TensorDict of batch shape [N, T+1]: N envs, T steps, and one bootstrap slot at index
-T, where only `observation` and `value` are valid. It is stored time-major, as [T+1, N], and handed
-out transposed: each env step then writes contiguous memory, and the first T slots flatten to [T*N]
-without a copy.
+T, where only `observation`, `value` and `state` are valid. It is stored time-major, as [T+1, N],
+and handed out transposed: each env step then writes contiguous memory, and the first T slots
+flatten to [T*N] without a copy.
 
 | key                           | shape [N, T+1, ...] | dtype   | written by                    |
 |-------------------------------|---------------------|---------|-------------------------------|
@@ -19,6 +19,9 @@ without a copy.
 | continues, of slot 0          | -                   | bool    | collector: see below          |
 | padding, where rows differ in length | -            | bool    | collector: nothing happened   |
 | success, where the env says so | -                  | bool    | collector                     |
+| state, where the policy has one | policy's    | float32 | policy: that before the step  |
+| executed_action, where a person or a script may take over | env's | env's | env: what it did |
+| intervened, likewise          | -                   | bool    | env: whether they took over   |
 | executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
 | step_reward, likewise         | K                   | float32 | env: what each of them earned |
 
@@ -28,10 +31,13 @@ the K actions of a chunk. `reward` is the plain sum over a chunk; see `env_steps
 `continues` says of the first step whether it goes on where the rollout before this one, as the
 learner got it, has ended; it does not after a reset, nor where a rollout in between was dropped.
 
+`state` is zero where an episode begins, and what the policy returned as `next_state` elsewhere.
+`executed_action` is `action`, within its bounds where the env clips, unless the env named another.
+
 An algorithm adds fields of its own (`advantage`, `return`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -118,6 +124,11 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
     )
 
 
+def intervention_fields(action_space: gymnasium.Space[Any]) -> dict[str, FieldSpec]:
+    """Return what a rollout holds of an env in which a person or a script may take over."""
+    return {"executed_action": space_spec(action_space), "intervened": ((), torch.bool)}
+
+
 def time_major(data: TensorDict) -> TensorDict:
     """Swap the first two batch dimensions of every field, as views.
 
@@ -140,6 +151,20 @@ def step_views(rollout: TensorDict) -> list[TensorDict]:
     return list(time_major(rollout).unbind(0))
 
 
+def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply a function to the tensors or arrays of a tree, and of others of the same structure.
+
+    Returns:
+        what it returned; where the tree is a dict or a TensorDict, a dict of that.
+    """
+    if isinstance(tree, Tensor | np.ndarray):
+        return function(tree, *others)
+    return {
+        key: map_tree(function, child, *(other[key] for other in others))
+        for key, child in tree.items()
+    }
+
+
 def copy_tree(target: Any, source: Any) -> None:
     """Copy a tensor or a tree of tensors into storage of the same structure."""
     if isinstance(target, Tensor):
@@ -149,7 +174,7 @@ def copy_tree(target: Any, source: Any) -> None:
         copy_tree(value, source[key])
 
 
-BOOTSTRAP_FIELDS = ("observation", "value")
+BOOTSTRAP_FIELDS = ("observation", "value", "state")
 """What is valid in the last slot of a rollout; everything else there is zero."""
 
 

@@ -96,8 +96,8 @@ class Replayed(Collector):
 
     acted_by_policy = False  # but another one's
 
-    def __init__(self, path, env, policy, num_steps, seed):
-        super().__init__(env, policy, num_steps, seed)
+    def __init__(self, path, env, policy, num_steps, seed, **settings):
+        super().__init__(env, policy, num_steps, seed, **settings)
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
         self.reports_success = True
@@ -240,8 +240,8 @@ class Send(Callback):
 class Spoiled(SyncCollector):
     """Collect what is no number, on rank 1, in the second rollout or from then on."""
 
-    def __init__(self, field, until, *args):
-        super().__init__(*args)
+    def __init__(self, field, until, *args, **settings):
+        super().__init__(*args, **settings)
         self.field, self.until, self.count = field, until, 0
 
     def collect(self):

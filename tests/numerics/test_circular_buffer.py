@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
-from lightning_rl.buffers import Buffer, BufferClosed, CircularBuffer, WriterError
+from lightning_rl.buffers import BufferClosed, CircularBuffer, WriterError
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import allocate_rollout, flat_transitions, time_major, validate
+from lightning_rl.rollout import flat_transitions, time_major, validate
 from tests.helpers import assert_same
 
 N, T = 2, 3
@@ -110,6 +111,16 @@ def in_thread(target):
     return thread, outcome
 
 
+def read(buffer):
+    """Take the oldest window [N, T'+1], and so give back the one before."""
+    return buffer.take().rollout()
+
+
+def unread(buffer):
+    """How many windows wait to be read."""
+    return int(buffer.statistics()["queue_depth"])
+
+
 def storages(buffer):
     return {
         value.untyped_storage().data_ptr()
@@ -123,14 +134,13 @@ def storages(buffer):
 def test_windows_come_in_the_order_of_writing_far_beyond_the_wrap():
     buffer = make()
     writer = Writer(buffer)
-    assert isinstance(buffer, Buffer)
     assert len(buffer.segments) == 3
     order = []
     for lap in range(10):
         order.append(writer.write().index)
         order.append(writer.write().index)
         for half in range(2):
-            check(buffer.get(), first=(2 * lap + half) * T)
+            check(read(buffer), first=(2 * lap + half) * T)
     assert order == [i % 3 for i in range(20)]
 
 
@@ -139,7 +149,7 @@ def test_a_window_is_a_view_that_flattens_without_a_copy():
     writer = Writer(buffer)
     for _ in range(5):  # in every segment of the ring, and after the wrap
         writer.write()
-        window = buffer.get()
+        window = read(buffer)
         for value in window.flatten_keys(".").values():
             assert value.untyped_storage().data_ptr() in storages(buffer)
             assert value.transpose(0, 1).is_contiguous()
@@ -148,51 +158,46 @@ def test_a_window_is_a_view_that_flattens_without_a_copy():
 
 
 def test_each_window_is_given_out_once():
-    buffer = make()
+    buffer = make(timeout_s=0.01)
     writer = Writer(buffer)
-    assert not buffer.ready()
     writer.write()
-    assert buffer.ready()
-    buffer.get()
-    assert not buffer.ready()
+    assert unread(buffer) == 1
+    read(buffer)
+    assert unread(buffer) == 0
     with pytest.raises(TimeoutError):
-        buffer.take(timeout_s=0.01)
+        buffer.take()
 
 
 def test_what_a_learner_adds_stays_out_of_the_next_window_of_that_segment():
-    buffer = make(max_staleness=0, capacity=T)
+    buffer = make(max_staleness=0)
     writer = Writer(buffer)
-    writer.write()
-    window = buffer.get()
+    segment = writer.write()
+    window = read(buffer)
     window["advantage"] = torch.ones(N, T + 1)
     window["value"].fill_(7.0)
     window["reward"].fill_(5.0)
     window["policy_version"].fill_(5)
-    buffer.release()
     writer.write()
-    again = buffer.get()
+    check(read(buffer), first=T)
+    assert writer.write() is segment
+    again = read(buffer)
     assert "advantage" not in again.keys()
-    check(again, first=T)
+    check(again, first=2 * T)
 
 
-@pytest.mark.parametrize("how", ["release", "get"])
-def test_a_held_segment_is_free_again_by_release_or_by_the_next_get(how):
+def test_a_held_segment_is_free_again_by_the_next_take():
     buffer = make(max_staleness=0)
     writer = Writer(buffer)
+    segment = writer.write()
     writer.write()
-    writer.write()
-    held = buffer.get()
-    assert buffer.is_full
-    with pytest.raises(TimeoutError, match="1 of 2 wait to be read, 1 is held by the learner"):
-        buffer.begin_write(timeout_s=0.01)
+    held = read(buffer)
+    thread, outcome = in_thread(writer.write)
+    thread.join(0.1)
+    assert thread.is_alive()
     check(held, first=0)
-    if how == "release":
-        buffer.release()
-        buffer.release()
-    else:
-        buffer.get()
-    assert not buffer.is_full
-    writer.write()
+    read(buffer)
+    thread.join(5)
+    assert outcome == [segment]
 
 
 def test_the_bootstrap_observation_is_in_both_windows():
@@ -208,20 +213,6 @@ def test_the_bootstrap_observation_is_in_both_windows():
     assert torch.equal(second["observation", "state"][:, T], observation_of(2 * T)["state"])
 
 
-def test_length_counts_the_steps_that_wait_and_never_exceeds_the_capacity():
-    buffer = make(capacity=4 * T)
-    writer = Writer(buffer)
-    for waiting in range(1, 5):
-        writer.write()
-        assert len(buffer) == waiting * T
-        assert buffer.is_full == (waiting == 4)
-    assert buffer.capacity == len(buffer) == 4 * T
-    with pytest.raises(TimeoutError):
-        buffer.begin_write(timeout_s=0.01)
-    buffer.get()
-    assert len(buffer) == 3 * T
-
-
 # --- partial windows ---
 
 
@@ -231,8 +222,7 @@ def test_a_partial_window_has_its_own_bootstrap_slot():
     begin = 0
     for num_steps in [3, 3, 3, 1, 2, 3, 3, 1, 1, 2, 3]:  # every slot has been a transition before
         writer.write(num_steps)
-        assert len(buffer) == num_steps
-        window = buffer.get()
+        window = read(buffer)
         assert window.batch_size == (N, num_steps + 1)
         assert time_major(window)["reward"].is_contiguous()
         check(window, first=begin)
@@ -248,43 +238,6 @@ def test_a_window_of_an_impossible_length_is_refused(num_steps):
         buffer.commit(num_steps)
 
 
-# --- the copying route ---
-
-
-@pytest.mark.parametrize("num_steps", [T, 1])
-def test_extend_copies(num_steps):
-    buffer, source = make(), make()
-    writer = Writer(source)
-    for lap in range(5):
-        writer.write(num_steps)
-        rollout = source.get()
-        buffer.extend(rollout)
-        rollout["reward"].fill_(math.nan)
-        check(buffer.get(), first=lap * num_steps)
-
-
-def test_extend_refuses_what_does_not_fit_and_stays_usable():
-    def allocate(envs=N, steps=T, extra=EXTRA, space=OBSERVATION):
-        return allocate_rollout(space, Discrete(5), envs, steps, extra_fields=extra)
-
-    buffer = make()
-    extra = allocate()
-    extra["mask"] = torch.ones(N, T + 1, dtype=torch.bool)
-    flat_space = Box(-1, 1, (3,))
-    for rollout, message in [
-        (allocate(envs=3), f"3 envs and {T} steps do not fit into segments of {N} envs and {T}"),
-        (allocate(steps=T + 1), f"{T + 1} steps do not fit"),
-        (allocate(extra={}), r"'noise' is missing, the buffer's is \(\[4\], torch.float32\)"),
-        (extra, "'mask' is .*, the buffer's is missing"),
-        (allocate(space=flat_space), "'observation.image' is missing"),
-        (allocate().reshape(-1), r"Expected a rollout of batch shape"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            buffer.extend(rollout)
-    buffer.extend(allocate())
-    assert len(buffer) == T
-
-
 # --- overflow ---
 
 
@@ -296,16 +249,15 @@ def test_block_loses_nothing_and_waits_until_a_segment_is_free():
     thread, outcome = in_thread(writer.write)
     thread.join(0.1)
     assert thread.is_alive()
-    assert len(buffer) == 2 * T
-    check(buffer.get(), first=0)
+    assert unread(buffer) == 2
+    check(read(buffer), first=0)
     thread.join(0.05)
     assert thread.is_alive(), "the learner still holds that segment"
-    buffer.release()
+    check(read(buffer), first=T)
     thread.join(5)
     assert outcome
     assert not isinstance(outcome[0], BaseException)
-    check(buffer.get(), first=T)
-    check(buffer.get(), first=2 * T)
+    check(read(buffer), first=2 * T)
     statistics = buffer.statistics()
     assert statistics["dropped_steps"] == 0
     assert statistics["writer_wait_seconds"] > 0.1
@@ -315,27 +267,27 @@ def test_overwrite_drops_the_oldest_unread_window_and_counts_its_steps():
     buffer = make(overflow="overwrite")
     writer = Writer(buffer)
     writer.write()
-    held = buffer.get()
+    held = read(buffer)
     for num_steps in (2, 3, 1, 3, 3):
         writer.write(num_steps)
         check(held, first=0)
     assert buffer.statistics()["dropped_steps"] == N * (2 + 3 + 1)
-    assert len(buffer) == 2 * T
-    assert buffer.is_full
-    check(buffer.get(), first=T + 6)
-    check(buffer.get(), first=T + 9)
+    assert unread(buffer) == 2
+    check(read(buffer), first=T + 6)
+    check(read(buffer), first=T + 9)
     statistics = buffer.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] + statistics["dropped_steps"]
 
 
-def test_overwrite_goes_round_in_one_segment():
-    buffer = make(max_staleness=0, capacity=T, overflow="overwrite")
+def test_overwrite_goes_round_and_never_takes_what_the_learner_holds():
+    buffer = make(max_staleness=0, overflow="overwrite")
     writer = Writer(buffer)
-    for _ in range(4):
-        writer.write()
-    check(buffer.get(), first=3 * T)
-    with pytest.raises(TimeoutError, match="1 is held"):  # never what the learner holds
-        buffer.begin_write(timeout_s=0.01)
+    writer.write()
+    held = read(buffer)
+    others = {writer.write() for _ in range(4)}
+    assert len(others) == 1
+    check(held, first=0)
+    check(read(buffer), first=4 * T)
 
 
 # --- two threads ---
@@ -351,7 +303,7 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
         if rng[side].random() < (0.2 if slow == side else 0.02):
             time.sleep(rng[side].random() * 3e-4)
 
-    buffer = make(overflow=overflow)
+    buffer = make(overflow=overflow, timeout_s=0.05)
     writer = Writer(buffer, lambda: pause("writer"))
     lengths = rng["writer"].integers(1, T + 1, windows).tolist()
     written = threading.Event()
@@ -364,19 +316,19 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
     sys.setswitchinterval(1e-5)
     try:
         thread, outcome = in_thread(write)
-        expected, read = 0, 0
-        while not (written.is_set() and not buffer.ready()):
+        expected, seen = 0, 0
+        while not (written.is_set() and not unread(buffer)):
             try:
-                window = buffer.take(timeout_s=0.05).rollout()
+                window = read(buffer)
             except TimeoutError:
                 continue  # the end: the last one was dropped or read in between
             begin = check(window)
-            assert len(buffer) <= buffer.capacity
+            assert unread(buffer) <= 2
             assert begin == expected if overflow == "block" else begin >= expected
             pause("reader")
             check(window, first=begin)  # nobody wrote into it meanwhile
             expected = begin + window.batch_size[1] - 1
-            read += N * (window.batch_size[1] - 1)
+            seen += N * (window.batch_size[1] - 1)
         thread.join(5)
     finally:
         sys.setswitchinterval(interval)
@@ -385,29 +337,30 @@ def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
     assert expected == sum(lengths), "the last window is never dropped"
     statistics = buffer.statistics()
     assert statistics["written_steps"] == N * sum(lengths)
-    assert statistics["read_steps"] == read
-    assert statistics["dropped_steps"] == N * sum(lengths) - read
-    assert overflow == "overwrite" or read == N * sum(lengths)
+    assert statistics["read_steps"] == seen
+    assert statistics["dropped_steps"] == N * sum(lengths) - seen
+    assert overflow == "overwrite" or seen == N * sum(lengths)
 
 
 @pytest.mark.parametrize("side", ["writer", "reader"])
 def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
-    buffer = make(max_staleness=0, capacity=T)
+    buffer = make(max_staleness=0)
     writer = Writer(buffer)
     if side == "writer":
         writer.write()
-        buffer.get()
+        writer.write()
+        buffer.take()
 
     def wait():
         begin = time.thread_time()
-        buffer.begin_write() if side == "writer" else buffer.get()
+        buffer.begin_write() if side == "writer" else buffer.take()
         return time.thread_time() - begin, time.perf_counter()
 
     thread, outcome = in_thread(wait)
     thread.join(0.5)
     assert thread.is_alive()
     woken = time.perf_counter()
-    buffer.release() if side == "writer" else writer.write()
+    buffer.take() if side == "writer" else writer.write()
     thread.join(5)
     busy, came = outcome[0]
     assert busy < 0.02, "it polls"
@@ -420,26 +373,24 @@ def test_a_waiting_side_uses_no_processor_and_wakes_at_once(side):
 
 def test_a_time_out_says_who_waited_for_whom_and_can_be_retried():
     buffer = make(max_staleness=0, timeout_s=0.02)
-    writer = Writer(buffer)
-    with pytest.raises(TimeoutError, match=r"within 0\.02 s: the collector has begun none"):
-        buffer.get()
-    buffer.begin_write()
-    with pytest.raises(TimeoutError, match=r"within 0\.01 s: the collector has begun one"):
-        buffer.take(timeout_s=0.01)
-    buffer.cancel_write()
-    writer.write()
-    writer.write()
-    with pytest.raises(TimeoutError, match=r"within 0\.02 s: 2 of 2 wait to be read, 0 is held"):
-        buffer.begin_write()
-    check(buffer.get(), first=0)
-    buffer.release()
-    writer.write()
-    check(buffer.get(), first=T)
+    ends = "Is it stuck, or do 3 steps of 2 envs take longer than timeout_s?"
+    with pytest.raises(TimeoutError) as error:
+        buffer.take()
+    begins = "No rollout came within 0.02 s: the collector has begun"
+    assert str(error.value) == f"{begins} none. {ends}"
+    writer = Writer(buffer, lambda: time.sleep(0.1))
+    thread, _ = in_thread(writer.write)
+    thread.join(0.05)
+    with pytest.raises(TimeoutError) as error:
+        buffer.take()
+    assert str(error.value) == f"{begins} one. {ends}"
+    thread.join(5)
+    check(read(buffer), first=0)
 
 
 def test_a_wait_without_limit_is_possible():
     buffer = make(timeout_s=math.inf)
-    thread, outcome = in_thread(buffer.get)
+    thread, outcome = in_thread(partial(read, buffer))
     thread.join(0.05)
     Writer(buffer).write()
     thread.join(5)
@@ -453,7 +404,7 @@ def test_close_wakes_a_waiting_side(side):
         writer = Writer(buffer)
         writer.write()
         writer.write()
-    thread, outcome = in_thread(buffer.begin_write if side == "writer" else buffer.get)
+    thread, outcome = in_thread(buffer.begin_write if side == "writer" else buffer.take)
     thread.join(0.05)
     assert thread.is_alive()
     buffer.close()
@@ -470,13 +421,9 @@ def test_a_closed_buffer_refuses_both_sides_and_keeps_what_nobody_read():
     assert not buffer.closed
     buffer.close()
     assert buffer.closed
-    assert buffer.ready(), "get would not wait"
-    for call in (buffer.commit, buffer.get):
+    for call in (partial(buffer.commit, 1), buffer.take):
         with pytest.raises(BufferClosed):
             call()
-    buffer.cancel_write()
-    with pytest.raises(BufferClosed):
-        buffer.begin_write()
     assert len(buffer.state_dict()["windows"]) == 1
 
 
@@ -495,7 +442,7 @@ def report_failure(buffer):
 def test_a_failure_of_the_writer_reaches_the_reader_with_its_traceback(pending):
     buffer = make(timeout_s=60.0)
     if pending:
-        thread, outcome = in_thread(buffer.get)
+        thread, outcome = in_thread(partial(read, buffer))
         thread.join(0.05)
         report_failure(buffer)
         thread.join(5)
@@ -503,19 +450,18 @@ def test_a_failure_of_the_writer_reaches_the_reader_with_its_traceback(pending):
     else:
         Writer(buffer).write()
         report_failure(buffer)
-        assert buffer.ready()
         with pytest.raises(WriterError) as caught:
-            buffer.get()
+            read(buffer)
         error = caught.value
     assert isinstance(error, WriterError)
     assert str(error) == "The collector failed: KeyError: 'gripper'"
     assert isinstance(error.__cause__, KeyError)
     assert "in explode_in_the_env" in "".join(traceback.format_exception(error))
     with pytest.raises(WriterError):  # and stays so
-        buffer.get()
+        read(buffer)
     buffer.close()
     with pytest.raises(WriterError):
-        buffer.get()
+        read(buffer)
     with pytest.raises(BufferClosed):
         buffer.begin_write()
 
@@ -525,33 +471,24 @@ def test_the_first_failure_counts_and_a_stopped_writer_is_none():
     buffer.close()
     buffer.fail(BufferClosed("stopped"))
     with pytest.raises(BufferClosed):
-        buffer.get()
+        read(buffer)
     buffer.fail(OSError("camera"))
     buffer.fail(OSError("later"))
     with pytest.raises(WriterError, match="OSError: camera"):
-        buffer.get()
+        read(buffer)
 
 
 def test_a_segment_is_written_by_one_writer_at_a_time():
     buffer = make()
     with pytest.raises(RuntimeError, match="call begin_write"):
-        buffer.commit()
+        buffer.commit(1)
     buffer.begin_write()
-    with pytest.raises(RuntimeError, match="Segment 0 is still being written"):
+    with pytest.raises(RuntimeError) as error:
         buffer.begin_write()
-
-
-def test_a_cancelled_segment_is_used_next():
-    buffer = make()
-    writer = Writer(buffer)
-    writer.write()
-    begun = buffer.begin_write()
-    buffer.cancel_write()
-    buffer.cancel_write()
-    assert writer.write() is begun  # no env step was taken in between: slot 0 is right
-    check(buffer.get(), first=0)
-    check(buffer.get(), first=T)
-    assert buffer.statistics()["written_steps"] == N * 2 * T
+    assert str(error.value) == (
+        "Segment 0 is still being written: one writer at a time, and commit() before the next "
+        "begin_write()."
+    )
 
 
 # --- state ---
@@ -565,13 +502,12 @@ def saved(buffer):
 
 
 def test_a_restored_buffer_goes_on_as_the_saved_one():
-    buffer = make(capacity=4 * T)
+    buffer = make(max_staleness=3)
     writer = Writer(buffer)
     for num_steps in (3, 2, 3, 1, 3):
         writer.write(num_steps)
         if writer.step == 3:
-            buffer.get()
-            buffer.release()
+            read(buffer)
     state = saved(buffer)
     assert len(state["windows"]) == 4
     assert all(
@@ -580,15 +516,15 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
         for value in TensorDict(window).flatten_keys(".").values()
     ), "the state is a copy"
 
-    restored = make(capacity=5 * T)
+    restored = make(max_staleness=4)
     restored.load_state_dict(state)
     assert_same(saved(restored), state)
-    assert len(restored) == 2 + 3 + 1 + 3
+    assert unread(restored) == 4
     writer.buffer = restored
     writer.write(2)  # its slot 0 is the end of the last restored window
     begin = 3
     for num_steps in (2, 3, 1, 3, 2):
-        check(restored.get(), first=begin)
+        check(read(restored), first=begin)
         begin += num_steps
     statistics = restored.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] == N * 14
@@ -599,7 +535,7 @@ def test_a_state_depends_on_no_clock():
     states = []
     for delay in (0.0, 0.05):
         buffer = make()
-        thread, _ = in_thread(buffer.get)
+        thread, _ = in_thread(partial(read, buffer))
         thread.join(delay)
         writer = Writer(buffer)
         writer.write()
@@ -620,13 +556,22 @@ def test_windows_that_do_not_fit_a_changed_buffer_are_counted():
     with pytest.warns(UserWarning, match="3 steps do not fit into segments of 2 envs and 2 steps"):
         shorter.load_state_dict(state)
     assert shorter.statistics()["dropped_steps"] == N * 3
-    check(shorter.get(), first=3)
+    check(read(shorter), first=3)
+
+    plainer = make(extra_fields={})
+    with pytest.warns(UserWarning, match="is dropped") as warned:
+        plainer.load_state_dict(state)
+    assert str(warned[0].message) == (
+        "A rollout of the checkpoint is dropped: its field 'noise' is ([4], torch.float32), the "
+        "buffer's is missing; allocate both for the same spaces and extra_fields."
+    )
+    assert plainer.statistics()["dropped_steps"] == N * 6
 
     smaller = make(max_staleness=0)
     smaller.load_state_dict(state)
     assert smaller.statistics()["dropped_steps"] == N * 3
-    check(smaller.get(), first=3)
-    check(smaller.get(), first=4)
+    check(read(smaller), first=3)
+    check(read(smaller), first=4)
 
 
 def test_a_state_is_not_loaded_into_a_buffer_in_use():
@@ -643,8 +588,6 @@ def test_a_state_is_not_loaded_into_a_buffer_in_use():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": T}, rf"capacity .* = {2 * T}, got {T}\. Default"),
-        ({"capacity": 3 * T + 1}, f"multiple of num_steps={T} .* got {3 * T + 1}"),
         ({"max_staleness": -1}, "max_staleness must not be negative, got 3 and -1"),
         ({"overflow": "drop"}, "overflow must be 'block' .* or 'overwrite' .*, got 'drop'"),
         ({"timeout_s": 0.0}, r"timeout_s must be positive .*, got 0\.0"),
@@ -655,9 +598,6 @@ def test_a_wrong_setting_is_named(settings, message):
         make(**settings)
 
 
-def test_the_capacity_follows_the_staleness():
+def test_the_segments_follow_the_staleness():
     for staleness in (0, 1, 4):
-        buffer = make(max_staleness=staleness)
-        assert buffer.capacity == (staleness + 2) * T
-        assert len(buffer.segments) == staleness + 2
-    assert len(make(max_staleness=2, capacity=3 * T).segments) == 3
+        assert len(make(max_staleness=staleness).segments) == staleness + 2

@@ -152,8 +152,8 @@ def test_it_trains_checkpoints_resumes_and_is_validated_from_yaml_alone(director
     assert error == (
         f"The configuration in {last(part)} names 'my_vla.WithCritic' as "
         "model.init_args.policy.init_args.model_class, which looks like the path of a Python "
-        "object. Nothing was imported. A checkpoint is data, and code that it names is not run: "
-        "add --trust_code true if you know where it comes from, or give your own --config."
+        "object. Nothing was imported. A checkpoint is data, and code that it names is not run. "
+        "Add --trust_code true if you know where it comes from, or give your own --config."
     )
     sys.modules.pop("my_vla")  # as in a process of its own
     rest = ["--trust_code", "true", "--trainer.max_epochs", "-1"]

@@ -331,8 +331,7 @@ def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
     env = Ticker(4)
     torch.manual_seed(0)
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = SyncCollector(env, policy, 15, 1)
-    collector.plan = EpisodePlan(2, reset, first_only)
+    collector = SyncCollector(env, policy, 15, 1, plan=EpisodePlan(2, reset, first_only))
     merged = 0
     for _ in range(8):
         before = collector.statistics.episodes

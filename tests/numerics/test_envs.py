@@ -18,8 +18,8 @@ from lightning_rl.envs import (
     TimeLimitProbe,
     TorchEnv,
     ValueProbe,
-    gymnasium_env,
 )
+from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import QuickDiscrete
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same
@@ -631,7 +631,7 @@ def test_a_saved_state_holds_only_the_actions_of_the_episodes_under_way():
 
 
 def test_an_episode_too_long_to_keep_is_not_saved(monkeypatch):
-    monkeypatch.setattr(gymnasium_env, "MAX_REPLAY_STEPS", 100)
+    monkeypatch.setattr(adapter, "MAX_REPLAY_STEPS", 100)
     env = GymnasiumEnv(2, "Counter-v0")
     env.reset(seed=0)
     play(env, torch.zeros(1100, 2, dtype=torch.int64))

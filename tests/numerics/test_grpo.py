@@ -335,8 +335,7 @@ def test_resume_is_exact_with_groups_and_a_reference(tmp_path):
 def test_a_plan_without_groups_draws_new_starts_for_every_row():
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = SyncCollector(env, policy, 20, seed=1)
-    collector.plan = EpisodePlan(reset_every_rollout=True)
+    collector = SyncCollector(env, policy, 20, seed=1, plan=EpisodePlan(reset_every_rollout=True))
     starts = torch.cat([collector.collect()["observation"][:, 0].clone() for _ in range(3)])
     assert len(starts.unique(dim=0)) == 12
 

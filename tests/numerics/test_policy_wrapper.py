@@ -37,8 +37,9 @@ def members():
     return sorted({n for n in names if not n.startswith("_")} | {"forward"})
 
 
-ITS_OWN = ("get_action", "training_settings")
-"""`forward` by definition, which a wrapper may change; and names of the attributes of one module."""
+ITS_OWN = ("get_action", "training_settings", "belongs_to_critic", "acting_state")
+"""`forward` by definition, which a wrapper may change; names of the attributes of one module; what `critic_modules`
+says; and what is passed on under other names (tested below)."""
 
 ATTRIBUTES = ("joint_ratio", "has_critic", "micro_batch_size", "autocast_dtype", "version")
 METHODS = [n for n in members() if inspect.isfunction(getattr(Policy, n, 0)) and n not in ITS_OWN]
@@ -152,3 +153,16 @@ def test_a_wrapper_that_acts_in_its_own_way_is_not_passed_by():
     assert torch.equal(policy.get_action(td, deterministic=True)["action"], -mode)
     rollout = allocate_rollout(SPACES[0], policy.action_space, 4, 2)
     assert isinstance(policy.rollout_actor(rollout), StepwiseActor)
+
+
+def test_a_wrapper_acts_by_what_the_inner_policy_acts_by():
+    class Frozen(ActorCritic):
+        def acting_state(self):
+            return {name: value for name, value in super().acting_state().items() if name != "kept"}
+
+    wrapper = SlowPolicy(*SPACES, lambda *spaces: Frozen(*spaces, (8,)), delay_ms=0.0)
+    wrapper.inner.register_buffer("kept", torch.zeros(3))
+    wrapper.gain = nn.Parameter(torch.ones(1))
+    names = {f"inner.{name}" for name in wrapper.inner.acting_state()}
+    assert set(wrapper.acting_state()) == names | {"gain"}
+    assert not any("critic" in name or "kept" in name for name in names)

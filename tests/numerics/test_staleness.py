@@ -182,7 +182,7 @@ class Ones(Counting):
 def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
     policy, swaps = kind(), 0
     collector = AsyncCollector(Ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20)
-    assert isinstance(collector._loop._lanes[0].actor, actor)
+    assert isinstance(collector._loop._writers[0].actor, actor)
     delay = Delay(3, 10.0)
     try:
         for _ in range(60):

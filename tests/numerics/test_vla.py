@@ -1,5 +1,7 @@
 """What must hold of a policy that sees, reads and acts in chunks, and of its training."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from lightning_rl import (
     SyncCollector,
     VLAPolicy,
 )
-from lightning_rl.collectors.demonstrations import load as load_demonstrations
-from lightning_rl.collectors.demonstrations import record, save
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline.demonstrations import load as load_demonstrations
+from lightning_rl.offline.demonstrations import record, save
 from tests.helpers import assert_same_run, last, load, scalars
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
@@ -199,7 +201,7 @@ def test_the_critic_warms_up_alone(tmp_path):
 def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
     torch.manual_seed(0)
     policy = make_policy()
-    data = data_module(16, 4, 30, lambda *a: Demonstrations(*a, episodes=16))
+    data = data_module(16, 4, 30, partial(Demonstrations, episodes=16))
     module = BehaviorCloning(policy, n_epochs=4, batch_size=64, learning_rate=3e-3)
     fit(tmp_path / "bc", module, data)
     losses = [value for _, value in scalars(tmp_path / "bc")["train/negative_log_prob"]]

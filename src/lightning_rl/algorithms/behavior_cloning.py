@@ -14,8 +14,8 @@ from lightning_rl.algorithms.action_parts import (
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size
 from lightning_rl.algorithms.on_policy import epochs
-from lightning_rl.collectors import Demonstrations
 from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.offline import Demonstrations
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, flat_transitions

@@ -24,10 +24,7 @@ class WriterError(RuntimeError):
 
 
 class Buffer(ABC):
-    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once.
-
-    One between two threads waits where one within a thread raises for want of room or rollouts.
-    """
+    """Takes rollouts of batch shape [N, T+1] in, and gives each of them out exactly once."""
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:
@@ -49,13 +46,6 @@ class Buffer(ABC):
         Raises:
             RuntimeError: where there is none.
         """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what waits in the buffer, for a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most buffers are empty between iterations
-        """Take up a saved state."""
 
 
 class RolloutBuffer(Buffer):

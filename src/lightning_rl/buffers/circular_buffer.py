@@ -1,5 +1,6 @@
 """Pass rollouts from a writing thread to a reading one through a preallocated ring."""
 
+import math
 import threading
 import warnings
 from collections import deque
@@ -8,56 +9,50 @@ from typing import Any, Literal
 
 import gymnasium
 import torch
-from tensordict import TensorDict
 
-from lightning_rl.buffers.base import Buffer, BufferClosed, ReadInterrupted, WriterError
+from lightning_rl.buffers.base import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.segments import (
     Segment,
     Window,
     allocate_segments,
     check_fits,
-    ring_capacity,
     saved_rollout,
 )
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.errors import require
-from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_tree, validate
+from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_tree
 
 
-class CircularBuffer(Buffer):
+class CircularBuffer:
     """A ring of time slices of N envs between one writer (a collector) and one reader (a learner).
 
     The ring consists of K segments of T+1 slots. The writer takes a free segment (`begin_write`),
     fills its slots 0 to T-1 in place, writes the last observation into slot T, and hands it over
-    (`commit`). The reader takes the oldest one (`get`) as a window [N, T+1], a view, and frees it
-    by `release` or by the next `get`. Windows come in the order of their writing, each once.
+    (`commit`). The reader takes the oldest one (`take`) as a window [N, T+1], a view, and frees it
+    by the next `take`. Windows come in the order of their writing, each once.
 
     Why segments, not a ring of single slots: a window must be contiguous where the ring wraps, or
     it could not be a view; and the bootstrap slot of one window is slot 0 of the next, which the
     writer needs while the learner holds the first. The price is one slot per segment, and one
     observation that the writer copies every T steps.
 
-    K is max_staleness + 2, unless `capacity` says otherwise: a collector that keeps the bound is at
-    most max_staleness + 1 windows ahead of what was read, and the learner keeps one more, maybe
-    through an evaluation.
+    K is max_staleness + 2: a collector that keeps the bound is at most max_staleness + 1 windows
+    ahead of what was read, and the learner keeps one more, maybe through an evaluation.
 
     A segment belongs to one side at a time, so its content needs no lock; changing hands does. The
-    reader may write into its window and add fields, but leaves `observation` alone. On a GPU both
-    sides use the same stream, as PyTorch's threads do unless told otherwise.
+    reader may write into its window and add fields, but leaves `observation` and `state` alone. On
+    a GPU both sides use the same stream, as PyTorch's threads do unless told otherwise.
 
     Args:
         observation_space: of one env.
         action_space: of one env.
         num_envs: N.
         num_steps: T, steps per env in a full window.
-        max_staleness: by how many updates a window may lag the learner, which sets the smallest
-            capacity.
-        capacity: steps per env that the ring holds, bootstrap slots not counted: a multiple of T,
-            at least (max_staleness + 1) * T. Where not given, (max_staleness + 2) * T.
+        max_staleness: by how many updates a window may lag the learner, which sets K.
         overflow: what a writer meets who has no free segment: `block`, it waits; `overwrite`, the
             oldest window that nobody has read is dropped, and counted.
-        timeout_s: how long either side waits for the other before it raises, in seconds; `inf` for
-            ever. The writer's wait lasts as long as the learner's update and evaluation.
+        timeout_s: how long the reader waits for a window before it raises, in seconds; `inf` for
+            ever. The writer waits for ever: for as long as an update and an evaluation take.
         extra_fields: see `allocate_rollout`.
         device: of the storage.
 
@@ -73,13 +68,16 @@ class CircularBuffer(Buffer):
         num_steps: int,
         *,
         max_staleness: int = 1,
-        capacity: int | None = None,
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,
         extra_fields: Mapping[str, FieldSpec] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity = ring_capacity(num_steps, max_staleness, capacity)
+        require(
+            num_steps >= 1 and max_staleness >= 0,
+            "num_steps must be at least 1 and max_staleness must not be negative, got "
+            f"{num_steps} and {max_staleness}.",
+        )
         require(
             overflow in ("block", "overwrite"),
             f"overflow must be 'block' (the writer waits) or 'overwrite' (the oldest unread "
@@ -90,9 +88,14 @@ class CircularBuffer(Buffer):
         self.num_steps = num_steps
         self.overflow = overflow
         self.timeout_s = timeout_s
-        spaces, count = (observation_space, action_space), self.capacity // num_steps
         self.segments = allocate_segments(
-            count, *spaces, num_envs, num_steps, extra_fields=extra_fields, device=device
+            max_staleness + 2,
+            observation_space,
+            action_space,
+            num_envs,
+            num_steps,
+            extra_fields=extra_fields,
+            device=device,
         )
         self._changed = threading.Condition()  # guards everything below
         self._free = deque(self.segments)
@@ -106,40 +109,33 @@ class CircularBuffer(Buffer):
 
     # --- the writer's side ---
 
-    def begin_write(self, timeout_s: float | None = None) -> Segment:
+    def begin_write(self) -> Segment:
         """Return a free segment; what is in it is left from an earlier lap.
 
-        Waits for one, or drops a window, as `overflow` says; `timeout_s` instead of the buffer's.
+        Waits for one, or drops a window, as `overflow` says.
 
         Raises:
-            TimeoutError: where none became free in time; one may try again.
             BufferClosed: after `close` or `fail`, also while waiting.
-            RuntimeError: where the segment before has been neither committed nor cancelled.
+            RuntimeError: where the segment before has not been committed.
         """
         with self._changed:
             if self._writing is not None:
                 raise RuntimeError(
                     f"Segment {self._writing.index} is still being written: one writer at a time, "
-                    "and commit() or cancel_write() before the next begin_write()."
+                    "and commit() before the next begin_write()."
                 )
-            if not self._wait("writer", self._has_room, timeout_s):
-                raise TimeoutError(
-                    f"No segment became free within {self._limit(timeout_s):g} s: "
-                    f"{len(self._unread)} of {len(self.segments)} wait to be read, "
-                    f"{int(self._held is not None)} is held by the learner. Is it stuck, or does "
-                    "an update or evaluation take longer than timeout_s?"
-                )
+            self._wait("writer", self._has_room, math.inf)
             self._refuse_stopped()
             segment = self._free.popleft() if self._free else self._drop_oldest()
             self._writing = segment
         return segment
 
-    def commit(self, num_steps: int | None = None, notes: Mapping[str, Any] | None = None) -> None:
+    def commit(self, num_steps: int, notes: Mapping[str, Any] | None = None) -> None:
         """Hand the segment that was begun to the reader.
 
         Args:
-            num_steps: T' where fewer than T steps were taken; the window is then [N, T'+1], and
-                slot T' is its bootstrap slot.
+            num_steps: T' of T steps that were taken; the window is [N, T'+1], and slot T' is its
+                bootstrap slot.
             notes: what else the reader is to know of the window, as plain data.
 
         Raises:
@@ -147,40 +143,20 @@ class CircularBuffer(Buffer):
             BufferClosed: after `close` or `fail`.
             RuntimeError: where no segment has been begun.
         """
-        steps = self.num_steps if num_steps is None else num_steps
-        if not 1 <= steps <= self.num_steps:
-            raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {steps}.")
+        if not 1 <= num_steps <= self.num_steps:
+            raise ValueError(f"num_steps must lie in [1, {self.num_steps}], got {num_steps}.")
         if self._writing is None:
             raise RuntimeError("No segment is being written: call begin_write() first.")
-        clear_bootstrap_slot(self._writing.steps[steps])
+        clear_bootstrap_slot(self._writing.steps[num_steps])
         with self._changed:
             self._refuse_stopped()
-            self._unread.append(Window(self._writing, steps, dict(notes or {})))
+            self._unread.append(Window(self._writing, num_steps, dict(notes or {})))
             self._writing = None
-            self._counters["written_steps"] += steps * self.num_envs
+            self._counters["written_steps"] += num_steps * self.num_envs
             self._changed.notify_all()
 
-    def cancel_write(self) -> None:
-        """Give back the segment that was begun, if any; what was written into it is lost."""
-        with self._changed:
-            if self._writing is not None:
-                self._free.appendleft(self._writing)
-                self._writing = None
-
-    def extend(self, rollout: TensorDict) -> None:
-        """Copy a rollout [N, T'+1], T' at most T, where `Buffer.extend` is asked for.
-
-        Raises what `begin_write` does, and ValueError where the rollout does not fit.
-        """
-        validate(rollout)
-        check_fits(self.segments[0], rollout)
-        segment = self.begin_write()
-        slots = rollout.batch_size[1]
-        copy_tree(segment.rollout[:, :slots], rollout)
-        self.commit(slots - 1)
-
     def fail(self, error: BaseException) -> None:
-        """Hand over the exception that ended the writer, for the reader's `get` to raise.
+        """Hand over the exception that ended the writer, for the reader's `take` to raise.
 
         The first one counts; `BufferClosed` does not, it only says that the writer obeyed.
         """
@@ -191,19 +167,8 @@ class CircularBuffer(Buffer):
 
     # --- the reader's side ---
 
-    def ready(self) -> bool:
-        """Tell whether `get` would not wait: there is a window, or an error to raise."""
-        with self._changed:
-            return bool(self._unread) or self.closed
-
-    def get(self) -> TensorDict:
-        """Give out the oldest window as a view [N, T'+1], in a container of its own; see `take`."""
-        return self.take().rollout()
-
-    def take(self, timeout_s: float | None = None) -> Window:
+    def take(self) -> Window:
         """Free the window that was taken before, and give out the oldest one; waits for one.
-
-        Good until `release` or the next `take`. `timeout_s` instead of the buffer's.
 
         Raises:
             WriterError: from the exception that ended the writer, whatever else is unread.
@@ -213,9 +178,12 @@ class CircularBuffer(Buffer):
         """
         with self._changed:
             self._free_held()
-            if not self._wait("reader", lambda: bool(self._unread) or self._interrupted, timeout_s):
+            came = self._wait(
+                "reader", lambda: bool(self._unread) or self._interrupted, self.timeout_s
+            )
+            if not came:
                 raise TimeoutError(
-                    f"No rollout came within {self._limit(timeout_s):g} s: the collector "
+                    f"No rollout came within {self.timeout_s:g} s: the collector "
                     f"{'has begun one' if self._writing else 'has begun none'}. Is it stuck, or do "
                     f"{self.num_steps} steps of {self.num_envs} envs take longer than timeout_s?"
                 )
@@ -230,11 +198,6 @@ class CircularBuffer(Buffer):
             self._held = window.segment
             self._counters["read_steps"] += window.num_steps * self.num_envs
         return window
-
-    def release(self) -> None:
-        """Free the window that `get` gave out, if any: the writer may overwrite it from now on."""
-        with self._changed:
-            self._free_held()
 
     def interrupt(self) -> None:
         """Have the reader wait no more, for good. Signal handlers may: the lock is reentrant."""
@@ -257,17 +220,6 @@ class CircularBuffer(Buffer):
     def closed(self) -> bool:
         """Whether both sides are to stop: after `close`, or `fail`."""
         return self._closed or self._error is not None
-
-    def __len__(self) -> int:
-        """Return the steps per env that wait to be read, bootstrap slots not counted."""
-        with self._changed:
-            return sum(window.num_steps for window in self._unread)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no segment is free: the next `begin_write` would wait, or drop a window."""
-        with self._changed:
-            return not self._free
 
     def statistics(self) -> dict[str, float]:
         """Return what the ring has seen.
@@ -301,7 +253,7 @@ class CircularBuffer(Buffer):
         """
         with self._changed:
             if len(self._free) < len(self.segments):
-                raise RuntimeError("Load a state before the first begin_write() or extend().")
+                raise RuntimeError("Load a state before the first begin_write().")
             self._counters = {key: state[key] for key in self._counters}
             for kept in state["windows"]:
                 saved = saved_rollout(kept)
@@ -318,15 +270,11 @@ class CircularBuffer(Buffer):
 
     # --- with the lock held ---
 
-    def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float | None) -> bool:
+    def _wait(self, side: str, possible: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something is possible, or the buffer is stopped; False where time ran out."""
-        limit = self._limit(timeout_s)
-        came, seconds = wait_for(self._changed, lambda: self.closed or possible(), limit)
+        came, seconds = wait_for(self._changed, lambda: self.closed or possible(), timeout_s)
         self._waited[side] += seconds
         return came
-
-    def _limit(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else timeout_s
 
     def _has_room(self) -> bool:
         return bool(self._free) or (self.overflow == "overwrite" and bool(self._unread))

@@ -8,7 +8,6 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.errors import require
 from lightning_rl.rollout import FieldSpec, allocate_rollout, step_views
 
 
@@ -47,27 +46,6 @@ def saved_rollout(state: dict[str, Any]) -> TensorDict:
     """Return the rollout [N, T'+1] that a saved window holds."""
     fields = state["fields"]
     return TensorDict(fields, fields["reward"].shape)
-
-
-def ring_capacity(num_steps: int, max_staleness: int, capacity: int | None) -> int:
-    """Return the capacity of a ring in steps per env, bootstrap slots not counted.
-
-    Raises:
-        ConfigurationError: for a number out of range.
-    """
-    require(
-        num_steps >= 1 and max_staleness >= 0,
-        f"num_steps must be at least 1 and max_staleness must not be negative, got {num_steps} "
-        f"and {max_staleness}.",
-    )
-    least = (max_staleness + 1) * num_steps
-    chosen = least + num_steps if capacity is None else capacity
-    require(
-        chosen >= least and chosen % num_steps == 0,
-        f"capacity (steps per env) must be a multiple of num_steps={num_steps} and at least "
-        f"(max_staleness + 1) * num_steps = {least}, got {capacity}. Default: one more.",
-    )
-    return chosen
 
 
 def allocate_segments(

@@ -2,7 +2,6 @@
 
 from lightning_rl.collectors.asynchronous import AsyncCollector
 from lightning_rl.collectors.base import Collector, SyncCollector
-from lightning_rl.collectors.demonstrations import Demonstrations
 from lightning_rl.collectors.loop import EpisodePlan
 
-__all__ = ["AsyncCollector", "Collector", "Demonstrations", "EpisodePlan", "SyncCollector"]
+__all__ = ["AsyncCollector", "Collector", "EpisodePlan", "SyncCollector"]

@@ -5,6 +5,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -12,10 +13,11 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import RolloutLoop
+from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
+from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.process import flush_denormals, flushes_denormals
 
@@ -42,7 +44,7 @@ class AsyncCollector(Collector):
     A checkpoint holds the rollouts that wait to be read, and the state in which the rollout under
     way began: a resumed run collects that one again.
 
-    See `Collector` for the first four arguments.
+    See `Collector` for the first four arguments, and the last two.
 
     Args:
         max_staleness: by how many updates the weights behind a step may lag the learner's.
@@ -66,8 +68,11 @@ class AsyncCollector(Collector):
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,
         device: str | None = None,
+        *,
+        plan: EpisodePlan = AS_THEY_COME,
+        phase: PhaseTimer = no_phases,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed)
+        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
         check_range("max_staleness", max_staleness, least=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
@@ -87,8 +92,15 @@ class AsyncCollector(Collector):
             extra_fields=policy.extra_fields | env.extra_fields,
             device=own_device,
         )
-        self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)
-        self._loop.renew = self._renew
+        self._loop = RolloutLoop(
+            env,
+            self._acting,
+            self._buffer.segments,
+            seed,
+            plan=plan,
+            phase=phase,
+            take_up_weights=self._take_up_weights,
+        )
         self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
         self._read = 0  # the number of the last rollout that was handed out, from 1
@@ -101,7 +113,7 @@ class AsyncCollector(Collector):
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
 
     def collect(self) -> TensorDict:
-        """See `Collector.collect`; waits for the thread, which the first call starts.
+        """Wait for the thread, which the first call starts.
 
         Raises:
             WriterError: from the exception that ended the thread.
@@ -125,20 +137,18 @@ class AsyncCollector(Collector):
         return self.account_for(rollout, window.notes["begins_anew"], window.notes["reports"])
 
     def interrupt(self) -> None:
-        """See `Collector.interrupt`; the thread goes on until `close`."""
+        """Have `collect` wait no more; the thread goes on until `close`."""
         self._buffer.interrupt()
 
     def fail(self, error: Exception) -> None:
-        """See `Collector.fail`."""
         self._is_lost = True
         self._buffer.fail(error)
 
     def publish(self) -> None:
-        """See `Collector.publish`."""
         self._weights.publish(self.policy)
 
     def metrics(self) -> dict[str, float]:
-        """See `Collector.metrics`; idle shares are those since the last call, in %."""
+        """Return what there is to log; idle shares are those since the last call, in %."""
         seen = self._buffer.statistics()
         now = {
             "at": time.perf_counter(),
@@ -157,7 +167,6 @@ class AsyncCollector(Collector):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Collector.state_dict`."""
         with self._boundary:
             return super().state_dict() | {
                 "loop": self._resume_from,
@@ -167,9 +176,7 @@ class AsyncCollector(Collector):
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Collector.load_state_dict`."""
         super().load_state_dict(state)
-        self._loop.plan = self.plan
         self._loop.load_state_dict(state["loop"])
         self._read = state.get("read", state["loop"]["rollouts"])
         if "buffer" in state:
@@ -180,7 +187,7 @@ class AsyncCollector(Collector):
         self._resume_from = state["loop"]
 
     def close(self) -> None:
-        """See `Collector.close`; waits until the thread has stopped, between two env steps."""
+        """Wait until the thread has stopped, between two env steps."""
         self._weights.close()
         self._buffer.close()
         if self._thread is not None:
@@ -197,7 +204,6 @@ class AsyncCollector(Collector):
     # --- the thread ---
 
     def _start(self) -> None:
-        self._loop.plan, self._loop.phase = self.plan, self.phase
         # A checkpoint may have come in since.
         self._acting.load_state_dict(self.policy.state_dict())
         self._weights.publish(self.policy)
@@ -211,7 +217,7 @@ class AsyncCollector(Collector):
         try:
             while True:
                 self._weights.wait_until(self._may_begin)
-                segment = self._buffer.begin_write(float("inf"))
+                segment = self._buffer.begin_write()
                 self._acting_version = self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
                 notes["number"] = self._loop.rollouts
@@ -231,12 +237,12 @@ class AsyncCollector(Collector):
             return updates > 0 or self._begun == 0
         return self._begun <= updates + (self.max_staleness if updates else 0)
 
-    def _renew(self, close: Any) -> bool:
-        """Stop, or take up newer weights, between two env steps; see `RolloutLoop.renew`."""
+    def _take_up_weights(self, finish: Callable[[], None]) -> bool:
+        """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         self._weights.refuse_closed()
         if self._weights.version == self._acting_version:
             return False
-        close()
+        finish()
         self._acting_version = self._weights.load_into(self._acting)
         return True
 

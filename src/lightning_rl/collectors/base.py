@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl.buffers import allocate_segments
-from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -21,17 +21,18 @@ from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    A subclass's constructor begins with these four arguments; the data module fills them in, the
-    config sets the rest.
+    A subclass's constructor begins with these first four arguments, and takes the last two by name;
+    the data module fills in all six, the config sets the rest.
 
     Args:
         env: stepped by this collector alone.
         policy: acts; the collector reads its weights and never writes them.
         num_steps: T, steps per env in a rollout.
         seed: of the env and of the sampling of actions.
+        plan: how episodes begin and end, as the algorithm wants it.
+        phase: times the phases `env` and `inference`, for a profiler.
 
     Attributes:
-        plan: how episodes begin and end; set by the data module, from the algorithm.
         statistics: returns and lengths of finished episodes, of all processes.
         reports: what the envs of all processes said of rewards and metrics, averaged over the last
             rollout.
@@ -43,7 +44,6 @@ class Collector(ABC):
         num_rollouts: how many rollouts there is memory for.
         acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
             log-probs are too.
-        phase: times the phases `env` and `inference`, for a profiler.
     """
 
     max_staleness: int = 0
@@ -51,17 +51,26 @@ class Collector(ABC):
     num_rollouts: int = 1
     acted_by_policy: bool = True
 
-    def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        num_steps: int,
+        seed: int,
+        *,
+        plan: EpisodePlan = AS_THEY_COME,
+        phase: PhaseTimer = no_phases,
+    ) -> None:
         self.env = env
         self.policy = policy
         self.num_steps = num_steps
         self.seed = seed
-        self.plan = EpisodePlan()
+        self.plan = plan
+        self.phase = phase
         self.statistics = EpisodeStatistics(env.num_envs)
         self.reports: dict[str, float] = {}
         self.reports_success = False
         self.env_steps = 0
-        self.phase: PhaseTimer = no_phases
         self._skipped = False
 
     @abstractmethod
@@ -149,8 +158,17 @@ class SyncCollector(Collector):
     are made once.
     """
 
-    def __init__(self, env: VectorEnv, policy: Policy, num_steps: int, seed: int) -> None:
-        super().__init__(env, policy, num_steps, seed)
+    def __init__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        num_steps: int,
+        seed: int,
+        *,
+        plan: EpisodePlan = AS_THEY_COME,
+        phase: PhaseTimer = no_phases,
+    ) -> None:
+        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
         (self._segment,) = allocate_segments(
             1,
             env.single_observation_space,
@@ -160,11 +178,10 @@ class SyncCollector(Collector):
             extra_fields=policy.extra_fields | env.extra_fields,
             device=policy.version.device,
         )
-        self._loop = RolloutLoop(env, policy, [self._segment], seed)
+        self._loop = RolloutLoop(env, policy, [self._segment], seed, plan=plan, phase=phase)
 
     def collect(self) -> TensorDict:
-        """See `Collector.collect`; fewer than T steps where the plan ends the rollout early."""
-        self._loop.plan, self._loop.phase = self.plan, self.phase
+        """Step the env; fewer than T times where the plan ends the rollout early."""
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
@@ -172,11 +189,9 @@ class SyncCollector(Collector):
         return self.account_for(self._segment.rollout[:, : steps + 1], **notes)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Collector.state_dict`."""
         return super().state_dict() | {"loop": self._loop.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Collector.load_state_dict`."""
         super().load_state_dict(state)
         if unread := state.get("buffer", {}).get("windows"):
             warnings.warn(
@@ -185,5 +200,4 @@ class SyncCollector(Collector):
                 stacklevel=2,
             )
             self.skip_rollout()
-        self._loop.plan = self.plan
         self._loop.load_state_dict(state["loop"])

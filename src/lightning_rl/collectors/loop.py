@@ -1,9 +1,9 @@
-"""Step an env with a policy, rollout after rollout, into segments of storage."""
+"""Step an env: the one loop of training, evaluation and recording, and how it fills rollouts."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,116 @@ LOOK_EVERY = 16
 A look waits for the device.
 """
 
+Chooser = Callable[[Observation, Tensor], Tensor]
+"""Gives the actions [N, *A] for an observation [N, ...] and the rows [N] bool that still run."""
+
+
+class Acts(Protocol):
+    """Chooses the actions: a `RolloutActor` on the storage of a rollout, or `FirstEpisodes`."""
+
+    def act(self, t: int) -> None:
+        """Choose the actions of step t."""
+
+
+class Steps(Protocol):
+    """Steps an env: a `RolloutStepper` on the storage of a rollout, or `FirstEpisodes`."""
+
+    def step(self, t: int) -> dict[str, Any]:
+        """Step by the actions of step t, keep what follows from them, and return the info."""
+
+
+def step_through(
+    actor: Acts,
+    stepper: Steps,
+    num_steps: int,
+    *,
+    before: Callable[[int], None] | None = None,
+    phase: PhaseTimer = no_phases,
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Step an env, and hand out after each step its number, from 0, and its info.
+
+    Who looks on stands in the body of the loop over it, and may break it off. No gradients are
+    wanted: switch them off around that loop, not here, as a generator runs in its caller's mode.
+
+    Args:
+        actor: chooses the actions.
+        stepper: steps the env by them.
+        num_steps: at most.
+        before: called before each step with its number; what it raises ends the loop.
+        phase: times the phases `inference` and `env`.
+    """
+    for t in range(num_steps):
+        if before is not None:
+            before(t)
+        with phase("inference"):
+            actor.act(t)
+        with phase("env"):
+            info = stepper.step(t)
+        yield t, info
+
+
+class FirstEpisodes:
+    """Play the first episode of some rows of an env, side by side and without storage.
+
+    What a row does afterwards is played on, and does not count. Iterate to play: each step hands
+    out its info.
+
+    Args:
+        env: is reset.
+        choose: gives the actions; the observation that it gets holds until the next step.
+        seeds: of the M episodes, M at most N; row i plays the i-th, the rows beyond do not count.
+        max_steps: after which an episode is cut.
+
+    Attributes:
+        running: [N] bool, on the CPU: the episodes that have not ended.
+        counted: [N] bool, on the CPU: the rows whose last step counts, those that ended by it
+            included.
+        observation: [N, ...], what the next actions are chosen for.
+        action: [N, *A], the last one.
+        reward, terminated, truncated: [N], of the last step.
+    """
+
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        choose: Chooser,
+        seeds: Sequence[int],
+        max_steps: int,
+    ) -> None:
+        self._env, self._choose, self._max_steps = env, choose, max_steps
+        idle = [seeds[0]] * (env.num_envs - len(seeds))
+        self.observation, _ = env.reset(seed=[*seeds, *idle])
+        self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for t, info in step_through(self, self, self._max_steps):
+            done = self.terminated.cpu() | self.truncated.cpu()
+            self.counted = self.running
+            self.running = self.counted & ~done & (t + 1 < self._max_steps)
+            yield info
+            if not self.running.any():
+                break
+
+    def act(self, t: int) -> None:
+        """Choose the actions for the present observation."""
+        self.action = self._choose(self.observation, self.running)
+
+    def step(self, t: int) -> dict[str, Any]:
+        """Step by the chosen actions."""
+        self.observation, self.reward, self.terminated, self.truncated, info = self._env.step(
+            self.action
+        )
+        return info
+
+
+CARRIED = ("observation", "state")
+"""What of a rollout's bootstrap slot the next one begins with; `state` where the policy has one."""
+
 
 @dataclass(frozen=True)
 class EpisodePlan:
@@ -44,7 +154,11 @@ class EpisodePlan:
     first_episode_only: bool = False
 
 
-class Lane(NamedTuple):
+AS_THEY_COME = EpisodePlan()
+"""Episodes begin where the last ones end, and end where the env says so."""
+
+
+class SegmentWriter(NamedTuple):
     """What writes into one segment, made once."""
 
     storage: TensorDict
@@ -64,30 +178,40 @@ class RolloutLoop:
         policy: acts; read, never written.
         segments: the storage that rollouts may go into.
         seed: of the env and of the sampling of actions.
+        plan: how episodes begin and end.
+        phase: times the phases `env` and `inference`.
+        take_up_weights: called before each step; where there are newer weights, it calls what it is
+            given, for all that the present ones have still to say, takes them up, and returns true.
+            It may raise, to end the loop.
 
     Attributes:
-        plan: how episodes begin and end.
-        renew: called before each step; takes up newer weights, and tells whether it did. It may
-            raise, to end the loop.
         reports_success: whether the env has said of an episode that it succeeded or not.
         rollouts: how many have begun, those before a resumption included.
     """
 
     def __init__(
-        self, env: VectorEnv, policy: Policy, segments: Sequence[Segment], seed: int
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        segments: Sequence[Segment],
+        seed: int,
+        *,
+        plan: EpisodePlan = AS_THEY_COME,
+        phase: PhaseTimer = no_phases,
+        take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
-        self.env = env
-        self.policy = policy
-        self.seed = seed
-        self.generator = torch.Generator(policy.version.device).manual_seed(seed)
-        self.plan = EpisodePlan()
-        self.phase: PhaseTimer = no_phases
-        self.renew: Callable[[Callable[[], None]], bool] | None = None
+        self._env = env
+        self._policy = policy
+        self._seed = seed
+        self._generator = torch.Generator(policy.version.device).manual_seed(seed)
+        self._plan = plan
+        self._phase = phase
+        self._take_up_weights = take_up_weights
         self.reports_success = False
         self._reports = EnvReports()
         self._with_final: list[int] = []
-        self._lanes = [
-            Lane(
+        self._writers = [
+            SegmentWriter(
                 time_major(segment.rollout),
                 time_major(segment.rollout)["success"].unbind(0),
                 policy.rollout_actor(segment.rollout),
@@ -95,9 +219,10 @@ class RolloutLoop:
             )
             for segment in segments
         ]
+        self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
-        self._next: Observation | None = None
+        self._next: dict[str, Any] = {}  # what the next rollout begins with, where it goes on
 
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
@@ -107,46 +232,65 @@ class RolloutLoop:
             how many steps were taken, fewer than T where the plan says so; and what a rollout does
             not hold, see `Collector.account_for`.
         """
-        begins_anew = self._next is None or self.plan.reset_every_rollout
-        observation = self._reset() if begins_anew else self._next
-        if begins_anew:
-            first = segment.steps[0].get("observation")
-            check_like(type(self.env).__name__, observation, first, "observation")
-        copy_tree(segment.steps[0].get("observation"), observation)
-        self.rollouts += 1
-        self._finished.zero_()
-        storage, success, actor, stepper = lane = self._lanes[segment.index]
-        storage["success"].zero_()
-        self._with_final.clear()
+        begins_anew = self._begin(segment)
+        storage, success, actor, stepper = writer = self._writers[segment.index]
         since = steps = 0
-        with self.phase("inference"):
-            actor.begin(self.generator)
-        slots = len(storage) - 1
-        may_end_early = self.plan.first_episode_only
-        while steps < slots and not (may_end_early and self._all_have_finished(storage, steps)):
-            if self.renew is not None and self.renew(lambda: self._close(lane, since, steps)):  # noqa: B023  # called at once
-                actor.begin(self.generator, steps)
-                since = steps
-            with self.phase("inference"):
-                actor.act(steps)
-            with self.phase("env"):
-                info = stepper.step(steps)
+
+        def before(t: int) -> None:
+            nonlocal since
+            assert self._take_up_weights is not None
+            if self._take_up_weights(lambda: self._close(writer, since, t)):
+                actor.begin(self._generator, t)
+                since = t
+
+        with self._phase("inference"):
+            actor.begin(self._generator)
+        played = step_through(
+            actor,
+            stepper,
+            len(storage) - 1,
+            before=before if self._take_up_weights is not None else None,
+            phase=self._phase,
+        )
+        may_end_early = self._plan.first_episode_only
+        for t, info in played:
+            steps = t + 1
             if info:
-                self._record(success, steps, info)
-            steps += 1
-        self._close(lane, since, steps)
+                self._record(success, t, info)
+            if may_end_early and self._all_have_finished(storage, steps):
+                break
+        self._close(writer, since, steps)
         self._check_ends(storage, steps)
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
-        self._next = segment.steps[steps].get("observation")
+        self._next = {key: segment.steps[steps].get(key) for key in self._carried}
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
 
-    def _close(self, lane: Lane, start: int, stop: int) -> None:
+    def _begin(self, segment: Segment) -> bool:
+        """Write what the first slot begins with; tell whether the env was reset for it."""
+        begins_anew = not self._next or self._plan.reset_every_rollout
+        first = segment.steps[0]
+        if begins_anew:
+            self._next = {"observation": self._reset()}
+            place = first.get("observation")
+            check_like(type(self._env).__name__, self._next["observation"], place, "observation")
+        for key in self._carried:
+            if key in self._next:
+                copy_tree(first.get(key), self._next[key])
+            else:  # the state of a policy, which begins with the episodes
+                first.get(key).zero_()
+        self.rollouts += 1
+        self._finished.zero_()
+        self._writers[segment.index].storage["success"].zero_()
+        self._with_final.clear()
+        return begins_anew
+
+    def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
         """Write what the weights of slots `start` to `stop` - 1 have to say of them."""
         if start == stop:
             return
-        with self.phase("inference"):
-            lane.actor.finish(start, stop)
-        lane.storage["policy_version"][start:stop].fill_(self.policy.version)
+        with self._phase("inference"):
+            writer.actor.finish(start, stop)
+        writer.storage["policy_version"][start:stop].fill_(self._policy.version)
 
     def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
         """Write what only some envs say, or only at some steps."""
@@ -168,7 +312,7 @@ class RolloutLoop:
         if len(self._with_final) < steps:
             cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
             cut[self._with_final] = False
-            refuse_missing_end(type(self.env).__name__, cut.cpu())
+            refuse_missing_end(type(self._env).__name__, cut.cpu())
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
         """Tell whether each row has finished an episode, so that no further step is wanted."""
@@ -184,28 +328,30 @@ class RolloutLoop:
         Raises:
             ConfigurationError: where members of a group do not begin alike.
         """
-        size = self.plan.group_size
+        size = self._plan.group_size
         if self.rollouts == 0 and size == 1:
-            return self.env.reset(seed=self.seed)[0]
-        drawn = np.random.SeedSequence([self.seed, self.rollouts])
-        seeds = drawn.generate_state(self.env.num_envs // size).repeat(size)
-        observation, _ = self.env.reset(seed=seeds.tolist())
+            return self._env.reset(seed=self._seed)[0]
+        drawn = np.random.SeedSequence([self._seed, self.rollouts])
+        seeds = drawn.generate_state(self._env.num_envs // size).repeat(size)
+        observation, _ = self._env.reset(seed=seeds.tolist())
         if not _alike(observation, size):
             raise ConfigurationError(
                 f"The {size} members of a group began their episodes in different states, though "
-                f"their envs were given the same seed. {type(self.env).__name__} must draw its "
+                f"their envs were given the same seed. {type(self._env).__name__} must draw its "
                 "starts from the seed of `reset` alone."
             )
         return observation
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next rollout depends on, as plain numbers and tensors."""
-        goes_on = self._next is not None and not self.plan.reset_every_rollout
+        following = {} if self._plan.reset_every_rollout else self._next
+        policy_state = {key: following[key].clone() for key in ("state",) if key in following}
         return {
-            "env": self.env.state_dict() if goes_on else None,
-            "generator": self.generator.get_state(),
+            "env": self._env.state_dict() if following else None,
+            "generator": self._generator.get_state(),
             "rollouts": self.rollouts,
             "reports_success": self.reports_success,
+            "policy": policy_state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -213,15 +359,16 @@ class RolloutLoop:
 
         Warns where the env cannot be restored: the next rollout then begins new episodes.
         """
-        self.generator.set_state(state["generator"].cpu())
+        self._generator.set_state(state["generator"].cpu())
         self.rollouts = state["rollouts"]
         self.reports_success = state["reports_success"]
-        if self.plan.reset_every_rollout or self.rollouts == 0:
+        if self._plan.reset_every_rollout or self.rollouts == 0:
             return  # new episodes begin in any case
         try:
             if state["env"] is None:
                 raise RestoreError("its state could not be saved")
-            self._next = self.env.load_state_dict(state["env"])
+            observation = self._env.load_state_dict(state["env"])
+            self._next = {"observation": observation, **state.get("policy", {})}
         except RestoreError as error:
             warnings.warn(
                 f"The env could not be restored to where the checkpoint left it ({error}): its "

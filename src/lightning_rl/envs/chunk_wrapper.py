@@ -15,7 +15,8 @@ class ChunkWrapper(gymnasium.Wrapper):
     The observation is a dict: `observation`, the env's own after the last action executed; and of
     the chunk before it `step_reward` [K] and `executed` [K], 1 for the actions that were executed.
     It travels with the observation because that is what reaches the learner with every step. The
-    info is that of the last action executed, but for `rewards`, which are summed.
+    info is that of the last action executed, but for `rewards`, which are summed, and for
+    `executed_action`, a chunk as well, and `intervened`, of any of its actions.
 
     Args:
         env: is stepped.
@@ -46,6 +47,7 @@ class ChunkWrapper(gymnasium.Wrapper):
         """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
         step_reward, executed = self._nothing()
         terms: dict[str, Any] = {}
+        taken_over: dict[str, Any] = {}
         for k in range(self._execute):
             observation, reward, terminated, truncated, info = self.env.step(action[k])
             step_reward[k], executed[k] = float(reward), 1
@@ -54,10 +56,16 @@ class ChunkWrapper(gymnasium.Wrapper):
                 for name, value in said.items():
                     if is_number(value):
                         terms[name] = terms.get(name, 0.0) + value
+            if "executed_action" in info:
+                instead = taken_over.setdefault("executed_action", np.array(action))
+                instead[k] = info["executed_action"]
+                if "intervened" in info:
+                    before = taken_over.get("intervened", False)
+                    taken_over["intervened"] = before or bool(info["intervened"])
             if terminated or truncated:
                 break
-        if terms:
-            info = {**info, "rewards": terms}
+        if terms or taken_over:
+            info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
         told = self._told(observation, step_reward, executed)
         return told, step_reward.sum(), terminated, truncated, info
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, interventions
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.rollout import FieldSpec
 
@@ -59,7 +59,8 @@ class ActionChunk(VectorEnv):
     the k actions executed of one. Episode lengths and budgets count env steps.
 
     In `info`, success and metrics are of the last action executed, as in the plain env: a success
-    that was gone before the episode ended is none. Reward terms are summed.
+    that was gone before the episode ended is none. Reward terms are summed. `executed_action` is a
+    chunk too, and `intervened` says of any of its actions that somebody had taken over.
 
     Args:
         num_envs: N.
@@ -87,6 +88,7 @@ class ActionChunk(VectorEnv):
         )
         self.env = env(num_envs)
         self.num_envs, self.device = num_envs, self.env.device
+        self.reports_interventions = self.env.reports_interventions
         self.chunk_size = chunk_size
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
         if isinstance(self.env, WrapsEach):
@@ -108,7 +110,11 @@ class ActionChunk(VectorEnv):
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         shape = (self.chunk_size,)
-        return {"step_reward": (shape, torch.float32), "executed": (shape, torch.bool)}
+        own: dict[str, FieldSpec] = {
+            "step_reward": (shape, torch.float32),
+            "executed": (shape, torch.bool),
+        }
+        return own | super().extra_fields
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -129,6 +135,8 @@ class ActionChunk(VectorEnv):
         for k in range(self.steps_per_action):
             reward, ended, out_of_time, info = env.advance(action[:, k], active)
             step_reward[:, k], executed[:, k] = reward, active
+            if self.reports_interventions:
+                self._take_over(merged, action, k, info, active)
             _merge(merged, info, active)
             terminated, truncated = terminated | ended, truncated | out_of_time
             active = active & ~(ended | out_of_time)
@@ -152,6 +160,19 @@ class ActionChunk(VectorEnv):
 
     def close(self) -> None:
         self.env.close()
+
+    def _take_over(
+        self, merged: dict[str, Any], action: Tensor, k: int, info: dict[str, Any], active: Tensor
+    ) -> None:
+        """Take in what was done instead of action k of a chunk, of the rows [N] that took it."""
+        said = interventions(self.env, action[:, k], info)
+        if k == 0:
+            merged["executed_action"] = action.clone()
+            merged["intervened"] = torch.zeros_like(active)
+        done = merged["executed_action"][:, k]
+        taken = active.view(-1, *[1] * (done.dim() - 1))
+        done.copy_(torch.where(taken, said["executed_action"], done))
+        merged["intervened"] |= active & said["intervened"]
 
     def _step_wrapped(
         self, action: Tensor

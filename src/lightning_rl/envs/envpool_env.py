@@ -12,12 +12,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.step_results import read_arrays, says_something, to_tensors
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.rollout import map_tree
 
 OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
 """Settings of EnvPool that are given elsewhere or not at all, so never as `env_kwargs`."""
@@ -183,12 +183,11 @@ def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
 
 def _to_tensors(observation: Any) -> Observation:
     """Wrap arrays, or dicts of them, as tensors [N, ...]; float64 becomes float32."""
-    if isinstance(observation, dict):
-        values = {key: _to_tensors(value) for key, value in observation.items()}
-        return TensorDict(values, [len(next(iter(values.values())))])
-    if observation.dtype == np.float64:
-        observation = observation.astype(np.float32)
-    return torch.from_numpy(observation)
+    return wrap_arrays(map_tree(_narrowed, observation))
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _with_rows(observation: Observation, index: Tensor, rows: Observation) -> Observation:

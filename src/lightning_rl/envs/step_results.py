@@ -16,14 +16,15 @@ from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError
 
-SAID = ("success", "is_success", "rewards", "metrics")
-"""The keys of `info` that are read; robotics envs call success `is_success`."""
-
 TREES = ("rewards", "metrics")
 """Those that are dicts of numbers by name."""
 
 Said = dict[str, Any]
-"""`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; a key that no env said is absent."""
+"""`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; a key that no env said is absent.
+
+Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
+that did, and `intervened` [N].
+"""
 
 
 def check_like(name: str, value: Any, storage: Any, field: str) -> None:
@@ -151,7 +152,11 @@ def says_something(info: dict[str, Any]) -> bool:
     Asked of each env at each step: written out, as a loop takes three times as long.
     """
     return bool(info) and (
-        "metrics" in info or "success" in info or "rewards" in info or "is_success" in info
+        "metrics" in info
+        or "success" in info
+        or "rewards" in info
+        or "is_success" in info
+        or "executed_action" in info
     )
 
 
@@ -160,6 +165,10 @@ def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
     success = info.get("success", info.get("is_success"))
     if success is not None:
         _column(said, "success", num_envs)[i] = bool(success)
+    if "executed_action" in info:
+        said.setdefault("executed_action", {})[i] = info["executed_action"]
+        if "intervened" in info:
+            _column(said, "intervened", num_envs)[i] = bool(info["intervened"])
     for kind in TREES:
         numbers = info.get(kind)
         if isinstance(numbers, dict):
@@ -203,6 +212,29 @@ def to_tensors(said: Said) -> dict[str, Any]:
     return tensors
 
 
+def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, np.ndarray]:
+    """Return `executed_action` [N, *A] and `intervened` [N] bool; see `VectorEnv.step`.
+
+    Args:
+        name: of the env.
+        said: by N envs.
+        actions: [N, *A], what they were told.
+
+    Raises:
+        ConfigurationError: for an action of another shape than those.
+    """
+    executed = actions.copy()
+    for i, action in said.get("executed_action", {}).items():
+        if np.shape(action) != actions.shape[1:]:
+            got = np.shape(action)
+            raise ConfigurationError(_message(name, "executed_action", got, actions.shape[1:]))
+        executed[i] = action
+    differs = (executed != actions).reshape(len(actions), -1).any(1)
+    flags = said.get("intervened")
+    intervened = differs if flags is None else np.where(np.isnan(flags), differs, flags != 0)
+    return {"executed_action": executed, "intervened": intervened.astype(bool)}
+
+
 def _column(columns: dict[str, Any], name: str, num_envs: int) -> np.ndarray:
     """Return the array [N] of a name, at first NaN for every env."""
     if name not in columns:
@@ -217,6 +249,11 @@ def _of_arrays(info: dict[str, Any], given: np.ndarray) -> Said:
     for name in ("is_success", "success"):
         if name in info:
             said["success"] = _numbers(info[name], _mask(info, name, given))
+    if "executed_action" in info:
+        mask = _mask(info, "executed_action", given)
+        said["executed_action"] = {i: info["executed_action"][i] for i in np.flatnonzero(mask)}
+        if "intervened" in info:
+            said["intervened"] = _numbers(info["intervened"], mask)
     for kind in TREES:
         tree = info.get(kind)
         if isinstance(tree, dict):
@@ -256,6 +293,9 @@ def _merged(said: Said, final: Said, done: np.ndarray) -> Said:
         one, other = said.get(key), final.get(key)
         if key in TREES:
             merged[key] = _merged(one or {}, other or {}, done)
+        elif key == "executed_action":
+            rows = [(i, a) for i, a in (one or {}).items() if not done[i]]
+            merged[key] = dict(rows + [(i, a) for i, a in (other or {}).items() if done[i]])
         else:
             merged[key] = np.where(
                 done, np.nan if other is None else other, np.nan if one is None else one

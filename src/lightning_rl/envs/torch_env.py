@@ -13,6 +13,7 @@ from lightning_rl.envs.counter_random import key_of, uniforms
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
+from lightning_rl.rollout import map_tree
 
 
 class TorchEnv(VectorEnv):
@@ -239,13 +240,13 @@ class TorchEnv(VectorEnv):
 
 def _with_rows(tree: Any, rows: Tensor, new: Any) -> Any:
     """Copy a tensor [N, ...], or a tree of them to a dict, with some rows replaced."""
-    if isinstance(tree, Tensor):
-        return tree.index_copy(0, rows, new)
-    return {key: _with_rows(value, rows, new[key]) for key, value in tree.items()}
+    return map_tree(lambda old, chosen: old.index_copy(0, rows, chosen), tree, new)
 
 
 def _where(mask: Tensor, chosen: Any, otherwise: Any) -> Any:
     """Take whole rows of one tensor [N, ...], or tree of them, or of the other, by mask [N]."""
-    if isinstance(otherwise, Tensor):
-        return torch.where(mask.view(-1, *[1] * (otherwise.dim() - 1)), chosen, otherwise)
-    return {key: _where(mask, chosen[key], value) for key, value in otherwise.items()}
+
+    def choose(other: Tensor, one: Tensor) -> Tensor:
+        return torch.where(mask.view(-1, *[1] * (other.dim() - 1)), one, other)
+
+    return map_tree(choose, otherwise, chosen)

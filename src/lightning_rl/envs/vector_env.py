@@ -15,7 +15,13 @@ from torch import Tensor
 
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import FieldSpec, copy_tree, step_views, time_major
+from lightning_rl.rollout import (
+    FieldSpec,
+    copy_tree,
+    intervention_fields,
+    step_views,
+    time_major,
+)
 
 Observation = Tensor | TensorDict
 Seed = int | Sequence[int] | None
@@ -48,10 +54,13 @@ class VectorEnv(ABC):
     steps_per_action: int = 1
     """Env steps that an action takes at most: more than 1 where it is a chunk of actions."""
 
+    reports_interventions: bool = False
+    """Whether a person or a script may take over, which rollouts are to hold; see `step`."""
+
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """What a rollout holds of each step beside what every env says; found in `info`."""
-        return {}
+        return intervention_fields(self.single_action_space) if self.reports_interventions else {}
 
     @abstractmethod
     def reset(
@@ -84,6 +93,9 @@ class VectorEnv(ABC):
             step taken, from before a reset: `success` [N] bool, where an episode ended its outcome;
             `rewards`, what each term added, and `metrics`, both dicts of tensors [N], NaN where an
             env says nothing. Metrics known of finished episodes alone may stand in `final_metrics`.
+            Where the env `reports_interventions`: `executed_action` [N, *A], what it did instead of
+            what it was told, and `intervened` [N] bool, whether a person or a script had taken
+            over; without the former it did as it was told, without the latter the two are compared.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> "RolloutStepper":
@@ -166,6 +178,7 @@ class StepwiseStepper(RolloutStepper):
         )
         self._results = [storage[key].unbind(0) for key in RESULTS]
         self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
+        self._intervened = env.reports_interventions
 
     def step(self, t: int) -> dict[str, Any]:
         observation, *results, info = self._env.step(self._actions[t])
@@ -174,11 +187,31 @@ class StepwiseStepper(RolloutStepper):
         copy_tree(self._observations[t + 1], observation)
         for slot, result in zip(slots, results, strict=True):
             slot.copy_(result)
+        if self._intervened:
+            info = info | interventions(self._env, self._actions[t], info)
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:
             _copy_final(self._env, self._final_observations[t], info["final_obs"])
         return info
+
+
+def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[str, Tensor]:
+    """Return `executed_action` and `intervened` of a step by the action [N, *A]; see `step`."""
+    executed: Tensor = info.get("executed_action", action)
+    check_like(type(env).__name__, executed, action, "executed_action")
+    differs = (executed != action.to(executed.device)).view(len(action), -1).any(1)
+    intervened: Tensor = info.get("intervened", differs)
+    check_like(type(env).__name__, intervened, differs, "intervened")
+    return {"executed_action": executed, "intervened": intervened}
+
+
+def wrap_arrays(observation: Any) -> Observation:
+    """Wrap arrays, or dicts of them, as tensors [N, ...] that share their memory."""
+    if isinstance(observation, dict):
+        values = {key: wrap_arrays(value) for key, value in observation.items()}
+        return TensorDict(values, [len(next(iter(values.values())))])
+    return torch.from_numpy(observation)
 
 
 class StepsArrays(Protocol):

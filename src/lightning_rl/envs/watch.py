@@ -91,15 +91,18 @@ class EnvWatch:
     Args:
         whose: the env, for the message: `the training`.
         timeout_s: how long a call may take, in seconds; None for any time.
-
-    Attributes:
         on_hang: told the error, from another thread, where the env hangs in a background thread.
     """
 
-    def __init__(self, whose: str, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        whose: str,
+        timeout_s: float | None,
+        on_hang: Callable[[EnvTimeoutError], object] = lambda error: None,
+    ) -> None:
         self.whose = whose
         self.timeout_s = timeout_s
-        self.on_hang: Callable[[EnvTimeoutError], object] = lambda error: None
+        self._on_hang = on_hang
         self._num_envs = 0
         self._call: Call | None = None
         self._verdict: tuple[Call, EnvTimeoutError] | None = None
@@ -236,7 +239,7 @@ class EnvWatch:
             if self._ends(call):
                 return
         else:
-            self.on_hang(error)
+            self._on_hang(error)
             if self._heard.wait(GRACE_SECONDS):
                 return
             assert main is not None

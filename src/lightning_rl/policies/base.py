@@ -68,6 +68,10 @@ class Policy(nn.Module, ABC, Constructed):
         """What `forward` stores beside `action` and `sample_log_prob`.
 
         `evaluate_actions` needs it to recompute the log-prob.
+
+        A `state` among them is that of a recurrent policy before the step: `forward` finds it in
+        its TensorDict, zero where an episode begins, leaves it as it is, and returns beside it
+        `next_state`, of the same shape and dtype, which the next step finds.
         """
         return {}
 
@@ -170,6 +174,14 @@ class Policy(nn.Module, ABC, Constructed):
         """
 
 
+def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
+    """Return the `state` [N, ...] with which episodes begin; nothing where a policy has none."""
+    if "state" not in policy.extra_fields:
+        return {}
+    shape, dtype = policy.extra_fields["state"]
+    return {"state": torch.zeros(num_envs, *shape, dtype=dtype, device=policy.version.device)}
+
+
 class RolloutActor(ABC):
     """Acts on the storage of a rollout, slot by slot.
 
@@ -198,8 +210,9 @@ class RolloutActor(ABC):
 class StepwiseActor(RolloutActor):
     """Calls the policy at each step: works for every policy, on every device.
 
-    What counts is what `Policy.forward` returns, however it came about: written into the TensorDict
-    that it was given, set or put in another. It is copied to where the rollout wants it.
+    It carries the policy's `state` from slot to slot, where there is one. What counts is what
+    `Policy.forward` returns, however it came about: written into the TensorDict that it was given,
+    set or put in another. It is copied to where the rollout wants it.
 
     Args:
         policy: acts.
@@ -209,10 +222,13 @@ class StepwiseActor(RolloutActor):
     def __init__(self, policy: Policy, rollout: TensorDict) -> None:
         self._policy = policy
         fields = ("action", "sample_log_prob", *policy.extra_fields)
-        self._fields = tuple(dict.fromkeys(fields))  # extra_fields may give the log-prob a shape
+        # Each once, as extra_fields may give the log-prob a shape; a state is read, not written.
+        self._fields = tuple(key for key in dict.fromkeys(fields) if key != "state")
         steps = step_views(rollout)
-        self._steps = [step.select("observation", *self._fields) for step in steps]
+        self._steps = [step.select("observation", *fields) for step in steps]
         self._slots = [[step.get(key) for key in self._fields] for step in steps]
+        state = ("state", "terminated", "truncated") if "state" in fields else ()
+        self._states = [[step.get(key) for key in state] for step in steps]
         self._generator: torch.Generator | None = None
         self._precision = autocast(policy.version.device, policy.autocast_dtype)
 
@@ -227,6 +243,8 @@ class StepwiseActor(RolloutActor):
             ConfigurationError: where the policy does not return a field, or one of another shape or
                 dtype.
         """
+        if t > 0:
+            self._forget_ended(t)
         slots = self._slots[t]
         before = [slot._version for slot in slots]
         with self._precision:
@@ -246,9 +264,23 @@ class StepwiseActor(RolloutActor):
                 self._refuse(key, value, slot)
             else:
                 slot.copy_(value)
+        if self._states[t]:
+            slot, value = self._states[t + 1][0], result.get("next_state", None)
+            if value is None or value.shape != slot.shape or value.dtype != slot.dtype:
+                self._refuse("next_state", value, slot)
+            slot.copy_(value)
 
     def finish(self, start: int, stop: int) -> None:
-        """Do nothing: `act` has written all."""
+        """Write what `act` has not: of all fields, the last state alone may be left."""
+        self._forget_ended(stop)
+
+    def _forget_ended(self, t: int) -> None:
+        """Zero the state of slot t where the step before it ended an episode."""
+        if self._states[t]:
+            _, terminated, truncated = self._states[t - 1]
+            state = self._states[t][0]
+            ended = terminated | truncated
+            state.masked_fill_(ended.view(-1, *[1] * (state.dim() - 1)), 0)
 
     @property
     def _name(self) -> str:
@@ -267,5 +299,6 @@ class StepwiseActor(RolloutActor):
         origin = {
             "action": "as the action space says",
             "sample_log_prob": "one number per env, unless extra_fields says otherwise",
+            "next_state": "as extra_fields says of 'state'",
         }.get(key, "as extra_fields says")
         raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")

@@ -83,6 +83,12 @@ class PolicyWrapper(Policy):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return self.inner.parameter_groups()
 
+    def acting_state(self) -> dict[str, Tensor]:
+        """Return what the inner policy acts by, under the wrapper's names, and the wrapper's own."""
+        own = super().acting_state().items()
+        inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
+        return {name: value for name, value in own if not name.startswith("inner.")} | inner
+
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return self.inner.fields_of(action)
 

@@ -8,6 +8,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal
 
 import gymnasium
@@ -18,7 +19,12 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
-from lightning_rl.envs.step_results import read_arrays, refuse_missing_end, to_tensors
+from lightning_rl.envs.step_results import (
+    read_arrays,
+    read_interventions,
+    refuse_missing_end,
+    to_tensors,
+)
 from lightning_rl.envs.vector_env import (
     ArrayStepper,
     Observation,
@@ -26,8 +32,10 @@ from lightning_rl.envs.vector_env import (
     RolloutStepper,
     Seed,
     VectorEnv,
+    wrap_arrays,
 )
 from lightning_rl.errors import require
+from lightning_rl.rollout import map_tree
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
@@ -38,6 +46,10 @@ REPLAY_SECONDS = 5.0
 
 class GymnasiumEnv(VectorEnv):
     """Any registered Gymnasium env, N times.
+
+    An env, or a wrapper, in which a person or a script may take over says so,
+    `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
+    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`.
 
     Args:
         num_envs: N.
@@ -89,16 +101,17 @@ class GymnasiumEnv(VectorEnv):
         seeds = seed if seed is None else _plain_seed(seed)
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._forget_episodes()
-        return _to_tensors(self._observation), info
+        return wrap_arrays(self._observation), info
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         observation, *results, info = self.step_arrays(action.cpu().numpy())
         reward, terminated, truncated = (torch.from_numpy(array) for array in results)
-        return _to_tensors(observation), reward, terminated, truncated, info
+        return wrap_arrays(observation), reward, terminated, truncated, info
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
-        # A subclass may step in another way.
-        if type(self) is GymnasiumEnv and _is_plain(rollout):
+        # A subclass may step in another way; and who intervenes is in no hurry.
+        quick = type(self) is GymnasiumEnv and not self.reports_interventions
+        if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
 
@@ -115,8 +128,8 @@ class GymnasiumEnv(VectorEnv):
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
-        if info:
-            info = self._tensor_info(info, terminated, truncated)
+        if info or self.reports_interventions:
+            info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -133,7 +146,7 @@ class GymnasiumEnv(VectorEnv):
                 zip(starts, self._episode_begin.tolist(), strict=True)
             )
         ]
-        return {"episodes": episodes, "observation": _plain(_to_tensors(self._observation))}
+        return {"episodes": episodes, "observation": _copied(self._observation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Begin the episodes again, replay their actions, compare the observation."""
@@ -154,12 +167,12 @@ class GymnasiumEnv(VectorEnv):
         if any(row is None for row in rows):
             raise RestoreError("a replayed episode ended before its time")
         self._observation = _stack(self.single_observation_space, rows)
-        if not _equal(_plain(_to_tensors(self._observation)), state["observation"]):
+        if not _equal(_copied(self._observation), state["observation"]):
             raise RestoreError("replaying its actions gave another observation")
         self._restore_log(actions)
         if isinstance(self._env, InlineVectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
-        return _to_tensors(self._observation)
+        return wrap_arrays(self._observation)
 
     def replay_some(self) -> tuple[bool, list[Any]]:
         """Go on with the replay of all envs for a while, which is timed (`EnvWatch`): it may last.
@@ -230,6 +243,7 @@ class GymnasiumEnv(VectorEnv):
             # Of the whole batch: NumPy takes twice as long where it has to broadcast.
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
+        self.reports_interventions = bool(self._env.metadata.get("reports_interventions", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
 
@@ -261,9 +275,13 @@ class GymnasiumEnv(VectorEnv):
         self._episode_begin = np.array([longest - len(a) for a in actions], dtype=np.int64)
 
     def _tensor_info(
-        self, info: dict[str, Any], terminated: np.ndarray, truncated: np.ndarray
+        self,
+        info: dict[str, Any],
+        actions: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
     ) -> dict[str, Any]:
-        """Translate what is read of an info."""
+        """Translate what is read of an info, after a step by the env's own actions [N, *A]."""
         result: dict[str, Any] = {}
         if "final_obs" in info:
             final = info["final_obs"]
@@ -271,15 +289,20 @@ class GymnasiumEnv(VectorEnv):
                 self._check_ends(info, truncated & ~terminated)
             if isinstance(final, np.ndarray) and final.dtype == object:
                 rows = [
-                    _row(self._observation, i) if row is None else row
+                    map_tree(itemgetter(i), self._observation) if row is None else row
                     for i, row in enumerate(final)
                 ]
                 final = _stack(self.single_observation_space, rows)
-            result["final_obs"] = _to_tensors(final)
+            result["final_obs"] = wrap_arrays(final)
         if self._replayable:
             said = info.get("said", {})
         else:
             said = read_arrays(info, self.num_envs, terminated | truncated)
+        if self.reports_interventions:
+            taken = read_interventions(f"Env '{self.id}'", said, actions)
+            if self._first_action is not None:
+                taken["executed_action"] -= self._first_action
+            result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         return result | to_tensors(said)
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
@@ -301,14 +324,6 @@ def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
         env.close()
 
 
-def _to_tensors(observation: Any) -> Observation:
-    """Wrap arrays, or dicts of them, as tensors [N, ...] that share their memory."""
-    if isinstance(observation, dict):
-        values = {key: _to_tensors(value) for key, value in observation.items()}
-        return TensorDict(values, [len(next(iter(values.values())))])
-    return torch.from_numpy(observation)
-
-
 def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
     """Stack the observations of single envs to arrays [N, ...], or a dict of them."""
     if isinstance(space, gymnasium.spaces.Dict):
@@ -321,17 +336,9 @@ def _is_plain(rollout: TensorDict) -> bool:
     return isinstance(observation, Tensor) and observation.device.type == "cpu"
 
 
-def _row(observation: Any, i: int) -> Any:
-    if isinstance(observation, dict):
-        return {key: _row(value, i) for key, value in observation.items()}
-    return observation[i]
-
-
-def _plain(observation: Any) -> Any:
-    """Copy an observation to what a checkpoint may hold: a tensor, or a dict of them."""
-    if isinstance(observation, Tensor):
-        return observation.clone()
-    return {key: _plain(value) for key, value in observation.items()}
+def _copied(observation: Any) -> Any:
+    """Copy arrays to what a checkpoint may hold: a tensor, or a dict of them."""
+    return map_tree(lambda array: torch.from_numpy(array).clone(), observation)
 
 
 def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:

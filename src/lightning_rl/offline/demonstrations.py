@@ -8,13 +8,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors.base import Collector
+from lightning_rl.collectors import Collector, EpisodePlan
+from lightning_rl.collectors.loop import AS_THEY_COME, FirstEpisodes
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
+from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.files import write_atomically
 from lightning_rl.functional import first_episode_mask
+from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import allocate_rollout, copy_tree
+from lightning_rl.rollout import allocate_rollout, copy_tree, map_tree
 
 FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success")
 
@@ -22,8 +25,8 @@ FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success
 class Demonstrations(Collector):
     """Hand out the same demonstrations with every rollout, for `BehaviorCloning`.
 
-    See `Collector` for the first four arguments; the episodes are as long as the longest of them,
-    whatever `data.buffer_size` says.
+    See `Collector` for the first four arguments, and the last two; the episodes are as long as the
+    longest of them, whatever `data.buffer_size` says.
 
     Args:
         path: a file that `scripts/record_demonstrations.py` wrote; where not given, the env's own
@@ -45,8 +48,11 @@ class Demonstrations(Collector):
         seed: int,
         path: str | None = None,
         episodes: int | None = None,
+        *,
+        plan: EpisodePlan = AS_THEY_COME,
+        phase: PhaseTimer = no_phases,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed)
+        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
         check_range("episodes", episodes, least=1)
         data = record(env, episodes or 100, seed) if path is None else load(path)
         found = len(data["action"])
@@ -62,7 +68,7 @@ class Demonstrations(Collector):
         return self._rollout.copy()
 
     def metrics(self) -> dict[str, float]:
-        """See `Collector.metrics`: nothing was played."""
+        """Return nothing: nothing was played."""
         return {}
 
     def _as_rollout(self, data: dict[str, Any], count: int) -> TensorDict:
@@ -119,8 +125,9 @@ def record(env: VectorEnv, episodes: int, seed: int) -> dict[str, Any]:
         for first in range(seed, seed + episodes, env.num_envs)
     ]
     longest = max(len(part["action"]) for part in played)
-    joined: dict[str, Any] = _first(_join([_pad(part, longest) for part in played]), episodes)
-    return joined
+    joined = map_tree(lambda *x: torch.cat(x), *[_pad(part, longest) for part in played])
+    chosen: dict[str, Any] = _first(joined, episodes)
+    return chosen
 
 
 def plan(
@@ -170,57 +177,38 @@ def _play(
     seeds: list[int],
 ) -> dict[str, Any]:
     """Play one episode per row, time-major: {field: [T+1, N, ...]}."""
-    observation, _ = env.reset(seed=seeds)
-    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    seen: list[Any] = []
+
+    def choose(observation: Observation, running: Tensor) -> Tensor:
+        seen.append(map_tree(torch.clone, observation))
+        return plan(task, expert, task.state, env.chunk_size)
+
     slots: list[dict[str, Any]] = []
-    while running.any():
-        action = plan(task, expert, task.state, env.chunk_size)
-        slot: dict[str, Any] = {"observation": _tree(observation), "action": action}
-        observation, reward, terminated, truncated, info = env.step(action)
-        slot |= {"reward": reward, "terminated": terminated, "truncated": truncated}
+    playing = FirstEpisodes(env, choose, seeds, task.max_episode_steps)
+    for info in playing:
+        slot = {"observation": seen.pop()}
+        slot |= {key: getattr(playing, key) for key in ("action", *RESULTS)}
         slot |= {key: info[key] for key in ("success", *env.extra_fields)}
-        slots.append({key: _only(value, running) for key, value in slot.items()})
-        running = running & ~(terminated | truncated)
-    slots.append(_only(slots[-1], torch.zeros_like(running)))
-    steps: dict[str, Any] = _join([_new_axis(slot) for slot in slots])
+        slots.append(_only(slot, playing.counted.to(env.device)))
+    slots.append(_only(slots[-1], torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)))
+    steps: dict[str, Any] = map_tree(lambda *column: torch.stack(column), *slots)
     return steps
 
 
-def _tree(value: Any) -> Any:
-    """Return a copy of a tensor, or of a tree of them as dicts."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    return {key: _tree(child) for key, child in value.items()}
-
-
-def _only(value: Any, rows: Tensor) -> Any:
+def _only(tree: Any, rows: Tensor) -> Any:
     """Zero the rows [N] that do not count."""
-    if isinstance(value, Tensor):
-        return value * rows.view(-1, *[1] * (value.dim() - 1)).to(value.dtype)
-    return {key: _only(child, rows) for key, child in value.items()}
+    return map_tree(lambda x: x * rows.view(-1, *[1] * (x.dim() - 1)).to(x.dtype), tree)
 
 
-def _new_axis(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value[None]
-    return {key: _new_axis(child) for key, child in value.items()}
-
-
-def _pad(value: Any, length: int) -> Any:
+def _pad(tree: Any, length: int) -> Any:
     """Fill up [T, ...] with zeros, and put the envs first: [N, length, ...]."""
-    if isinstance(value, Tensor):
-        padding = value.new_zeros((length - len(value), *value.shape[1:]))
-        return torch.cat((value, padding)).transpose(0, 1)
-    return {key: _pad(child, length) for key, child in value.items()}
+
+    def pad(x: Tensor) -> Tensor:
+        padding = x.new_zeros((length - len(x), *x.shape[1:]))
+        return torch.cat((x, padding)).transpose(0, 1)
+
+    return map_tree(pad, tree)
 
 
-def _join(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
-    return {key: _join([part[key] for part in parts]) for key in parts[0]}
-
-
-def _first(value: Any, count: int) -> Any:
-    if isinstance(value, Tensor):
-        return value[:count].clone()
-    return {key: _first(child, count) for key, child in value.items()}
+def _first(tree: Any, count: int) -> Any:
+    return map_tree(lambda x: x[:count].clone(), tree)

@@ -1,0 +1,307 @@
+"""What an env did instead of what it was told is in the rollout, from every kind of env."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+
+from lightning_rl import (
+    ActionChunk,
+    ActorCritic,
+    AsyncCollector,
+    GymnasiumEnv,
+    SyncCollector,
+    TorchEnv,
+    VectorEnv,
+)
+from lightning_rl.errors import ConfigurationError
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same, assert_same_run, train
+
+LENGTH = 5
+INSTEAD = [-0.25, 0.75]
+OBSERVATION, ACTION = Box(-9, 9, (3,)), Box(-1, 1, (2,))
+
+
+class Helped(gymnasium.Env):
+    """A script takes over at each third step; of the others the env says little."""
+
+    metadata = {"reports_interventions": True, "render_modes": []}  # noqa: RUF012
+    observation_space, action_space = OBSERVATION, ACTION
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(3, np.float32), {"executed_action": [9.0, 9.0]}
+
+    def step(self, action):
+        info = {}
+        if self.age % 3 == 2:
+            action = np.array(INSTEAD, np.float32)
+            info = {"executed_action": action, "intervened": True}
+        elif self.age == 1:  # somebody held on, and did what the policy would have done
+            info = {"executed_action": action, "intervened": True}
+        elif self.age == 3:  # its own way of doing what it was told
+            info = {"executed_action": action, "intervened": False}
+        self.age += 1
+        observation = np.array([self.age, *action], np.float32)
+        return observation, 1.0, self.age == LENGTH, False, info
+
+
+class ByNumber(gymnasium.Env):
+    """Its actions are 5, 6 and 7, and each second one is 7; nobody says more of it."""
+
+    metadata = {"reports_interventions": True, "render_modes": []}  # noqa: RUF012
+    observation_space, action_space = Box(-9, 9, (1,)), Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        self.age += 1
+        info = {"executed_action": 7} if self.age % 2 == 0 else {}
+        return np.array([self.age], np.float32), 1.0, self.age == 6, False, info
+
+
+class BatchedHelped(gymnasium.vector.VectorEnv):
+    """`Helped`, N times, with arrays and masks; the last step's info is the final one."""
+
+    metadata = {  # noqa: RUF012
+        "autoreset_mode": AutoresetMode.SAME_STEP,
+        "reports_interventions": True,
+    }
+
+    def __init__(self, num_envs=1, **kwargs):
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = OBSERVATION, ACTION
+        self.envs = [Helped() for _ in range(num_envs)]
+
+    def reset(self, *, seed=None, options=None):
+        return np.stack([env.reset()[0] for env in self.envs]), {}
+
+    def step(self, actions):
+        results = [env.step(a) for env, a in zip(self.envs, actions, strict=True)]
+        observation, reward, terminated, truncated, rows = (
+            list(column) for column in zip(*results, strict=True)
+        )
+        said = {}
+        for key, missing in {"executed_action": np.zeros(2), "intervened": False}.items():
+            said[key] = np.array([row.get(key, missing) for row in rows])
+            said[f"_{key}"] = np.array([key in row for row in rows])
+        infos, observation = said, np.stack(observation)
+        if any(terminated):
+            infos = {"final_info": said, "final_obs": observation}
+            observation = np.stack([env.reset()[0] for env in self.envs])
+        return observation, np.array(reward), np.array(terminated), np.array(truncated), infos
+
+    def close(self, **kwargs):
+        pass
+
+
+gymnasium.register("Helped-v0", Helped)
+gymnasium.register("ByNumber-v0", ByNumber)
+gymnasium.register("BatchedHelped-v0", Helped, vector_entry_point=BatchedHelped)
+
+
+class TorchHelped(TorchEnv):
+    """The same in torch; an env of one's own too, as it says nothing of most steps."""
+
+    start_size = 1
+    reports_interventions = True
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, OBSERVATION, ACTION, LENGTH)
+
+    def initial_state(self, uniform):
+        return TensorDict({"observation": torch.zeros(len(uniform), 3)}, [len(uniform)])
+
+    def observe(self, state):
+        return state["observation"]
+
+    def transition(self, state, action):
+        age = state["observation"][:, :1]
+        action = action.clamp(-1, 1)
+        helped = age % 3 == 2
+        executed = torch.where(helped, torch.tensor(INSTEAD), action)
+        moved = TensorDict({"observation": torch.cat((age + 1, executed), 1)}, state.batch_size)
+        info = {"executed_action": executed, "intervened": (helped | (age == 1)).squeeze(1)}
+        return moved, torch.ones(len(age)), moved["observation"][:, 0] == LENGTH, info
+
+
+class OwnHelped(VectorEnv):
+    """An env of one's own around another one, which says something only where somebody took over."""
+
+    reports_interventions = True
+
+    def __init__(self, num_envs):
+        self.inner = TorchHelped(num_envs)
+        self.num_envs, self.device = num_envs, self.inner.device
+        self.single_observation_space, self.single_action_space = OBSERVATION, ACTION
+
+    def reset(self, seed=None, options=None):
+        return self.inner.reset(seed)
+
+    def step(self, action):
+        *results, info = self.inner.step(action)
+        if not info["intervened"].any():
+            info = {"final_obs": info["final_obs"]}
+        return *results, info
+
+
+KINDS = {
+    "in-line": partial(GymnasiumEnv, id="Helped-v0"),
+    "workers": partial(GymnasiumEnv, id="Helped-v0", vectorization="async"),
+    "batched": partial(GymnasiumEnv, id="BatchedHelped-v0", vectorization="vector_entry_point"),
+    "torch": TorchHelped,
+    "own": OwnHelped,
+}
+
+
+def policy_for(env):
+    torch.manual_seed(1)
+    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+
+
+def check(rollout):
+    """What was executed is what the next observation shows, and who did it depends on the age."""
+    age = rollout["observation"][:, :-1, 0]
+    helped = age % 3 == 2
+    told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
+    expected = torch.where(helped[..., None], torch.tensor(INSTEAD), told)
+    assert torch.equal(executed, expected)
+    shown = torch.where(
+        rollout["done"][:, :-1, None],
+        rollout["final_observation"][:, :-1],
+        rollout["observation"][:, 1:],
+    )
+    assert torch.equal(shown[..., 1:], executed)
+    assert torch.equal(rollout["intervened"][:, :-1], helped | (age == 1))
+    assert not rollout["intervened"][:, -1].any()
+    assert helped.any()
+    assert not helped.all()
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_it_is_in_the_rollout_from_every_kind_of_env(make):
+    env = make(3)
+    collector = SyncCollector(env, policy_for(env), 12, seed=1)
+    for _ in range(2):
+        rollout = collector.collect()
+        check(rollout)
+        if isinstance(env, GymnasiumEnv):
+            assert rollout["executed_action"].abs().max() <= 1.0, "as it was clipped"
+            assert rollout["action"].abs().max() > 1.0
+    collector.close()
+    env.close()
+
+
+@pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
+def test_in_the_background_it_is_what_it_is_in_the_foreground(make):
+    envs = make(2), make(2)
+    here = SyncCollector(envs[0], policy_for(envs[0]), 9, seed=1)
+    there = AsyncCollector(envs[1], policy_for(envs[1]), 9, 1, max_staleness=0, timeout_s=20)
+    rollouts = [collector.collect() for collector in (here, there)]
+    for key in ("executed_action", "intervened", "action"):
+        assert torch.equal(rollouts[0][key], rollouts[1][key]), key
+    check(rollouts[1])
+    there.close()
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.parametrize("make", [KINDS["in-line"], TorchHelped])
+def test_of_a_chunk_it_is_a_chunk(make):
+    env = ActionChunk(2, make, 4, 3)
+    rollout = SyncCollector(env, policy_for(env), 6, seed=1).collect()[:, :-1]
+    told, executed = rollout["action"].clamp(-1, 1), rollout["executed_action"]
+    # Chunks of three, then of the two that an episode of five has left.
+    for t in range(6):
+        first = (0, 3)[t % 2]
+        for k in range(3 if first == 0 else 2):
+            expected = torch.tensor(INSTEAD).expand(2, 2) if first + k == 2 else told[:, t, k]
+            assert torch.equal(executed[:, t, k].clamp(-1, 1), expected), (t, k)
+        assert rollout["intervened"][:, t].all() == (first == 0)
+        assert torch.equal(executed[:, t, 3].clamp(-1, 1), told[:, t, 3]), "not executed"
+    env.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_numbered_actions_begin_at_zero_and_are_compared_where_nobody_says_who_it_was(
+    vectorization,
+):
+    env = GymnasiumEnv(4, "ByNumber-v0", vectorization=vectorization)
+    rollout = SyncCollector(env, policy_for(env), 12, seed=1).collect()[:, :-1]
+    told, executed = rollout["action"], rollout["executed_action"]
+    assert torch.equal(executed[:, 1::2], torch.full((4, 6), 2))
+    assert torch.equal(executed[:, ::2], told[:, ::2])
+    assert torch.equal(rollout["intervened"], executed != told)
+    assert rollout["intervened"].any()
+    env.close()
+
+
+def test_where_nobody_takes_over_nothing_is_kept():
+    env = GymnasiumEnv(1, "CartPole-v1")
+    rollout = SyncCollector(env, policy_for(env), 2, seed=1).collect()
+    assert "executed_action" not in rollout.keys()
+    assert "intervened" not in rollout.keys()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_action_of_another_shape_is_refused(vectorization, monkeypatch):
+    monkeypatch.setattr("tests.numerics.test_interventions.INSTEAD", [1.0, 2.0, 3.0])
+    monkeypatch.setattr(Helped, "step", _three_numbers)
+    env = GymnasiumEnv(2, "Helped-v0", vectorization=vectorization)
+    collector = SyncCollector(env, policy_for(env), 4, seed=1)
+    with pytest.raises(ConfigurationError) as error:
+        collector.collect()
+    assert str(error.value) == (
+        "Env 'Helped-v0' returned an executed_action of shape [3] instead of [2]: mend its step "
+        "and reset, or the space that it announces."
+    )
+    env.close()
+
+
+def _three_numbers(self, action):
+    return np.zeros(3, np.float32), 1.0, False, False, {"executed_action": np.ones(3)}
+
+
+def test_an_action_of_another_shape_of_ones_own_env_is_refused():
+    class Wrong(TorchHelped):
+        def transition(self, state, action):
+            *moved, info = super().transition(state, action)
+            return *moved, info | {"executed_action": info["executed_action"][:, :1]}
+
+    env = Wrong(2)
+    with pytest.raises(ConfigurationError) as error:
+        SyncCollector(env, policy_for(env), 4, seed=1).collect()
+    assert str(error.value) == (
+        "Wrong returned an executed_action of shape [2, 1] instead of [2, 2]: mend its step and "
+        "reset, or the space that it announces."
+    )
+
+
+@pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
+def test_a_run_with_it_resumes_exactly(make, tmp_path):
+    train(tmp_path / "whole", env=make)
+    stop_and_resume(tmp_path / "stopped", 3, env=make)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_a_resumed_collector_collects_the_same():
+    env, again = (GymnasiumEnv(2, "Helped-v0") for _ in range(2))
+    one, other = (SyncCollector(e, policy_for(e), 7, seed=1) for e in (env, again))
+    one.collect()
+    other.load_state_dict(one.state_dict())
+    expected = one.collect()
+    check(expected)
+    # But for final observations, whose rows mean nothing where no episode ended.
+    fields = (x.exclude("final_observation").to_dict() for x in (other.collect(), expected))
+    assert_same(*fields)
