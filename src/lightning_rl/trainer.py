@@ -146,6 +146,7 @@ class RLTrainer(Trainer, Constructed):
 
     Attributes:
         stop_signal: the signal that ended training, or None.
+        keeps_freed_memory: whether the C library keeps what is freed, see `keep_freed_memory`.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class RLTrainer(Trainer, Constructed):
         # First: threads that torch starts from here on inherit it.
         self.flush_denormal = flush_denormals(flush_denormal)
         torch.set_num_threads(num_threads)
-        keep_freed_memory()
+        self.keeps_freed_memory = keep_freed_memory()
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         with removed_if_refused(self.run_dir):

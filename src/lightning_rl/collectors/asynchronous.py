@@ -89,6 +89,7 @@ class AsyncCollector(Collector):
         )
         self._loop = RolloutLoop(env, self._acting, self._buffer.segments, seed)
         self._loop.renew = self._renew
+        self.ways = self._loop.ways
         self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
         self._read = 0  # the number of the last rollout that was handed out, from 1

@@ -44,6 +44,7 @@ class Collector(ABC):
         acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
             log-probs are too.
         phase: times the phases `env` and `inference`, for a profiler.
+        ways: the names of the classes that act and step, for `run.json`; empty where none does.
     """
 
     max_staleness: int = 0
@@ -62,6 +63,7 @@ class Collector(ABC):
         self.reports_success = False
         self.env_steps = 0
         self.phase: PhaseTimer = no_phases
+        self.ways: dict[str, str] = {}
         self._skipped = False
 
     @abstractmethod
@@ -161,6 +163,7 @@ class SyncCollector(Collector):
             device=policy.version.device,
         )
         self._loop = RolloutLoop(env, policy, [self._segment], seed)
+        self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:
         """See `Collector.collect`; fewer than T steps where the plan ends the rollout early."""

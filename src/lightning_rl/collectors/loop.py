@@ -99,6 +99,12 @@ class RolloutLoop:
         self.rollouts = 0
         self._next: Observation | None = None
 
+    @property
+    def ways(self) -> dict[str, str]:
+        """By what it acts and steps: the names of their classes."""
+        lane = self._lanes[0]
+        return {"acting": type(lane.actor).__name__, "stepping": type(lane.stepper).__name__}
+
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
         """Fill a segment.

@@ -129,6 +129,13 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
     return normalized.to(values.dtype)
 
 
+def way_of_sums() -> str | None:
+    """Say what sums go through; None with one process, and before the first one."""
+    if world_size() == 1 or _opened[0] is None:
+        return None
+    return str(dist.get_backend()) if _opened[1] is None else "shared memory"
+
+
 def leave() -> None:
     """Close the connections to the other ranks, as the last thing before the process ends.
 
