@@ -20,6 +20,7 @@ LEVELS = {
     "registration": 0,
     "arguments": 6,
     "process": 0,
+    "machine": 0,
     "distributed": 0,
     "rollout": 0,
     "runs": 0,

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ import yaml
 from lightning.pytorch import Callback
 
 import lightning_rl
-from lightning_rl import PPO
+from lightning_rl import PPO, machine
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import choice, graphs, onednn
 from lightning_rl.optim.compiled.choice import PAYS_FROM, Choice
 from lightning_rl.optim.compiled.onednn import ProductChoice
@@ -26,6 +28,10 @@ STEPS = 6 * 2 * 2
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
 OF_ANOTHER = {"compiled": True, "products": "onednn", "cpu": "Z80, no vectors"}
+
+
+def warns(message):
+    return pytest.warns(UserWarning, match=f"^{re.escape(message)}$")
 
 
 def computing(run_dir):
@@ -166,12 +172,11 @@ def test_who_asks_for_another_way_when_resuming_gets_it_and_is_told(
 ):
     train(tmp_path, model={"compile": compiled}, trainer={"max_epochs": 1})
     was, now = ("", " not") if compiled else ("not ", "")
-    with pytest.warns(UserWarning) as seen:
-        train(tmp_path, model={"compile": not compiled}, ckpt_path=last(tmp_path))
-    assert (
+    with warns(
         f"The run was {was}compiled up to the checkpoint, and now is{now}, by compile: "
         f"{str(not compiled).lower()}: {DIFFERS}. With compile: auto it would go on as it began."
-    ) in [str(warning.message) for warning in seen]
+    ):
+        train(tmp_path, model={"compile": not compiled}, ckpt_path=last(tmp_path))
 
 
 def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what_that_means(
@@ -180,26 +185,22 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
     monkeypatch.setattr(choice, "PAYS_FROM", 1)
     train(tmp_path, trainer={"max_epochs": 1})
     monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
-    with pytest.warns(UserWarning) as seen:
+    with warns(
+        "The run was compiled up to the checkpoint, and now is not: No working C++ compiler found "
+        f"in torch._inductor.config.cpp.cxx (RuntimeError). It goes on, but {DIFFERS}."
+    ):
         module, *_ = train(tmp_path, ckpt_path=last(tmp_path))
-    why = "No working C++ compiler found in torch._inductor.config.cpp.cxx (RuntimeError)"
-    assert (
-        f"The run was compiled up to the checkpoint, and now is not: {why}. It goes on, but "
-        f"{DIFFERS}."
-    ) in [str(warning.message) for warning in seen]
     assert module.optimizer_steps == STEPS
     state = load(last(tmp_path))["lightning_rl"]["computing"]
     assert state == {"compiled": False, "products": None, "cpu": choice.cpu()}
 
 
 def test_on_another_cpu_it_says_what_that_means():
-    with pytest.warns(UserWarning) as seen:
-        found = Choice("auto", 0, OF_ANOTHER)
-    assert found.compiled
-    assert [str(warning.message) for warning in seen] == [
+    with warns(
         f"The checkpoint was written on another CPU (Z80, no vectors; this is {choice.cpu()}). "
         f"The run goes on compiled, as it began, but {DIFFERS}."
-    ]
+    ):
+        assert Choice("auto", 0, OF_ANOTHER).compiled
 
 
 def test_products_stay_with_what_multiplied_them_before(monkeypatch):
@@ -218,12 +219,12 @@ def test_products_stay_with_what_multiplied_them_before(monkeypatch):
         assert run.state()["products"] == ("onednn" if found else "mkl")
     monkeypatch.setattr(onednn, "is_ready", lambda: False)
     run = Choice("auto", 0, here | {"products": "onednn"})
-    with pytest.warns(UserWarning) as seen:
+    were = "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's"
+    with warns(f"{were}, since its operator cannot be compiled here: {DIFFERS}."):
         assert not ProductChoice(run).is_onednn
-    assert [str(warning.message) for warning in seen] == [
-        "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's, "
-        f"since its operator cannot be compiled here: {DIFFERS}."
-    ]
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(products="mkl"))
+    with warns(f"{were}, by trainer.machine.products: mkl: {DIFFERS}."):
+        assert not ProductChoice(run).is_onednn
 
 
 def minibatches_of(config):

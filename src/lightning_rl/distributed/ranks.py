@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lightning_rl.distributed.shared_memory import LostRankError, SharedTable, open_table
+from lightning_rl.machine import settings
 
 T = TypeVar("T")
 
@@ -162,7 +163,7 @@ def _table() -> SharedTable | None:
     group: Any = dist.group.WORLD
     if _opened[0] is not group:
         table = None
-        if dist.get_backend() == "gloo":
+        if dist.get_backend() == "gloo" and settings().shared_memory_sums:
             backend = group._get_backend(torch.device("cpu"))
             timeout = backend.options._timeout.total_seconds()
             table = open_table(rank(), _gathered, timeout)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from lightning_rl.machine import settings
 from lightning_rl.optim.compiled.choice import DIFFERS, Choice
 
 log = logging.getLogger(__name__)
@@ -39,11 +40,18 @@ class ProductChoice:
     def is_onednn(self) -> bool:
         """Whether it is oneDNN; then the operator is ready. To be asked where a graph is made."""
         before = None if self._choice is None else self._choice.products_before
-        found = (pays() if before is None else before == "onednn") and is_ready()
-        if before == "onednn" and not found:
+        wanted: str | None = settings().products
+        if wanted == "auto":
+            wanted = before or ("onednn" if pays() else "mkl")
+        found = wanted == "onednn" and is_ready()
+        if before is not None and (before == "onednn") != found:
+            why = f"by trainer.machine.products: {wanted}"
+            if wanted == "onednn":
+                why = "since its operator cannot be compiled here"
+            was, now = ("MKL", "oneDNN") if found else ("oneDNN", "MKL")
             rank_zero_warn(
-                "The matrix products of the run were oneDNN's up to the checkpoint, and now are "
-                f"MKL's, since its operator cannot be compiled here: {DIFFERS}."
+                f"The matrix products of the run were {was}'s up to the checkpoint, and now are "
+                f"{now}'s, {why}: {DIFFERS}."
             )
         if self._choice is not None:
             self._choice.products = "onednn" if found else "mkl"
