@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_rl.distributed.shared_memory import LostRankError, SharedTable, open_table
 from lightning_rl.machine import settings
+from lightning_rl.torch_private import timeout_of
 
 T = TypeVar("T")
 
@@ -164,9 +165,7 @@ def _table() -> SharedTable | None:
     if _opened[0] is not group:
         table = None
         if dist.get_backend() == "gloo" and settings().shared_memory_sums:
-            backend = group._get_backend(torch.device("cpu"))
-            timeout = backend.options._timeout.total_seconds()
-            table = open_table(rank(), _gathered, timeout)
+            table = open_table(rank(), _gathered, timeout_of(group))
         _opened = (group, table)
     return _opened[1]
 

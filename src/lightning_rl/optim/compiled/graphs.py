@@ -7,14 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._inductor import list_options, standalone_compile
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl.optim.compiled.choice import Choice
 from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
 from lightning_rl.optim.compiled.onednn import ProductChoice, route_products
 from lightning_rl.optim.compiled.reads import Place, Read, Reads
+from lightning_rl.torch_private import list_options, make_fx, standalone_compile
 
 T = TypeVar("T")
 

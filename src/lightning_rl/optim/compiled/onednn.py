@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from lightning_rl.machine import settings
 from lightning_rl.optim.compiled.choice import DIFFERS, Choice
+from lightning_rl.torch_private import load_cpp
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,7 @@ def is_ready() -> bool:
     Inductor keeps what it has compiled, for the next process too.
     """
     try:
-        from torch._inductor.codecache import CppCodeCache
-
-        CppCodeCache.load(SOURCE.read_text())
+        load_cpp(SOURCE.read_text())
         torch.library.register_fake("lightning_rl::product", _product_of_fakes)
     except Exception as error:  # of whatever kind: everything works without it
         log.warning("Matrix products stay with MKL, which may be slower: %s", error)
