@@ -132,10 +132,11 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
 
 
 def way_of_sums() -> str | None:
-    """Say what sums go through; None with one process, and before the first one."""
-    if world_size() == 1 or _opened[0] is None:
+    """Say what sums go through, from the first one on; None with one process."""
+    if world_size() == 1:
         return None
-    return str(dist.get_backend()) if _opened[1] is None else "shared memory"
+    shared = settings().shared_memory_sums and _opened[1] is not None
+    return "shared memory" if shared else str(dist.get_backend())
 
 
 def leave() -> None:
@@ -161,10 +162,12 @@ def is_lost_rank(error: BaseException) -> bool:
 def _table() -> SharedTable | None:
     """Return the memory that all ranks share, if they can; opened by the first collective."""
     global _opened
+    if not settings().shared_memory_sums:
+        return None
     group: Any = dist.group.WORLD
     if _opened[0] is not group:
         table = None
-        if dist.get_backend() == "gloo" and settings().shared_memory_sums:
+        if dist.get_backend() == "gloo":
             table = open_table(rank(), _gathered, timeout_of(group))
         _opened = (group, table)
     return _opened[1]
