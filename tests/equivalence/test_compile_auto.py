@@ -1,7 +1,6 @@
 """`compile: auto` follows from the config alone, says so, and is kept by a run that is resumed."""
 
 import json
-import logging
 import math
 import re
 import warnings
@@ -39,10 +38,13 @@ def computing(run_dir):
 
 
 @pytest.fixture
-def said(caplog):
+def said(capsys):
     """What was printed of it, a line each."""
-    caplog.set_level(logging.INFO)
-    return lambda: [line for line in caplog.messages if line.startswith("The update ")]
+
+    def lines():
+        return [s for s in capsys.readouterr().out.splitlines() if s.startswith("The update ")]
+
+    return lines
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def pays(monkeypatch):
 
 def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
     module, *_ = train(tmp_path)
-    why = f"{STEPS} minibatches, and it pays from 15,000"
+    why = f"{STEPS} minibatches, and it pays from 20,000"
     assert module.compile_update == "auto"
     assert said() == [f"The update runs uncompiled (compile: auto): {why}."]
     assert computing(tmp_path) == {
@@ -248,5 +250,5 @@ def minibatches_of(config):
 def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled():
     found = {path.stem: minibatches_of(path) for path in CONFIGS.glob("*.yaml")}
     compiled = {name: count for name, count in found.items() if count >= PAYS_FROM}
-    assert compiled == {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360, "ppo_acrobot": 15_632}
-    assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.9
+    assert compiled == {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360}
+    assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.8

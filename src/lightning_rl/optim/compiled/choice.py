@@ -4,18 +4,18 @@ import platform
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 Setting = bool | Literal["auto"]
 """Of `compile`."""
 
-PAYS_FROM = 15_000
+PAYS_FROM = 20_000
 """Minibatches of a run from which on `auto` compiles.
 
-On two cores of an AMD EPYC a compiled update of small networks saves 0.6 to 1 ms per minibatch (64
-to 512 samples) and more of larger ones; its graphs take 10 to 20 s the first time, and 3 s when
-Inductor finds them in its cache. So a run gains from some 15,000 minibatches on even the first
-time. A shorter one would gain seconds at most, and would need a compiler for them.
+On two cores of an AMD EPYC a compiled update of small networks saves some 1 ms per minibatch of 64
+to 256 samples, and more of larger ones; its graphs take 10 to 20 s the first time, and 2 to 3 s
+where Inductor finds them in its cache. So a run of 20,000 minibatches gains even the first time,
+whichever of these it is. A shorter one would gain seconds at most, and wait for its first iteration.
 """
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
@@ -88,7 +88,7 @@ class Choice:
         if self._setting == "auto" and not self._said:
             self._said = True
             how = "is compiled" if self.compiled else "runs uncompiled"
-            rank_zero_info(f"The update {how} (compile: auto): {self.why}.")
+            rank_zero_only(print)(f"The update {how} (compile: auto): {self.why}.", flush=True)
 
     def state(self) -> dict[str, Any]:
         """Return what a run that is resumed keeps to, and compares."""
