@@ -15,7 +15,7 @@ PAYS_FROM = 20_000
 On two cores of an AMD EPYC a compiled update of small networks saves some 1 ms per minibatch of 64
 to 256 samples, and more of larger ones; its graphs take 10 to 20 s the first time, and 2 to 3 s
 where Inductor finds them in its cache. So a run of 20,000 minibatches gains even the first time,
-whichever of these it is. A shorter one would gain seconds at most, and wait for its first iteration.
+whichever of these it is. A shorter one would gain seconds at most, and begin later.
 """
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
