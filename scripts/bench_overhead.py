@@ -118,7 +118,7 @@ def make_run(
     )
     policy = ActorCritic(data.observation_space, data.action_space, (64, 64), activation="tanh")
     settings = {key: workload[key] for key in ("n_epochs", "batch_size")}
-    return algorithm(policy, ent_coef=0.01, **settings), data
+    return algorithm(policy, ent_coef=0.01, compile=False, **settings), data
 
 
 def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:

@@ -3,10 +3,12 @@
 import ast
 import re
 import sys
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 
 from tests.helpers import train
@@ -24,6 +26,8 @@ LEVELS = {
     "registration": 0,
     "runs": 0,
     "permission": 0,
+    "machine": 0,
+    "torch_private": 0,
     "distributed": 0,
     "rollout": 0,
     "functional": 0,
@@ -230,3 +234,41 @@ def test_the_table_of_pairs_names_tests_that_are_there():
     assert len(re.findall(r"^\| \*\*", grid, re.M)) == 9, "a row for each feature but the last"
     for code in set(re.findall(r"\b[A-Z]\d\b", grid)):
         assert re.search(rf"\b{code}\b", legend), code
+
+
+PRIVATE = SOURCE / "torch_private.py"
+
+
+def private_names():
+    """What the one file imports of torch, by module."""
+    for node in ast.walk(ast.parse(PRIVATE.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("torch"):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize(("module", "name"), sorted(private_names()))
+def test_torch_has_what_is_used_of_its_private_parts(module, name):
+    assert hasattr(import_module(module), name), (
+        f"torch {torch.__version__} has no {module}.{name}, which {PRIVATE.name} imports"
+    )
+
+
+def test_torch_has_the_private_attributes_that_are_used():
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        assert hasattr(optimizer, name), f"torch {torch.__version__}: Optimizer has no {name}"
+    assert hasattr(torch.distributed.ProcessGroup, "_get_backend"), "ProcessGroup._get_backend"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path != PRIVATE],
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_private_parts_of_torch_are_imported_by_one_file_alone(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            assert "._" not in node.module, node.module
+            assert "experimental" not in node.module, node.module
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
+            assert not re.match("_[a-z]", node.attr), f"torch.{node.attr}"

@@ -156,7 +156,7 @@ def train(
     spaces = module_data.observation_space, module_data.action_space
     network = {"hidden_sizes": (64, 64), "normalize_observation": True} | (policy or {})
     base = next(settings for cls, settings in SETTINGS.items() if issubclass(algorithm, cls))
-    settings = base | {"batch_size": num_envs * steps // 4} | (model or {})
+    settings = base | {"batch_size": num_envs * steps // 4, "compile": False} | (model or {})
     module = algorithm(kind(*spaces, **network), **settings)
     watch = Watch(findings, name)
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}

@@ -91,7 +91,7 @@ def main() -> None:
         vf_coef=work.vf_coef,
         max_grad_norm=work.max_grad_norm,
         normalize_reward=work.normalize,
-        **({"compile": True} if run.flags.compile else {}),
+        compile=bool(run.flags.compile),
     )
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLTrainer(

@@ -40,6 +40,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError, WriteError, require
 from lightning_rl.evaluation import logged_values
 from lightning_rl.files import DELETED, check_still_there
+from lightning_rl.machine import MachineSettings, put_in_force
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.runs import (
     CHECKPOINTS,
@@ -118,6 +119,7 @@ class RLTrainer(Trainer, Constructed):
             collector and evaluation. Intel's CPUs are many times slower on them, and nothing is
             learnt from them. Not every CPU can. Set for the thread that makes the trainer, and
             those it starts; the attribute of that name says whether it is so.
+        machine: what is done for speed alone, each with a switch; see `MachineSettings`.
         exp_name: first part of the run directory's name.
         output_dir: where run directories are made.
         run_dir: the directory of this run; where not given, a new one
@@ -146,12 +148,14 @@ class RLTrainer(Trainer, Constructed):
 
     Attributes:
         stop_signal: the signal that ended training, or None.
+        keeps_freed_memory: whether the C library keeps what is freed, see `keep_freed_memory`.
     """
 
     def __init__(
         self,
         num_threads: int = 1,
         flush_denormal: bool = True,
+        machine: MachineSettings | None = None,
         exp_name: str = "run",
         output_dir: str = "outputs",
         run_dir: str | None = None,
@@ -174,11 +178,7 @@ class RLTrainer(Trainer, Constructed):
     ) -> None:
         quieten_framework()
         _refuse(kwargs)
-        require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
-        # First: threads that torch starts from here on inherit it.
-        self.flush_denormal = flush_denormals(flush_denormal)
-        torch.set_num_threads(num_threads)
-        keep_freed_memory()
+        self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         with removed_if_refused(self.run_dir):
@@ -206,6 +206,17 @@ class RLTrainer(Trainer, Constructed):
                     **kwargs,
                 )
             check_strategy(self)
+
+    def _set_process_up(
+        self, num_threads: int, flush_denormal: bool, machine: MachineSettings
+    ) -> None:
+        """Set what holds for the whole process."""
+        require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
+        # First: threads that torch starts from here on inherit it.
+        self.flush_denormal = flush_denormals(flush_denormal)
+        torch.set_num_threads(num_threads)
+        put_in_force(machine)
+        self.keeps_freed_memory = machine.keep_freed_memory and keep_freed_memory()
 
     def _callbacks(
         self,

@@ -500,7 +500,7 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 9, outcome.stdout  # start, two evaluations, and six of summary
+    assert len(lines) == 10, outcome.stdout  # two of the start and evaluations, six of summary
     with pytest.raises(SystemExit):
         run(["fit", "--config", "ppo.yaml", "--model.clip_coef", "0.3", "--print_config"])
     printed = yaml.safe_load(capsys.readouterr().out)

@@ -26,6 +26,7 @@ from lightning_rl import (
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.update import Update
 from tests.equivalence.features import ALL, OwnAlgorithm
@@ -372,6 +373,7 @@ def main(directory):
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
+    run("by gloo", trainer={"machine": MachineSettings(shared_memory_sums=False)}, **PENDULUM)
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
     run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})
     run(

@@ -44,6 +44,7 @@ model:
   init_args:
     policy: {class_path: ActorCritic, init_args: {hidden_sizes: [8]}}
     n_epochs: 1
+    compile: false  # however large the budget
     batch_size: 32
 data:
   env: {class_path: fragile.Fragile}

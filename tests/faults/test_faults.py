@@ -602,6 +602,7 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     command = [
         *(sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL),
         *("--data.total_env_steps", "1000000", "--data.env.vectorization", "async"),
+        *("--model.compile", "false"),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):

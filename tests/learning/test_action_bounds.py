@@ -70,16 +70,8 @@ def test_the_unit_box_is_learnt_so(tmp_path):
     unit = (-1.0, -1.0), (1.0, 1.0)
     assert average_return(learn(tmp_path / "a", *unit), *unit) > 0.98
     settings = {"policy": {"rescale_action": False, "log_std_init": -1.0}}
-    module = (
-        learn(tmp_path / "b", LOW, HIGH, **settings)
-        if _can_be_off()
-        else learn(tmp_path / "b", LOW, HIGH)
-    )
+    module = learn(tmp_path / "b", LOW, HIGH, **settings)
     assert average_return(module, LOW, HIGH) < 0.5
-
-
-def _can_be_off():
-    return "rescale_action" in ActorCritic.__init__.__code__.co_varnames
 
 
 def test_grpo_learns_them(tmp_path):

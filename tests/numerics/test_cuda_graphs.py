@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from lightning_rl import machine
+from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import cuda_graphs, graphs
 from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
 from tests.helpers import last, train
@@ -97,6 +99,8 @@ def test_only_small_graphs_on_a_gpu_are_captured(monkeypatch):
     assert captures([small])
     assert not captures([small, large])
     assert not captures([small, torch.zeros(1)])
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(cuda_graphs=False))
+    assert not captures([small])
 
 
 def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(tmp_path, monkeypatch):

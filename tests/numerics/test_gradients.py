@@ -164,6 +164,17 @@ def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update(traced_on
     assert module.optimizer_steps == moved.optimizer_steps + 1 == 3
 
 
+def test_who_compiles_the_same_again_finds_it_in_the_cache():
+    """Also in another process: what the second start of a run takes is mostly imports."""
+    from torch._dynamo.utils import counters
+
+    update_repeatedly(compile=True, steps=1)
+    found = counters["aot_autograd"]["autograd_cache_hit"]
+    *_, update, _ = update_repeatedly(compile=True, steps=1)
+    assert count_graphs(update, "loss") == 1
+    assert counters["aot_autograd"]["autograd_cache_hit"] == found + 1
+
+
 def test_a_compiled_run_without_a_critic_follows_the_eager_one(tmp_path):
     model = {"algorithm": GRPO, "group_size": 4, "n_epochs": 1, "kl_coef": 0.1}
     data = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 2}

@@ -91,7 +91,8 @@ def test_denormals_are_flushed_in_every_thread_that_computes(
     trainer = {"flush_denormal": wanted}
     train(tmp_path, data=data, model={"algorithm": Noting}, trainer=trainer)
     assert {name: set(flags) for name, flags in seen.items()} == {name: {wanted} for name in seen}
-    assert json.loads((tmp_path / "run.json").read_text())["flush_denormal"] is wanted
+    computing = json.loads((tmp_path / "run.json").read_text())["computing"]
+    assert computing["flush_denormal"] is wanted
 
 
 def test_a_denormal_number_is_zero_where_they_are_flushed(restored):

@@ -22,6 +22,7 @@ from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
+from lightning_rl.optim.compiled.choice import Choice, Setting
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
@@ -58,6 +59,9 @@ class TrainingData(Protocol):
 
     @property
     def total_iterations(self) -> int: ...
+
+    @property
+    def iterations_per_epoch(self) -> int: ...
 
     @property
     def max_staleness(self) -> int: ...
@@ -104,8 +108,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         max_nonfinite_steps: optimizer steps in a row that may be skipped for a loss or gradient
             that is not finite, before the run ends.
         compile: compile loss, backward pass, clipping and Adam to one graph, and the values of a
-            rollout to another. Takes some 10 s when a run begins, and a C++ compiler (on a GPU
-            Triton); where that fails, a warning says why, and the update runs uncompiled.
+            rollout to another. Takes some 10 s when a run begins (3 where one like it has run), and
+            a C++ compiler (on a GPU Triton); where that fails, a warning says why, and the update
+            runs uncompiled. `auto` compiles where the budget has so many minibatches that it pays
+            (`PAYS_FROM`), without a warning where it cannot; a line says what it came to. A run
+            that is resumed goes on as it began.
 
     Attributes:
         update: `self.update(minibatch)` steps down the first objective by a minibatch [B], unless
@@ -133,7 +140,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         max_grad_norm: float | None = 0.5,
         optimizer: OptimizerFactory | None = None,
         max_nonfinite_steps: int = 10,
-        compile: bool = False,
+        compile: Setting = "auto",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -149,6 +156,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.make_optimizer = optimizer
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
+        self.compilation = Choice(False, None)  # made anew by on_fit_start
         self.env_steps = 0
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
@@ -158,6 +166,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.generator = torch.Generator()
         self._episodes: list[Episode] = []
         self._restored: list[RankState] | None = None
+        self._computed_before: dict[str, Any] | None = None
         self._graphs: Graphs | None = None
         self.updates: dict[str, Update] = {}
         self.update: Update  # made by on_fit_start
@@ -275,6 +284,8 @@ class Algorithm(LightningModule, ABC, Constructed):
                 raise FloatingPointError(objective.guard.message(sources))
         for update in self.updates.values():
             update.first_iteration_done()
+        if self._graphs is not None and self._graphs.have_served:
+            self.compilation.say()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
             self.policy.update_normalization(without_padding(rollout))
@@ -321,13 +332,18 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
-        if self.compile_update and hooks is not None:
-            rank_zero_warn(
-                "compile: true has no effect: a callback or the module overrides one of "
-                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call."
+        choice = Choice(self.compile_update, self._minibatches(), self._computed_before)
+        self._computed_before = None
+        if choice.compiled and hooks is not None:
+            why = (
+                "a callback or the module overrides one of "
+                f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
             )
-        compiles = self.compile_update and hooks is None
-        self._graphs = Graphs(self, self.device) if compiles else None
+            choice.give_up(why, f"compile: true has no effect: {why}.")
+        if not choice.compiled:
+            choice.say()  # else once it has been
+        self.compilation = choice
+        self._graphs = Graphs(self, self.device, choice) if choice.compiled else None
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
         self.updates = {
             name: Update(objective, optimizer, hooks, self.phase)
@@ -336,6 +352,29 @@ class Algorithm(LightningModule, ABC, Constructed):
             for (name, objective), optimizer in optimizers
         }
         self.update = next(iter(self.updates.values()))
+
+    def _minibatches(self) -> int | None:
+        """Return how many minibatches the run has by its config; None where that is unknown."""
+        each = self.minibatches_per_iteration()
+        trainer = self.trainer
+        iterations = self.data.total_iterations
+        if trainer.max_steps >= 0:  # which count iterations
+            iterations = min(iterations, trainer.max_steps)
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            iterations = min(iterations, trainer.max_epochs * self.data.iterations_per_epoch)
+        return None if each is None else each * iterations
+
+    @property
+    def replays_cuda_graphs(self) -> bool:
+        """Whether a graph of the update is one that a GPU replays."""
+        return self._graphs is not None and self._graphs.captured
+
+    def minibatches_per_iteration(self) -> int | None:
+        """Return how many an update goes through at most, by the settings alone.
+
+        `compile: auto` asks; None, where that is unknown, leaves the update uncompiled.
+        """
+        return None
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""
@@ -397,6 +436,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             "env_steps": self.env_steps,
             "guards": {name: one.guard.state_dict() for name, one in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
+            "computing": self.compilation.state(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -413,6 +453,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         for name, objective in self.objectives.items():
             objective.guard.load_state_dict(saved["guards"][name])
         self._restored = saved["ranks"]
+        self._computed_before = saved.get("computing")
 
     def _load_rank_states(self, states: list[RankState]) -> None:
         """Take up what was this rank's; begin anew where there were more ranks, or fewer."""
@@ -434,7 +475,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         """
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
-        self._restored = None
+        self._restored = self._computed_before = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it

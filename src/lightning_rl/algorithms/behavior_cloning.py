@@ -51,6 +51,10 @@ class BehaviorCloning(Algorithm):
         """Return the one loss, of the whole policy."""
         return [self.objective(self.loss, prepare=add_part_weights)]
 
+    def minibatches_per_iteration(self) -> int:
+        """Return how many `n_epochs` passes have; fewer where episodes end early."""
+        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
         super().setup(stage)

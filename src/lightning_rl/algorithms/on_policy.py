@@ -219,6 +219,10 @@ class OnPolicyAlgorithm(Algorithm):
         """Return the one loss, of the whole policy."""
         return [self.objective(self.loss, prepare=self.prepare)]
 
+    def minibatches_per_iteration(self) -> int:
+        """Return how many `n_epochs` passes have; fewer where samples are left out."""
+        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the schedule of a learning rate that begins so."""
         return LearningRateSchedule(self.lr_schedule, learning_rate, self.desired_kl)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_rl.callbacks.computing import computing_of
 from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.files import write_atomically
 
@@ -60,13 +61,27 @@ class RunManifest(Callback):
             "command": sys.argv,
             "git_commit": _git_commit(),
             "device": _device(trainer),
-            "flush_denormal": getattr(trainer, "flush_denormal", None),
+            "computing": {},
             "world_size": trainer.world_size,
             "platform": platform.platform(),
             "versions": {"python": platform.python_version()} | _versions(),
             "earlier": earlier,
         }
         self._write(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write how the run computes, as it has been chosen."""
+        self._write_computing(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Write how the run computes where it has turned out otherwise."""
+        self._write_computing(trainer, pl_module)
+
+    def _write_computing(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        computing = computing_of(trainer, algorithm_of(pl_module))
+        if computing != self._content["computing"]:
+            self._content["computing"] = computing
+            self._write(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin the clock of an evaluation."""

@@ -86,8 +86,9 @@ def _with_defaults(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     filled = {key: _with_defaults(child) for key, child in tree.items()}
-    if "init_args" in tree and isinstance(tree.get("class_path"), str):
-        module, _, name = tree["class_path"].rpartition(".")  # of what has just run
+    module, _, name = str(tree.get("class_path")).rpartition(".")  # of what has just run
+    # Of a class that no config can name, words stand there.
+    if "init_args" in tree and module.replace(".", "_").isidentifier():
         filled["init_args"] = _defaults(getattr(import_module(module), name)) | filled["init_args"]
     return filled
 

@@ -101,6 +101,7 @@ class AsyncCollector(Collector):
             phase=phase,
             take_up_weights=self._take_up_weights,
         )
+        self.ways = self._loop.ways
         self.num_rollouts = len(self._buffer.segments)
         self._begun = 0
         self._read = 0  # the number of the last rollout that was handed out, from 1

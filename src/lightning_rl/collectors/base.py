@@ -44,6 +44,7 @@ class Collector(ABC):
         num_rollouts: how many rollouts there is memory for.
         acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
             log-probs are too.
+        ways: the names of the classes that act and step, for `run.json`; empty where none does.
     """
 
     max_staleness: int = 0
@@ -71,6 +72,7 @@ class Collector(ABC):
         self.reports: dict[str, float] = {}
         self.reports_success = False
         self.env_steps = 0
+        self.ways: dict[str, str] = {}
         self._skipped = False
 
     @abstractmethod
@@ -179,6 +181,7 @@ class SyncCollector(Collector):
             device=policy.version.device,
         )
         self._loop = RolloutLoop(env, policy, [self._segment], seed, plan=plan, phase=phase)
+        self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:
         """Step the env; fewer than T times where the plan ends the rollout early."""

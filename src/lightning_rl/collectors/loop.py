@@ -224,6 +224,12 @@ class RolloutLoop:
         self.rollouts = 0
         self._next: dict[str, Any] = {}  # what the next rollout begins with, where it goes on
 
+    @property
+    def ways(self) -> dict[str, str]:
+        """By what it acts and steps: the names of their classes."""
+        writer = self._writers[0]
+        return {"acting": type(writer.actor).__name__, "stepping": type(writer.stepper).__name__}
+
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
         """Fill a segment.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
 from lightning_rl.policies import Policy
+from lightning_rl.torch_private import copy_all
 
 
 class PublishedWeights:
@@ -47,7 +48,7 @@ class PublishedWeights:
         """Make the weights of a policy the newest, and wake whoever waits for them."""
         start = time.perf_counter()
         with self._changed:
-            torch._foreach_copy_(self._tensors, self._changing(policy))
+            copy_all(self._tensors, self._changing(policy))
             self.version = int(policy.version)
             self._changed.notify_all()
         self.publish_seconds = time.perf_counter() - start
@@ -55,7 +56,7 @@ class PublishedWeights:
     def load_into(self, policy: Policy) -> int:
         """Copy the newest weights into a policy of the same make; return their version."""
         with self._changed:
-            torch._foreach_copy_(self._changing(policy), self._tensors)
+            copy_all(self._changing(policy), self._tensors)
             return self.version
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:

@@ -18,6 +18,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lightning_rl.distributed.shared_memory import LostRankError, SharedTable, open_table
+from lightning_rl.machine import settings
+from lightning_rl.torch_private import timeout_of
 
 T = TypeVar("T")
 
@@ -129,6 +131,14 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
     return normalized.to(values.dtype)
 
 
+def way_of_sums() -> str | None:
+    """Say what sums go through, from the first one on; None with one process."""
+    if world_size() == 1:
+        return None
+    shared = settings().shared_memory_sums and _opened[1] is not None
+    return "shared memory" if shared else str(dist.get_backend())
+
+
 def leave() -> None:
     """Close the connections to the other ranks, as the last thing before the process ends.
 
@@ -152,13 +162,13 @@ def is_lost_rank(error: BaseException) -> bool:
 def _table() -> SharedTable | None:
     """Return the memory that all ranks share, if they can; opened by the first collective."""
     global _opened
+    if not settings().shared_memory_sums:
+        return None
     group: Any = dist.group.WORLD
     if _opened[0] is not group:
         table = None
         if dist.get_backend() == "gloo":
-            backend = group._get_backend(torch.device("cpu"))
-            timeout = backend.options._timeout.total_seconds()
-            table = open_table(rank(), _gathered, timeout)
+            table = open_table(rank(), _gathered, timeout_of(group))
         _opened = (group, table)
     return _opened[1]
 

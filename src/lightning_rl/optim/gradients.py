@@ -13,7 +13,8 @@ from functools import cached_property, partial, reduce
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from lightning_rl.torch_private import flatten, unflatten
 
 
 def flattened(
@@ -30,7 +31,7 @@ def flattened(
     flags = row.new_ones(len(reached) + 1)
     if not all(reached):
         flags = torch.cat([row.new_full((1,), float(flag)) for flag in (*reached, True)])
-    flat: Tensor = _flatten_dense_tensors([row, *gradients, flags])
+    flat: Tensor = flatten([row, *gradients, flags])
     return flat * count
 
 
@@ -75,7 +76,7 @@ class FlatGradient:
     @cached_property
     def _views(self) -> list[tuple[nn.Parameter, Tensor, bool]]:
         """Each parameter, its part of the gradient, and whether its `.grad` can be that."""
-        parts = _unflatten_dense_tensors(self._whole, self._parameters)
+        parts = unflatten(self._whole, self._parameters)
         for i, parameter in enumerate(self._parameters):
             # A `.grad` that was there before a backward pass does not tell whether one has come.
             note = partial(self._note_reached, i)

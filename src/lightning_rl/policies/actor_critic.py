@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import distribution_for, widened
 from lightning_rl.policies.normalization import ObservationNormalizer
@@ -97,7 +98,7 @@ class ActorOnly(Policy):
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
-        if quick and acts_in_numpy(self, rollout):
+        if quick and settings().numpy_acting and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
         return super().rollout_actor(rollout)
 

@@ -84,7 +84,7 @@ class PolicyWrapper(Policy):
         return self.inner.parameter_groups()
 
     def acting_state(self) -> dict[str, Tensor]:
-        """Return what the inner policy acts by, under the wrapper's names, and the wrapper's own."""
+        """Return what the inner policy acts by, under the wrapper's names, and its own."""
         own = super().acting_state().items()
         inner = {f"inner.{name}": value for name, value in self.inner.acting_state().items()}
         return {name: value for name, value in own if not name.startswith("inner.")} | inner

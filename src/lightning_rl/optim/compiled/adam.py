@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _unflatten_dense_tensors
 from torch.optim import Optimizer
 
 from lightning_rl.optim.compiled.graphs import computed_once
+from lightning_rl.torch_private import step_is_listened_to, unflatten
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 """What `torch.optim.Adam` keeps of a parameter, beside its `step`."""
@@ -49,7 +49,7 @@ class TracedAdam:
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
             and not isinstance(group["lr"], Tensor)
-            and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+            and not step_is_listened_to(optimizer)
         )
 
     @property
@@ -127,7 +127,7 @@ class TracedAdam:
         steps = torch.zeros(len(states), dtype=torch.float32, device=device)
         size = sum(parameter.numel() for parameter in self._parameters)
         flat = [steps, *(self._parameters[0].new_zeros(size) for _ in AVERAGES)]
-        views = [steps.unbind(), *(_unflatten_dense_tensors(f, self._parameters) for f in flat[1:])]
+        views = [steps.unbind(), *(unflatten(f, self._parameters) for f in flat[1:])]
         for state, *own in zip(states, *views, strict=True):
             for key, view in zip(("step", *AVERAGES), own, strict=True):
                 state[key] = view.copy_(state[key]) if key in state else view

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from lightning_rl.machine import settings
+
 LARGEST = 2**26
 """Bytes of inputs; a larger graph is not captured: launching takes nothing of its time, and what
 its activations take would be kept for it alone."""
@@ -15,7 +17,8 @@ def captures(tensors: Iterable[Tensor]) -> bool:
     """Tell whether it pays to capture a graph of these inputs."""
     tensors = list(tensors)
     return (
-        all(tensor.is_cuda for tensor in tensors)
+        settings().cuda_graphs
+        and all(tensor.is_cuda for tensor in tensors)
         and sum(tensor.nbytes for tensor in tensors) <= LARGEST
     )
 

@@ -6,15 +6,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch._inductor import list_options, standalone_compile
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from lightning_rl.optim.compiled.choice import Choice
 from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
-from lightning_rl.optim.compiled.onednn import route_products, routes_products
+from lightning_rl.optim.compiled.onednn import ProductChoice, route_products
 from lightning_rl.optim.compiled.reads import Place, Read, Reads
+from lightning_rl.torch_private import list_options, make_fx, standalone_compile
 
 T = TypeVar("T")
 
@@ -45,15 +44,20 @@ class Graphs:
     Args:
         root: the algorithm.
         device: where it computes.
+        choice: of the run, which hears where graphs are not to be had.
 
     Attributes:
-        available: whether graphs can be had; where not, a warning has said why.
+        available: whether graphs can be had; where not, `choice` says why.
+        captured: whether one of them is replayed as a CUDA graph.
         have_served: whether a loss has been differentiated, so that a later failure is not one of
             compiling.
     """
 
-    def __init__(self, root: Any, device: torch.device) -> None:
+    def __init__(self, root: Any, device: torch.device, choice: Choice | None = None) -> None:
         self.available = True
+        self._choice = choice or Choice(True, None)
+        self._products = ProductChoice(self._choice)
+        self.captured = False
         self.have_served = False
         self._root = root
         self._device = device
@@ -64,20 +68,22 @@ class Graphs:
     def tried(self, call: Callable[[], T]) -> T | None:
         """Return what a call of graphs gives, or None where they are not to be had.
 
-        In that case a warning says why, and it is not tried again.
+        In that case `choice` hears why, and it is not tried again.
         """
         if not self.available:
             return None
         try:
             return call()
         except EverChangingError as error:
-            rank_zero_warn(f"From here on the update runs uncompiled, since the loss, {error}.")
+            why = f"the loss, {error}"
+            self._choice.give_up(why, f"From here on the update runs uncompiled, since {why}.")
         except Exception as error:
             if self.have_served:
                 raise
-            rank_zero_warn(
-                "compile: true has no effect, the update runs uncompiled: "
-                f"{str(error).strip().splitlines()[0]} ({type(error).__name__}). On a CPU it "
+            why = f"{(str(error).strip() or 'failed').splitlines()[0]} ({type(error).__name__})"
+            self._choice.give_up(
+                why,
+                f"compile: true has no effect, the update runs uncompiled: {why}. On a CPU it "
                 "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
                 "in which no Python decision depends on the values of tensors.",
             )
@@ -141,7 +147,9 @@ class Graphs:
     ) -> "_Compiled":
         reads = Reads(self._root, varying.values(), self._device)
         function, noted = make()
-        return _Compiled(compile_graph(function, inputs, moving, reads), reads, noted)
+        graph = compile_graph(function, inputs, moving, reads, self._products)
+        self.captured |= captures(inputs)
+        return _Compiled(graph, reads, noted)
 
 
 class _Compiled(NamedTuple):
@@ -172,6 +180,7 @@ def compile_graph(
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
     reads: Reads | None = None,
+    products: ProductChoice | None = None,
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -189,6 +198,7 @@ def compile_graph(
         moving: which of them, only read, lie elsewhere at each call.
         reads: record what the function reads of Python objects. The graph is right as long as
             `reads.hold()`.
+        products: says what multiplies matrices; where not given, what suits the CPU.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
@@ -204,7 +214,7 @@ def compile_graph(
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-        if routes_products():
+        if (products or ProductChoice()).is_onednn:
             route_products(traced)
     compiled = standalone_compile(
         traced,

@@ -7,11 +7,17 @@ by 64 x 64 takes 40 µs by MKL, 27 by oneDNN as torch enters it, of which 11 are
 
 import functools
 import logging
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.fx import GraphModule, Node
+
+from lightning_rl.machine import settings
+from lightning_rl.optim.compiled.choice import DIFFERS, Choice
+from lightning_rl.torch_private import load_cpp
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +27,42 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 """Of the operator `lightning_rl::product(Tensor a, Tensor b) -> Tensor`."""
 
 
-def routes_products() -> bool:
-    """Tell whether this is a CPU on which it pays, and make the operator ready if so."""
+class ProductChoice:
+    """What multiplies the matrices of a run; one that is resumed keeps to it.
+
+    Args:
+        choice: of the run, which keeps it.
+    """
+
+    def __init__(self, choice: Choice | None = None) -> None:
+        self._choice = choice
+
+    @cached_property
+    def is_onednn(self) -> bool:
+        """Whether it is oneDNN; then the operator is ready. To be asked where a graph is made."""
+        before = None if self._choice is None else self._choice.products_before
+        wanted: str | None = settings().products
+        if wanted == "auto":
+            wanted = before or ("onednn" if pays() else "mkl")
+        found = wanted == "onednn" and is_ready()
+        if before is not None and (before == "onednn") != found:
+            why = f"by trainer.machine.products: {wanted}"
+            if wanted == "onednn":
+                why = "since its operator cannot be compiled here"
+            was, now = ("MKL", "oneDNN") if found else ("oneDNN", "MKL")
+            rank_zero_warn(
+                f"The matrix products of the run were {was}'s up to the checkpoint, and now are "
+                f"{now}'s, {why}: {DIFFERS}."
+            )
+        if self._choice is not None:
+            self._choice.products = "onednn" if found else "mkl"
+        return found
+
+
+def pays() -> bool:
+    """Tell whether this is a CPU on which it pays."""
     about = torch.cpu.get_capabilities()
-    return "AMD" in str(about.get("cpu_name")) and bool(about.get("avx512_f")) and is_ready()
+    return "AMD" in str(about.get("cpu_name")) and bool(about.get("avx512_f"))
 
 
 @functools.cache
@@ -34,9 +72,7 @@ def is_ready() -> bool:
     Inductor keeps what it has compiled, for the next process too.
     """
     try:
-        from torch._inductor.codecache import CppCodeCache
-
-        CppCodeCache.load(SOURCE.read_text())
+        load_cpp(SOURCE.read_text())
         torch.library.register_fake("lightning_rl::product", _product_of_fakes)
     except Exception as error:  # of whatever kind: everything works without it
         log.warning("Matrix products stay with MKL, which may be slower: %s", error)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_rl.torch_private import TorchDispatchMode
 
 Place = tuple[int, str]
 """The identity of an object, and the name of one of its attributes."""

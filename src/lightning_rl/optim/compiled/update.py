@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors
 from torch.func import functional_call
 from torch.optim import Optimizer
 
@@ -17,6 +16,7 @@ from lightning_rl.optim.gradients import averages, clip_factor, flattened
 from lightning_rl.optim.update import Objective, Update, micro_batches
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
+from lightning_rl.torch_private import flatten
 
 
 class CompiledUpdate(Update):
@@ -186,7 +186,7 @@ class CompiledUpdate(Update):
             row = torch.stack([loss, *scalars.values()]).detach()
             if adam is None:
                 return [flattened(row, gradients, reached, len(samples))]
-            gradient = _flatten_dense_tensors(gradients)
+            gradient = flatten(gradients)
             mask = None if all(reached) else torch.tensor(reached, device=row.device)
             return [self._clip_and_step(parameters, row, gradient, adam, inputs[last:], mask)]
 

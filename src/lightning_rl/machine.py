@@ -1,0 +1,47 @@
+"""The ways that are faster on some machines, in one place, with a switch for each."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class MachineSettings:
+    """What is done for speed alone, and how to do without it.
+
+    Each is used where it can be and is left out where not; `run.json` says under `computing` what
+    was used. They hold for the whole process, from the making of a trainer on.
+
+    Args:
+        products: what multiplies float32 matrices of compiled graphs on a CPU: torch's own `mkl`,
+            `onednn` by an operator that is compiled when first used, or `auto`, oneDNN on AMD's
+            CPUs with AVX-512, where it is faster. Last digits depend on it; a run that is resumed
+            with `auto` keeps to what it began with.
+        cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
+        shared_memory_sums: add up over the processes of one machine, on CPUs, through memory that
+            they share, and not by gloo. With two processes results are the same; with more, last
+            digits differ.
+        keep_freed_memory: have the C library (glibc) keep what is freed, see `keep_freed_memory` of
+            `process`. Results are the same. What an earlier trainer of the process has set stays.
+        numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
+            the same but for their last digits.
+    """
+
+    products: Literal["auto", "mkl", "onednn"] = "auto"
+    cuda_graphs: bool = True
+    shared_memory_sums: bool = True
+    keep_freed_memory: bool = True
+    numpy_acting: bool = True
+
+
+_in_force = MachineSettings()
+
+
+def settings() -> MachineSettings:
+    """Return the settings in force."""
+    return _in_force
+
+
+def put_in_force(wanted: MachineSettings) -> None:
+    """Have these hold from here on, in this process and those that it forks."""
+    global _in_force
+    _in_force = wanted

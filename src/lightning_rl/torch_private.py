@@ -1,0 +1,50 @@
+"""All that is used of torch beyond its documented interface; nothing else imports such names.
+
+Tried with torch 2.13.0. A test goes through the imports below, and fails by the name of what
+another version lacks. Without `torch._inductor` nothing is compiled; the rest is needed.
+"""
+
+from typing import Any
+
+import torch
+from torch import _foreach_copy_ as copy_all
+from torch._inductor import list_options, standalone_compile
+from torch._utils import _flatten_dense_tensors as flatten
+from torch._utils import _unflatten_dense_tensors as unflatten
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "TorchDispatchMode",
+    "copy_all",
+    "flatten",
+    "list_options",
+    "load_cpp",
+    "make_fx",
+    "standalone_compile",
+    "step_is_listened_to",
+    "timeout_of",
+    "unflatten",
+]
+
+
+def load_cpp(source: str) -> None:
+    """Compile C++ as Inductor does, and load it; what is compiled is kept for other processes.
+
+    Raises:
+        Exception: of whatever kind, where that is not possible.
+    """
+    from torch._inductor.codecache import CppCodeCache  # half a second
+
+    CppCodeCache.load(source)
+
+
+def step_is_listened_to(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer has hooks around its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def timeout_of(group: Any) -> float:
+    """Return the seconds after which a process group's backend for the CPU gives up."""
+    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())

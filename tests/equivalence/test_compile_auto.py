@@ -1,0 +1,254 @@
+"""`compile: auto` follows from the config alone, says so, and is kept by a run that is resumed."""
+
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+
+import lightning_rl
+from lightning_rl import PPO, machine
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.machine import MachineSettings
+from lightning_rl.optim.compiled import choice, graphs, onednn
+from lightning_rl.optim.compiled.choice import PAYS_FROM, Choice
+from lightning_rl.optim.compiled.onednn import ProductChoice
+from tests.helpers import assert_same_run, last, load, train
+
+CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
+STEPS = 6 * 2 * 2
+"""Minibatches of a run of `helpers.train`."""
+
+DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
+OF_ANOTHER = {"compiled": True, "products": "onednn", "cpu": "Z80, no vectors"}
+
+
+def warns(message):
+    return pytest.warns(UserWarning, match=f"^{re.escape(message)}$")
+
+
+def computing(run_dir):
+    return json.loads((run_dir / "run.json").read_text())["computing"]
+
+
+@pytest.fixture
+def said(capsys):
+    """What was printed of it, a line each."""
+
+    def lines():
+        return [s for s in capsys.readouterr().out.splitlines() if s.startswith("The update ")]
+
+    return lines
+
+
+@pytest.fixture
+def pays(monkeypatch):
+    monkeypatch.setattr(choice, "PAYS_FROM", STEPS)
+
+
+def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
+    module, *_ = train(tmp_path)
+    why = f"{STEPS} minibatches, and it pays from 20,000"
+    assert module.compile_update == "auto"
+    assert said() == [f"The update runs uncompiled (compile: auto): {why}."]
+    assert computing(tmp_path) == {
+        "compiled": False,
+        "why": why,
+        "products": None,
+        "cuda_graphs": False,
+        "flush_denormal": torch.set_flush_denormal(True),
+        "keeps_freed_memory": computing(tmp_path)["keeps_freed_memory"],
+        "sums_over_ranks": None,
+        "acting": "NumpyActor",
+        "stepping": "ArrayStepper",
+    }
+
+
+def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pays, traced_only):
+    module, *_ = train(tmp_path)
+    why = f"{STEPS} minibatches, and it pays from {STEPS}"
+    assert said() == [f"The update is compiled (compile: auto): {why}."]
+    assert module._graphs.have_served
+    found = computing(tmp_path)
+    assert (found["compiled"], found["why"]) == (True, why)
+    assert found["products"] == ("onednn" if onednn.pays() else "mkl")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "minibatches"),
+    [({"max_epochs": 1}, STEPS // 2), ({"max_steps": 1}, STEPS // 6)],
+)
+def test_what_ends_the_run_before_its_budget_counts(trainer, minibatches, tmp_path, said):
+    train(tmp_path, trainer=trainer)
+    assert said()[0].startswith(
+        f"The update runs uncompiled (compile: auto): {minibatches} minibatches, and it pays"
+    )
+
+
+class Silent(PPO):
+    minibatches_per_iteration = Algorithm.minibatches_per_iteration
+
+
+def test_an_algorithm_that_does_not_say_how_many_minibatches_it_has_is_not_compiled(tmp_path, said):
+    train(tmp_path, model={"algorithm": Silent})
+    assert said() == [
+        "The update runs uncompiled (compile: auto): the algorithm does not say how many "
+        "minibatches it has."
+    ]
+
+
+def no_compiler(*args, **kwargs):
+    raise RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx")
+
+
+class Peeking(PPO):
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return (loss if loss > 0 else loss * 2), scalars
+
+
+class Listener(Callback):
+    def on_after_backward(self, trainer, module):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("compiler", "algorithm", "callbacks", "why"),
+    [
+        (False, PPO, [], "No working C++ compiler found in torch._inductor.config.cpp.cxx (Runt"),
+        (True, Peeking, [], "It appears that you're trying to get value out of a tracing tensor"),
+        (True, PPO, [Listener()], "a callback or the module overrides one of backward, on_before_"),
+    ],
+)
+def test_where_it_cannot_be_compiled_it_runs_uncompiled_without_a_warning(
+    compiler, algorithm, callbacks, why, tmp_path, said, pays, traced_only, monkeypatch
+):
+    if not compiler:
+        monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        module, *_ = train(
+            tmp_path, model={"algorithm": algorithm}, trainer={"callbacks": callbacks}
+        )
+    assert not [w for w in seen if "ompile" in str(w.message)]
+    assert module.optimizer_steps == STEPS
+    (line,) = said()
+    assert line.startswith(f"The update runs uncompiled (compile: auto): {why}")
+    assert computing(tmp_path)["compiled"] is False
+    assert computing(tmp_path)["why"].startswith(why)
+
+
+def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(graphs, "standalone_compile", fail)
+    with pytest.warns(UserWarning, match=r"runs uncompiled: failed \(AssertionError\)\. On a CPU"):
+        module, *_ = train(tmp_path, model={"compile": True})
+    assert module.optimizer_steps == STEPS
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said, traced_only):
+    """Also where its own config would have it otherwise."""
+    monkeypatch.setattr(choice, "PAYS_FROM", 1 if compiled else 10**9)
+    train(tmp_path / "whole")
+    train(tmp_path / "parts", trainer={"max_epochs": 1})
+    monkeypatch.setattr(choice, "PAYS_FROM", 10**9 if compiled else 1)
+    module, *_ = train(tmp_path / "parts", ckpt_path=last(tmp_path / "parts"))
+    assert (module._graphs is not None) is compiled
+    how = "is compiled" if compiled else "runs uncompiled"
+    assert said()[-1] == f"The update {how} (compile: auto): as in the checkpoint."
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_who_asks_for_another_way_when_resuming_gets_it_and_is_told(
+    compiled, tmp_path, traced_only
+):
+    train(tmp_path, model={"compile": compiled}, trainer={"max_epochs": 1})
+    was, now = ("", " not") if compiled else ("not ", "")
+    with warns(
+        f"The run was {was}compiled up to the checkpoint, and now is{now}, by compile: "
+        f"{str(not compiled).lower()}: {DIFFERS}. With compile: auto it would go on as it began."
+    ):
+        train(tmp_path, model={"compile": not compiled}, ckpt_path=last(tmp_path))
+
+
+def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what_that_means(
+    tmp_path, monkeypatch, traced_only
+):
+    monkeypatch.setattr(choice, "PAYS_FROM", 1)
+    train(tmp_path, trainer={"max_epochs": 1})
+    monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
+    with warns(
+        "The run was compiled up to the checkpoint, and now is not: No working C++ compiler found "
+        f"in torch._inductor.config.cpp.cxx (RuntimeError). It goes on, but {DIFFERS}."
+    ):
+        module, *_ = train(tmp_path, ckpt_path=last(tmp_path))
+    assert module.optimizer_steps == STEPS
+    state = load(last(tmp_path))["lightning_rl"]["computing"]
+    assert state == {"compiled": False, "products": None, "cpu": choice.cpu()}
+
+
+def test_on_another_cpu_it_says_what_that_means():
+    with warns(
+        f"The checkpoint was written on another CPU (Z80, no vectors; this is {choice.cpu()}). "
+        f"The run goes on compiled, as it began, but {DIFFERS}."
+    ):
+        assert Choice("auto", 0, OF_ANOTHER).compiled
+
+
+def test_products_stay_with_what_multiplied_them_before(monkeypatch):
+    here = {"compiled": True, "cpu": choice.cpu()}
+    for pays, ready, before, found in (
+        (True, True, None, True),
+        (False, True, None, False),
+        (False, True, "onednn", True),
+        (True, True, "mkl", False),
+    ):
+        monkeypatch.setattr(onednn, "pays", lambda pays=pays: pays)
+        monkeypatch.setattr(onednn, "is_ready", lambda ready=ready: ready)
+        run = Choice("auto", 0, None if before is None else here | {"products": before})
+        run.compiled = True
+        assert ProductChoice(run).is_onednn is found
+        assert run.state()["products"] == ("onednn" if found else "mkl")
+    monkeypatch.setattr(onednn, "is_ready", lambda: False)
+    run = Choice("auto", 0, here | {"products": "onednn"})
+    were = "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's"
+    with warns(f"{were}, since its operator cannot be compiled here: {DIFFERS}."):
+        assert not ProductChoice(run).is_onednn
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(products="mkl"))
+    with warns(f"{were}, by trainer.machine.products: mkl: {DIFFERS}."):
+        assert not ProductChoice(run).is_onednn
+
+
+def minibatches_of(config):
+    """By the very functions of the algorithm, on the settings alone."""
+    settings = yaml.safe_load(config.read_text())
+    model, data = settings["model"]["init_args"], settings["data"]
+    chunk = data["env"].get("init_args", {}).get("chunk_size", 1)
+    per_iteration = data["num_envs"] * data["buffer_size"] * chunk
+    total = math.ceil(data["total_env_steps"] / per_iteration)
+    cls = getattr(lightning_rl, settings["model"]["class_path"])
+    stand_in = SimpleNamespace(
+        n_epochs=model["n_epochs"],
+        batch_size=model["batch_size"],
+        data=SimpleNamespace(**data | {"total_iterations": total}),
+        trainer=SimpleNamespace(max_steps=-1, max_epochs=-1),
+    )
+    stand_in.minibatches_per_iteration = lambda: cls.minibatches_per_iteration(stand_in)
+    return Algorithm._minibatches(stand_in)
+
+
+def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled():
+    found = {path.stem: minibatches_of(path) for path in CONFIGS.glob("*.yaml")}
+    compiled = {name: count for name, count in found.items() if count >= PAYS_FROM}
+    assert compiled == {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360}
+    assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.8

@@ -1,0 +1,40 @@
+"""What is done for speed alone can be left out, to the same results, and `run.json` says so."""
+
+import json
+
+import torch
+
+from lightning_rl.machine import MachineSettings, settings
+from tests.helpers import assert_same_run, train
+
+SHORT = {"total_env_steps": 4 * 16 * 3}
+
+
+def computing(run_dir):
+    return json.loads((run_dir / "run.json").read_text())["computing"]
+
+
+def run(run_dir, **switches):
+    trainer = {"machine": MachineSettings(**switches)}
+    return train(run_dir, data=SHORT, trainer=trainer)[0]
+
+
+def test_without_memory_that_is_kept_a_run_is_the_same(tmp_path):
+    run(tmp_path / "kept")
+    run(tmp_path / "given back", keep_freed_memory=False)
+    assert not computing(tmp_path / "given back")["keeps_freed_memory"]
+    assert_same_run(tmp_path / "kept", tmp_path / "given back")
+
+
+def test_without_numpy_a_policy_acts_alike_but_for_last_digits(tmp_path):
+    quick, plain = run(tmp_path / "quick"), run(tmp_path / "plain", numpy_acting=False)
+    assert computing(tmp_path / "quick")["acting"] == "NumpyActor"
+    assert computing(tmp_path / "plain")["acting"] == "StepwiseActor"
+    for one, other in zip(quick.policy.parameters(), plain.policy.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_next_trainer_of_a_process_begins_with_its_own(tmp_path):
+    run(tmp_path / "without", numpy_acting=False)
+    run(tmp_path / "with")
+    assert settings() == MachineSettings()
