@@ -8,25 +8,23 @@ import argparse
 import torch
 import yaml
 
-from lightning_rl import ActionChunk, PushBlocks, VLAPolicy
+from lightning_rl import ActionChunk, PolicyWrapper, PushBlocks, VLAPolicy
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
 from lightning_rl.evaluation import run_episodes
 
 
-class Shuffled:
+class Shuffled(PolicyWrapper):
     """A policy whose envs each get what another one says of `key`; the same one all the time."""
 
     def __init__(self, policy, key, count):
-        self.policy, self.key, self.version = policy, key, policy.version
+        super().__init__(policy)
+        self.key = key
         self.order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
-    def eval(self):
-        self.policy.eval()
-
-    def __call__(self, td, **kwargs):
+    def forward(self, td, deterministic=False, generator=None):
         td["observation"] = td["observation"].clone()
         td["observation"][self.key] = td["observation"][self.key][self.order]
-        return self.policy(td, **kwargs)
+        return super().forward(td, deterministic, generator)
 
 
 if __name__ == "__main__":

@@ -340,8 +340,6 @@ class Algorithm(LightningModule, ABC, Constructed):
                 f"{', '.join(MINIBATCH_HOOKS)}, which a compiled update does not call"
             )
             choice.give_up(why, f"compile: true has no effect: {why}.")
-        if not choice.compiled:
-            choice.say()  # else once it has been
         self.compilation = choice
         self._graphs = Graphs(self, self.device, choice) if choice.compiled else None
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
@@ -378,6 +376,8 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def on_train_start(self) -> None:
         """Take up the random streams of a checkpoint, after all else that might draw from them."""
+        if not self.compilation.compiled:
+            self.compilation.say()  # else once it has been
         if self._restored is not None:
             self._load_rank_states(self._restored)
             self._restored = None
