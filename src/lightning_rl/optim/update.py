@@ -83,7 +83,7 @@ class Update:
         self.zero_gradient()
         row = self.backward(minibatch)
         norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
-        if self.is_finite(torch.cat([row, norm[None]])):
+        if self.accepts(torch.cat([row, norm[None]])):
             self.optimizer_step()
 
     def zero_gradient(self) -> None:
@@ -110,8 +110,8 @@ class Update:
         else:
             self._hooks.backward(loss)
 
-    def is_finite(self, scalars: Tensor) -> bool:
-        """Tell whether loss and gradient are finite; keep the scalars of the minibatch if so."""
+    def accepts(self, scalars: Tensor) -> bool:
+        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is."""
         if not self.objective.guard.passes(self.names, scalars):
             return False
         self.objective.statistics.add(self.names, scalars)
@@ -154,7 +154,7 @@ class Update:
     def step_by(self, total: Tensor) -> None:
         """Clip and step by the sum of what `local_sums` has returned on all ranks."""
         scalars = self.gradient.set_clipped(total, self.objective.max_grad_norm)
-        if self.is_finite(scalars):
+        if self.accepts(scalars):
             self.optimizer_step()
 
     def first_iteration_done(self) -> None:

@@ -61,7 +61,7 @@ class CompiledUpdate(Update):
                 scalars = self.graphs.tried(lambda: self._step_by_graph(minibatch))
         if scalars is None:
             super().step(minibatch)
-        elif self.is_finite(scalars) and self._adam is None:  # else the graph has stepped
+        elif self.accepts(scalars) and self._adam is None:  # else the graph has stepped
             self.optimizer_step()
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class CompiledUpdate(Update):
             super().step_by(total)
             return
         with torch.no_grad():
-            self.is_finite(self.graphs.call(*self._stepping(total, self._adam))[0])
+            self.accepts(self.graphs.call(*self._stepping(total, self._adam))[0])
 
     def first_iteration_done(self) -> None:
         """Compile for no other sizes of minibatches than have come so far.
