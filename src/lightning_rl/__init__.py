@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the tasks
 
 if TYPE_CHECKING:
-    from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning, OnPolicyAlgorithm
+    from lightning_rl.algorithms import (
+        GRPO,
+        PPO,
+        SAC,
+        TD3,
+        Algorithm,
+        BehaviorCloning,
+        OffPolicyAlgorithm,
+        OnPolicyAlgorithm,
+    )
     from lightning_rl.buffers import Replay
     from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
     from lightning_rl.data import RLDataModule
@@ -28,9 +37,12 @@ if TYPE_CHECKING:
         ActorOnly,
         Backbone,
         CustomVLA,
+        DeterministicActorCritic,
         Policy,
         PolicyWrapper,
+        QActorCritic,
         SlowPolicy,
+        SquashedActorCritic,
         TinyVLA,
         TransformersBackbone,
         VLAPolicy,
@@ -41,6 +53,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "GRPO": "algorithms",
     "PPO": "algorithms",
+    "SAC": "algorithms",
+    "TD3": "algorithms",
+    "OffPolicyAlgorithm": "algorithms",
+    "QActorCritic": "policies",
+    "SquashedActorCritic": "policies",
+    "DeterministicActorCritic": "policies",
     "ActionChunk": "envs",
     "ActorCritic": "policies",
     "ActorOnly": "policies",
@@ -78,6 +96,8 @@ _HOMES = {
 __all__ = [
     "GRPO",
     "PPO",
+    "SAC",
+    "TD3",
     "ActionChunk",
     "ActorCritic",
     "ActorOnly",
@@ -90,18 +110,22 @@ __all__ = [
     "ConfigurationError",
     "CustomVLA",
     "Demonstrations",
+    "DeterministicActorCritic",
     "EnvPoolEnv",
     "GymnasiumEnv",
+    "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",
     "PointMass",
     "Policy",
     "PolicyWrapper",
     "PushBlocks",
     "PushCube",
+    "QActorCritic",
     "RLDataModule",
     "RLTrainer",
     "Replay",
     "SlowPolicy",
+    "SquashedActorCritic",
     "SyncCollector",
     "TinyVLA",
     "TorchEnv",

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, cast
@@ -24,7 +25,7 @@ from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.optim.compiled.choice import Choice, Setting
 from lightning_rl.optim.compiled.graphs import Graphs
-from lightning_rl.optim.compiled.update import CompiledUpdate
+from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.update import (
@@ -33,6 +34,7 @@ from lightning_rl.optim.update import (
     Objective,
     OptimizerFactory,
     Update,
+    UpdateSequence,
 )
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
@@ -129,7 +131,10 @@ class Algorithm(LightningModule, ABC, Constructed):
     """
 
     plan = EpisodePlan()
-    """How the episodes of a rollout begin and end."""
+    """How the episodes of a rollout begin and end, and what acts in them at first."""
+
+    adam_eps = 1e-5
+    """Of Adam, where no optimizer is given."""
 
     def __init__(
         self,
@@ -243,10 +248,29 @@ class Algorithm(LightningModule, ABC, Constructed):
             groups=self.policy.parameter_groups() if groups is None else groups,
             max_grad_norm=math.inf if limit is None else limit,
             schedule=self.schedule_from(rate),
-            make_optimizer=optimizer or self.make_optimizer or _adam(rate),
+            make_optimizer=optimizer or self.make_optimizer or _adam(rate, self.adam_eps),
             guard=NonFiniteGuard(self.max_nonfinite_steps),
             micro_batch_size=getattr(self.policy, "micro_batch_size", None),
         )
+
+    def in_turn(
+        self, *objectives: str, then: Callable[[], None], written: Sequence[Tensor]
+    ) -> UpdateSequence:
+        """Return what steps down several objectives by each minibatch, in their order.
+
+        Compiled it is one graph. To be asked for in `on_fit_start`, once the updates are made.
+
+        Args:
+            objectives: their names.
+            then: what follows them, such as moving target networks; a tensor operation.
+            written: the tensors of this module that `then` writes.
+        """
+        updates = [self.updates[name] for name in objectives]
+        if self._graphs is None:
+            return UpdateSequence(updates, then, written)
+        name = ", ".join(objectives)
+        compiled = cast(list[CompiledUpdate], updates)
+        return CompiledSequence(name, compiled, then, written, self._graphs, self.phase)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the schedule of a learning rate that begins so."""
@@ -587,8 +611,8 @@ def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:
     return dict(flat.items()) | {f"parameter {name}": p for name, p in policy.named_parameters()}
 
 
-def _adam(learning_rate: float) -> OptimizerFactory:
-    return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=1e-5, fused=True)
+def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
+    return lambda groups: torch.optim.Adam(groups, lr=learning_rate, eps=eps, fused=True)
 
 
 def _as_it_is(minibatch: TensorDict) -> TensorDict:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from lightning_rl.buffers import Segment
 from lightning_rl.collectors.statistics import EnvReports
+from lightning_rl.distributed import ranks
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import RolloutActor
+from lightning_rl.policies.base import RolloutActor, UniformActor
 from lightning_rl.rollout import copy_tree, time_major
 
 LOOK_EVERY = 16
@@ -147,11 +148,14 @@ class EpisodePlan:
         reset_every_rollout: begin every rollout with new episodes.
         first_episode_only: what follows the first episode of a row does not count; the rollout ends
             as soon as every row has had one.
+        random_env_steps: env steps of all processes whose actions are drawn uniformly from the
+            action space, before the policy acts; whole rollouts of them.
     """
 
     group_size: int = 1
     reset_every_rollout: bool = False
     first_episode_only: bool = False
+    random_env_steps: int = 0
 
 
 AS_THEY_COME = EpisodePlan()
@@ -238,8 +242,9 @@ class RolloutLoop:
             how many steps were taken, fewer than T where the plan says so; and what a rollout does
             not hold, see `Collector.account_for`.
         """
+        before_rollout = self.rollouts
         begins_anew = self._begin(segment)
-        storage, success, actor, stepper = writer = self._writers[segment.index]
+        storage, success, actor, stepper = writer = self._writer_of(segment, before_rollout)
         since = steps = 0
 
         def before(t: int) -> None:
@@ -270,6 +275,15 @@ class RolloutLoop:
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
+
+    def _writer_of(self, segment: Segment, rollouts: int) -> SegmentWriter:
+        """Return what writes into a segment, after so many rollouts of this run."""
+        writer = self._writers[segment.index]
+        slots, num_envs = writer.storage.batch_size
+        each = (slots - 1) * num_envs * self._env.steps_per_action * ranks.world_size()
+        if rollouts * each >= self._plan.random_env_steps:
+            return writer
+        return writer._replace(actor=UniformActor(self._policy, segment.rollout))
 
     def _begin(self, segment: Segment) -> bool:
         """Write what the first slot begins with; tell whether the env was reset for it."""

@@ -19,6 +19,14 @@ from lightning_rl.functional.off_policy import (
     kl_penalty,
     loglinear_proximal,
 )
+from lightning_rl.functional.q_learning import (
+    ensemble_loss,
+    least_of_subset,
+    random_subsets,
+    soft_policy_loss,
+    soft_target,
+    temperature_loss,
+)
 
 __all__ = [
     "approx_kl",
@@ -29,14 +37,20 @@ __all__ = [
     "decoupled_surrogate_loss",
     "discounted_return",
     "effective_sample_size",
+    "ensemble_loss",
     "explained_variance",
     "first_episode_mask",
     "gae",
     "group_relative_advantage",
     "kl_penalty",
+    "least_of_subset",
     "loglinear_proximal",
     "normalize_advantage",
+    "random_subsets",
     "ratio",
+    "soft_policy_loss",
+    "soft_target",
+    "temperature_loss",
     "value_loss",
     "vtrace",
 ]

@@ -1,5 +1,6 @@
 """Take the two steps of a minibatch that Lightning has hooks around by way of Lightning."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -39,12 +40,17 @@ class LightningHooks:
         listeners = (module, *cast(Any, module.trainer).callbacks)
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
 
-    def backward(self, loss: Tensor) -> None:
-        """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`."""
+    def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
+        """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`.
+
+        Args:
+            loss: [].
+            inputs: whose gradients are wanted; None for all.
+        """
         strategy = self._module.trainer.strategy
         ours = isinstance(strategy, DDPStrategy)
         with strategy.block_backward_sync() if ours else nullcontext():  # type: ignore[attr-defined]  # narrowed by `ours`
-            self._module.manual_backward(loss)
+            self._module.manual_backward(loss, inputs=inputs)
 
     def step(self, optimizer: Optimizer) -> None:
         """Step, but not a LightningOptimizer: it would count each minibatch as a global step."""

@@ -1,7 +1,7 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,6 +50,7 @@ class Update:
 
     Attributes:
         names: of the scalars of a minibatch: the loss, what it reports, the norm of the gradient.
+        scalars: those of the last minibatch.
     """
 
     def __init__(
@@ -65,8 +66,11 @@ class Update:
         self.parameters = objective.parameters
         self.gradient = FlatGradient(self.parameters)
         self.names: list[str] = []
+        self.scalars: Tensor
         self._labels = [objective.label("loss"), objective.label("grad_norm")]
         self._hooks = hooks
+        trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
+        self._others = trained > len(self.parameters)
         self._several = ranks.world_size() > 1
         self._agreed = False  # the ranks, on the names
 
@@ -105,13 +109,17 @@ class Update:
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
 
     def _differentiate(self, loss: Tensor) -> None:
+        # Named where there are others: an actor's loss goes through the critics, whose own
+        # gradients it would take time to compute, and leave lying about.
+        inputs = self.parameters if self._others else None
         if self._hooks is None:
-            loss.backward()
+            loss.backward(inputs=inputs)
         else:
-            self._hooks.backward(loss)
+            self._hooks.backward(loss, inputs)
 
     def accepts(self, scalars: Tensor) -> bool:
         """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is."""
+        self.scalars = scalars
         if not self.objective.guard.passes(self.names, scalars):
             return False
         self.objective.statistics.add(self.names, scalars)
@@ -159,6 +167,44 @@ class Update:
 
     def first_iteration_done(self) -> None:
         """Take notice that the first iteration is over: nothing depends on it here."""
+
+
+class UpdateSequence:
+    """Step down several objectives by each minibatch, one after the other, and do what follows.
+
+    What a loss reports is a field [B] of the minibatch for those after it, the same number for each
+    sample: so that a temperature can go by the entropy that the actor's loss has found.
+
+    Args:
+        updates: of the objectives, in their order.
+        follow_up: what comes after them, such as moving target networks.
+        written: the tensors that `follow_up` writes, each a parameter or buffer of the owner; it
+            reads what it likes.
+    """
+
+    def __init__(
+        self,
+        updates: Sequence[Update],
+        follow_up: Callable[[], None],
+        written: Sequence[Tensor],
+    ) -> None:
+        self.updates = updates
+        self.follow_up = follow_up
+        self.written = written
+
+    @torch.no_grad()
+    def _follow_up(self) -> None:
+        self.follow_up()
+
+    def __call__(self, minibatch: TensorDict) -> None:
+        """Step down each of the losses of a minibatch [B]; with several processes, as `Update`."""
+        *others, last = self.updates
+        for update in others:
+            update(minibatch)
+            for name, scalar in zip(update.names, update.scalars, strict=True):
+                minibatch.set(name, scalar.expand(len(minibatch)))
+        last(minibatch)
+        self._follow_up()
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:

@@ -3,6 +3,11 @@
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
+from lightning_rl.policies.q_actor_critic import (
+    DeterministicActorCritic,
+    QActorCritic,
+    SquashedActorCritic,
+)
 from lightning_rl.policies.slow import SlowPolicy
 from lightning_rl.policies.vla import (
     Backbone,
@@ -19,11 +24,14 @@ __all__ = [
     "ActorOnly",
     "Backbone",
     "CustomVLA",
+    "DeterministicActorCritic",
     "ObservationNormalizer",
     "Policy",
     "PolicyWrapper",
+    "QActorCritic",
     "RewardNormalizer",
     "SlowPolicy",
+    "SquashedActorCritic",
     "TinyVLA",
     "TransformersBackbone",
     "VLAPolicy",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
-from lightning_rl.policies.distributions import distribution_for, widened
+from lightning_rl.policies.distributions import ActionDistribution, distribution_for, widened
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.rollout import FieldSpec
@@ -29,58 +29,33 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class ActorOnly(Policy):
-    """An actor perceptron over a flattened observation, for algorithms without a critic (GRPO).
+class PerceptronPolicy(Policy):
+    """What policies of perceptrons over a flattened observation have in common.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
-        action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
-        hidden_sizes: units of the hidden layers.
-        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
-            clipping to the env.
-        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
-            with `squash`).
-        log_std_bounds: least and greatest log standard deviation.
+        observation_space, action_space: of one env.
+        distribution: of the actions, by what the actor gives.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: one of `ACTIVATIONS`.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
-        rescale_action: where a Box has bounds other than -1 and 1, learn its actions in [-1, 1],
-            and scale them to the bounds; `log_std_init` and `log_std_bounds` are in these units
-            then. It changes nothing where the bounds are -1 and 1, where there are none (or some
-            beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
-            discrete actions; where only some entries of a Box are bounded, a warning says that
-            none is scaled. False takes the output of the network for the action as it is.
-
-    Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
     """
 
     has_critic = False
-    acts_as_perceptron = True
-    """Looked for in the class itself: a subclass may act in another way."""
 
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
-        hidden_sizes: Sequence[int] = (64, 64),
-        activation: str = "tanh",
-        squash: bool = False,
-        log_std_init: float = 0.0,
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
-        normalize_observation: bool = False,
-        rescale_action: bool = True,
+        distribution: ActionDistribution,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        normalize_observation: bool,
     ) -> None:
         super().__init__(observation_space, action_space)
         size = flat_observation_size(observation_space)
-        self.distribution = distribution_for(
-            action_space,
-            squash=squash,
-            rescale=rescale_action,
-            log_std_init=log_std_init,
-            log_std_bounds=log_std_bounds,
-        )
-        outputs = self.distribution.num_outputs
+        self.distribution = distribution
+        outputs = distribution.num_outputs
         self.actor = mlp(size, hidden_sizes, outputs, activation=activation, output_gain=0.01)
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
 
@@ -134,6 +109,65 @@ class ActorOnly(Policy):
             self.normalizer.update(
                 flatten_observation(transitions.get("observation"), 2).flatten(0, 1)
             )
+
+
+class ActorOnly(PerceptronPolicy):
+    """An actor perceptron over a flattened observation, for algorithms without a critic (GRPO).
+
+    Args:
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
+        hidden_sizes: units of the hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
+            clipping to the env.
+        log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
+            with `squash`).
+        log_std_bounds: least and greatest log standard deviation.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+        rescale_action: where a Box has bounds other than -1 and 1, learn its actions in [-1, 1],
+            and scale them to the bounds; `log_std_init` and `log_std_bounds` are in these units
+            then. It changes nothing where the bounds are -1 and 1, where there are none (or some
+            beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
+            discrete actions; where only some entries of a Box are bounded, a warning says that
+            none is scaled. False takes the output of the network for the action as it is.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+    """
+
+    acts_as_perceptron = True
+    """Looked for in the class itself: a subclass may act in another way."""
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        squash: bool = False,
+        log_std_init: float = 0.0,
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        normalize_observation: bool = False,
+        rescale_action: bool = True,
+    ) -> None:
+        flat_observation_size(observation_space)  # refused first where both spaces are amiss
+        distribution = distribution_for(
+            action_space,
+            squash=squash,
+            rescale=rescale_action,
+            log_std_init=log_std_init,
+            log_std_bounds=log_std_bounds,
+        )
+        super().__init__(
+            observation_space,
+            action_space,
+            distribution,
+            hidden_sizes,
+            activation,
+            normalize_observation,
+        )
 
 
 class ActorCritic(ActorOnly):

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import FieldSpec, step_views
+from lightning_rl.rollout import FieldSpec, step_views, time_major
 
 
 class Policy(nn.Module, ABC, Constructed):
@@ -302,3 +303,56 @@ class StepwiseActor(RolloutActor):
             "next_state": "as extra_fields says of 'state'",
         }.get(key, "as extra_fields says")
         raise ConfigurationError(f"{told}, {origin}: td.set('{key}', ...), and return td.")
+
+
+class UniformActor(RolloutActor):
+    """Draws actions uniformly from the action space, whatever was observed.
+
+    Their log-probs are those of this draw, not the policy's.
+
+    Args:
+        policy: whose action space it is.
+        rollout: batch shape [N, T+1], written in place.
+
+    Raises:
+        ConfigurationError: where the space has no bounds.
+    """
+
+    def __init__(self, policy: Policy, rollout: TensorDict) -> None:
+        self._policy = policy
+        self._storage = time_major(rollout)
+        space = policy.action_space
+        device = self._storage["action"].device
+        if isinstance(space, gymnasium.spaces.Box):
+            bounded = bool(np.isfinite(space.low).all() and np.isfinite(space.high).all())
+            if not bounded or not np.issubdtype(space.dtype, np.floating):
+                raise ConfigurationError(
+                    f"random_env_steps: there is no uniform draw from the action space {space}. "
+                    "Bound it, or set random_env_steps: 0."
+                )
+            self._low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
+            self._range = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+            self._range = self._range - self._low
+            self._log_prob = -float(self._range.log().sum())
+        else:
+            sizes = [space.n] if isinstance(space, gymnasium.spaces.Discrete) else space.nvec  # type: ignore[attr-defined]  # the only others that a rollout holds
+            counts = torch.as_tensor(np.asarray(sizes), dtype=torch.float32, device=device)
+            self._range = counts if space.shape else counts.squeeze()
+            self._low = torch.zeros_like(self._range)
+            self._log_prob = -float(counts.log().sum())
+
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        actions = self._storage["action"][start:-1]
+        drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
+        drawn = self._low + drawn * self._range
+        actions.copy_(drawn if actions.is_floating_point() else drawn.floor())
+
+    def act(self, t: int) -> None:
+        """Do nothing: the actions are there already."""
+
+    def finish(self, start: int, stop: int) -> None:
+        """Write the log-probs of the draw, and what the policy stores of an action."""
+        steps = self._storage[start:stop]
+        steps["sample_log_prob"].fill_(self._log_prob)
+        for key, value in self._policy.fields_of(steps["action"]).items():
+            steps[key].copy_(value)

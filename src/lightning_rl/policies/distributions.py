@@ -16,6 +16,9 @@ from lightning_rl.rollout import FieldSpec
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
+UNIT_LIMIT = 1.0 - 1e-6
+"""An action nearer to its bound counts as this near: tanh reaches the bound nowhere."""
+
 LARGEST_BOUND = 1e6
 """A bound beyond ±this stands for none, as float32's maximum and 1e10 do in many envs."""
 
@@ -229,7 +232,56 @@ class RescaledGaussian(DiagonalGaussian):
         return self.scale.log().sum()
 
 
-class TanhGaussian(DiagonalGaussian):
+class Squashing(ActionDistribution):
+    """The bounds of a Box, and what tanh makes of a number u: a = center + scale * tanh(u).
+
+    Attributes:
+        low, high, center, scale: [A].
+    """
+
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    scale: Tensor
+
+    def set_bounds(self, space: gymnasium.spaces.Box, user: str, cure: str) -> None:
+        """Take the bounds of a space.
+
+        Args:
+            space: whose.
+            user: what needs them, for the message.
+            cure: what to do where they are not finite.
+
+        Raises:
+            ConfigurationError: where they are not finite, or not low < high.
+        """
+        require(
+            bool(np.isfinite(space.low).all() and np.isfinite(space.high).all()),
+            f"{user} needs finite action bounds; the action space is {space}. {cure}",
+        )
+        low = torch.as_tensor(space.low).float().flatten()
+        high = torch.as_tensor(space.high).float().flatten()
+        require(bool((low < high).all()), f"{user} needs low < high; the action space is {space}.")
+        bounds = {"low": low, "high": high, "center": (high + low) / 2, "scale": (high - low) / 2}
+        for name, value in bounds.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def squashed(self, u: Tensor) -> Tensor:
+        """Return the actions [B, A] within the bounds of u [B, A]."""
+        # center + scale rounds: an action may miss a bound by a unit in the last place.
+        return torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
+
+    def _log_volume(self, u: Tensor) -> Tensor:
+        """Return log |da/du| [B], summed over the dimensions of the action."""
+        return (log_slope_of_tanh(u) + self.scale.log()).sum(-1)
+
+
+def log_slope_of_tanh(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), as 2 (log 2 - u - softplus(-2u)), which overflows nowhere."""
+    return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
+
+
+class TanhGaussian(DiagonalGaussian, Squashing):
     """A diagonal Gaussian u squashed to the bounds of the space: a = center + scale * tanh(u).
 
     log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))), with log(1 - tanh(u)^2) = 2 (log 2 - u
@@ -241,10 +293,6 @@ class TanhGaussian(DiagonalGaussian):
     from the usual estimate by the u that was drawn: that is noisy, and of the policy that acted.
     """
 
-    low: Tensor
-    high: Tensor
-    center: Tensor
-    scale: Tensor
     nodes: Tensor
     weights: Tensor
 
@@ -252,17 +300,7 @@ class TanhGaussian(DiagonalGaussian):
         self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]
     ) -> None:
         super().__init__(space.shape, log_std_init, log_std_bounds)
-        require(
-            bool(np.isfinite(space.low).all() and np.isfinite(space.high).all()),
-            f"squash needs finite action bounds; the action space is {space}. Set squash: false, "
-            "or bound the space.",
-        )
-        low = torch.as_tensor(space.low).float().flatten()
-        high = torch.as_tensor(space.high).float().flatten()
-        require(bool((low < high).all()), f"squash needs low < high; the action space is {space}.")
-        bounds = {"low": low, "high": high, "center": (high + low) / 2, "scale": (high - low) / 2}
-        for name, value in bounds.items():
-            self.register_buffer(name, value, persistent=False)
+        self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
             self.register_buffer(name, torch.as_tensor(values).float(), persistent=False)
@@ -272,8 +310,7 @@ class TanhGaussian(DiagonalGaussian):
         self, output: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
         u = self._draw(output, deterministic, generator)
-        # center + scale rounds: an action may miss a bound by a unit in the last place.
-        action = torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
+        action = self.squashed(u)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
             "action": self._shaped(action),
@@ -290,10 +327,160 @@ class TanhGaussian(DiagonalGaussian):
         entropy = self._entropy() + (self._log_volume(points) * self.weights).sum(-1)
         return self._log_prob(output, u) - self._log_volume(u), entropy
 
-    def _log_volume(self, u: Tensor) -> Tensor:
-        """Return log |da/du| [B], summed over the dimensions of the action."""
-        log_slope = 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
-        return (log_slope + self.scale.log()).sum(-1)
+
+class UnitActions(Squashing):
+    """What an off-policy actor and its critics share: actions in units of their bounds, [-1, 1].
+
+    Args:
+        space: floating-point, with finite bounds.
+
+    Raises:
+        ConfigurationError: for another space.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any]) -> None:
+        super().__init__()
+        if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(
+            space.dtype, np.floating
+        ):
+            raise ConfigurationError(
+                f"The critics of an off-policy algorithm take continuous actions, a floating-point "
+                f"Box; the action space is {space}. Learn discrete actions with PPO."
+            )
+        self.set_bounds(
+            space,
+            "An actor that is squashed to the bounds of its actions",
+            "Bound the space: wrappers: [{class_path: gymnasium.wrappers.TransformAction, ...}] "
+            "with a bounded action_space, or learn with PPO.",
+        )
+        self.shape = space.shape
+        self.size = math.prod(space.shape)
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return (flat.to(self.center.dtype) - self.center) / self.scale
+
+    def from_unit(self, unit: Tensor) -> Tensor:
+        """Return actions [B, *A] of the env, within its bounds, of some in their units [B, A]."""
+        action = torch.addcmul(self.center, self.scale, unit).clamp(self.low, self.high)
+        return action.reshape(*action.shape[:-1], *self.shape)
+
+
+class StateTanhGaussian(UnitActions):
+    """A squashed Gaussian whose standard deviation depends on the observation too.
+
+    The network gives mean and a number s per dimension of the action, [B, 2A]: the log standard
+    deviation of u is low + (high - low) (tanh(s) + 1) / 2. Source: Haarnoja et al. 2018, "Soft
+    Actor-Critic Algorithms and Applications", appendix C; the bounds as in the authors' later code.
+    Its entropy has no closed form: `log_prob_and_entropy` returns that of u plus the log slope of
+    tanh at the mean, which is exact where the deviation is small.
+
+    Args:
+        space: with finite bounds.
+        log_std_bounds: least and greatest log standard deviation of u.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], log_std_bounds: Sequence[float]) -> None:
+        super().__init__(space)
+        require(
+            len(log_std_bounds) == 2 and log_std_bounds[0] < log_std_bounds[1],
+            f"log_std_bounds must be two numbers, low < high, got {list(log_std_bounds)}.",
+        )
+        self.num_outputs = 2 * self.size
+        self.log_std_bounds = float(log_std_bounds[0]), float(log_std_bounds[1])
+        self.extra_fields = {"unsquashed_action": ((self.size,), torch.float32)}
+
+    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation of u, [B, A] each, of an output [B, 2A]."""
+        mean, free = output.chunk(2, dim=-1)
+        low, high = self.log_std_bounds
+        return mean, low + 0.5 * (high - low) * (free.tanh() + 1.0)
+
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        mean, log_std = self.split(output)
+        u = mean
+        if not deterministic:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            u = torch.addcmul(mean, noise, log_std.exp())
+        return {
+            "action": self.from_unit(u.tanh()),
+            "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
+            "unsquashed_action": u,
+        }
+
+    def draw_unit(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
+
+        Args:
+            output: [B, 2A].
+            noise: [B, A], of the standard normal distribution.
+        """
+        mean, log_std = self.split(output)
+        u = mean + noise * log_std.exp()
+        log_prob = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+        return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.split(output)
+        u = fields["unsquashed_action"]
+        if u is None:
+            u = self.fields_of(fields["action"])["unsquashed_action"]
+        entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).sum(-1) + self._log_volume(mean)
+        return self._log_prob(mean, log_std, u) - self._log_volume(u), entropy
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        unit = self.unit(action).clamp(-UNIT_LIMIT, UNIT_LIMIT)
+        return {"unsquashed_action": torch.atanh(unit)}
+
+    def _log_prob(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+        standardized = (u - mean) * (-log_std).exp()
+        return (-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+
+
+class NoisyTanh(UnitActions):
+    """A deterministic action tanh(x), in units of its bounds, and noise to explore with.
+
+    Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
+    section 6.
+
+    Args:
+        space: with finite bounds.
+        exploration_std: standard deviation of the noise, in units of the bounds.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], exploration_std: float) -> None:
+        super().__init__(space)
+        require(exploration_std >= 0, f"exploration_std must not be negative: {exploration_std}.")
+        self.num_outputs = self.size
+        self.exploration_std = exploration_std
+
+    def sample(
+        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> dict[str, Tensor]:
+        unit = output.tanh()
+        noise = torch.zeros_like(unit)
+        if not deterministic:
+            noise.normal_(generator=generator)
+        action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
+        return {"action": action, "sample_log_prob": self._log_prob(noise)}
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of the noise, as if it had not been cut off at the bounds."""
+        std = max(self.exploration_std, 1e-6)
+        log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std)
+        log_std = self.scale.log() + math.log(std)
+        return log_prob, (log_std + 0.5 + HALF_LOG_TWO_PI).sum().expand(log_prob.shape)
+
+    def _log_prob(self, noise: Tensor) -> Tensor:
+        log_std = self.scale.log() + math.log(max(self.exploration_std, 1e-6))
+        return (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
 
 
 class Categorical(ActionDistribution):

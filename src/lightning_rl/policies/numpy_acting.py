@@ -5,6 +5,7 @@ faster.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,12 @@ from lightning_rl.policies.distributions import (
     ActionDistribution,
     Categorical,
     DiagonalGaussian,
+    NoisyTanh,
     RescaledGaussian,
+    Squashing,
+    StateTanhGaussian,
     TanhGaussian,
+    UnitActions,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout import FieldSpec, flat_transitions, time_major
@@ -64,7 +69,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     layers = list(policy.actor)
     distribution = policy.distribution
     return (
-        type(distribution) in (Categorical, DiagonalGaussian, RescaledGaussian, TanhGaussian)
+        type(distribution) in DRAWS
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32
@@ -108,24 +113,21 @@ class NumpyActor(RolloutActor):
         observation = storage["observation"].view(slots, num_envs, -1)
         self._observations = list(observation.numpy())
         self._actions = list(storage["action"].view(slots, num_envs, -1).numpy())
-        if isinstance(policy.distribution, TanhGaussian):
+        if isinstance(policy.distribution, TanhGaussian | StateTanhGaussian):
             self._unsquashed = list(storage["unsquashed_action"].numpy())
         if isinstance(policy.distribution, RescaledGaussian):
             self._units = list(storage["unit_action"].numpy())
-        self._noise = torch.empty(slots - 1, num_envs, policy.distribution.num_outputs)
+        distribution = policy.distribution
+        self._outputs = torch.empty(slots - 1, num_envs, distribution.num_outputs)
+        size = distribution.size if isinstance(distribution, UnitActions) else None
+        self._noise = self._outputs[..., :size].clone()
         self._noise_steps = list(self._noise.numpy())
-        self._outputs = torch.empty_like(self._noise)
         self._output_steps = list(self._outputs.numpy())
         hidden = [layer for layer in policy.actor if isinstance(layer, nn.Linear)][:-1]
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
-        self._draw = {
-            Categorical: self._draw_category,
-            DiagonalGaussian: self._draw_gaussian,
-            RescaledGaussian: self._draw_rescaled,
-            TanhGaussian: self._draw_squashed,
-        }[type(policy.distribution)]
+        self._draw = partial(DRAWS[type(policy.distribution)], self)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         policy = self._policy
@@ -149,9 +151,15 @@ class NumpyActor(RolloutActor):
         noise = self._noise[start:]
         if isinstance(distribution, Categorical):
             noise.exponential_(generator=generator).log_().neg_()  # Gumbel's distribution
+        elif isinstance(distribution, StateTanhGaussian):
+            noise.normal_(generator=generator)
+            low, high = distribution.log_std_bounds
+            self._log_std = np.float32(low), np.float32(0.5 * (high - low))
+        elif isinstance(distribution, NoisyTanh):
+            noise.normal_(generator=generator).mul_(distribution.exploration_std)
         else:
             noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
-        if isinstance(distribution, TanhGaussian):
+        if isinstance(distribution, Squashing):
             bounds = ("scale", "center", "low", "high")
             self._bounds = [getattr(distribution, name).numpy() for name in bounds]
         if isinstance(distribution, RescaledGaussian):
@@ -204,11 +212,45 @@ class NumpyActor(RolloutActor):
         action += center
 
     def _draw_squashed(self, t: int, mean: Array, noise: Array) -> None:
-        scale, center, low, high = self._bounds
         unsquashed, action = self._unsquashed[t], self._actions[t]
         np.add(mean, noise, out=unsquashed)
         np.tanh(unsquashed, out=action)
+        self._scale_to_bounds(action)
+
+    def _scale_to_bounds(self, action: Array) -> None:
+        """Make an action of what is in [-1, 1], in place."""
+        scale, center, low, high = self._bounds
         action *= scale
         action += center
         np.maximum(action, low, out=action)
         np.minimum(action, high, out=action)
+
+    def _draw_state_squashed(self, t: int, output: Array, noise: Array) -> None:
+        size = noise.shape[-1]
+        low, half = self._log_std
+        std = np.tanh(output[:, size:])
+        std += 1.0
+        std *= half
+        std += low
+        np.exp(std, out=std)
+        noise *= std
+        self._draw_squashed(t, output[:, :size], noise)
+
+    def _draw_noisy(self, t: int, output: Array, noise: Array) -> None:
+        action = self._actions[t]
+        np.tanh(output, out=action)
+        action += noise
+        np.maximum(action, -1.0, out=action)
+        np.minimum(action, 1.0, out=action)
+        self._scale_to_bounds(action)
+
+
+DRAWS: dict[type[ActionDistribution], Callable[[NumpyActor, int, Array, Array], None]] = {
+    Categorical: NumpyActor._draw_category,
+    DiagonalGaussian: NumpyActor._draw_gaussian,
+    RescaledGaussian: NumpyActor._draw_rescaled,
+    TanhGaussian: NumpyActor._draw_squashed,
+    StateTanhGaussian: NumpyActor._draw_state_squashed,
+    NoisyTanh: NumpyActor._draw_noisy,
+}
+"""How to draw an action of each family that NumPy acts by."""

@@ -32,7 +32,8 @@ class TracedAdam:
         self._optimizer = optimizer
         self._parameters = parameters
         self._rate = math.nan
-        self._rate_tensor = torch.zeros((), device=parameters[0].device)
+        like = parameters[0]
+        self._rate_tensor = torch.zeros((), device=like.device, dtype=like.dtype)
         self._tensors: list[Tensor] | None = None
         optimizer.register_load_state_dict_post_hook(self._forget)
 
@@ -93,7 +94,8 @@ class TracedAdam:
         rate, step, average, square = tensors
         count = step + 1
         # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
-        correction1, correction2 = (-torch.expm1(count * math.log(beta)) for beta in (beta1, beta2))
+        exact = count.to(rate.dtype)
+        correction1, correction2 = (-torch.expm1(exact * math.log(beta)) for beta in (beta1, beta2))
         rates = computed_once(rate / correction1)
         roots = computed_once(correction2.sqrt())
         mean = average + (gradient - average) * (1 - beta1)

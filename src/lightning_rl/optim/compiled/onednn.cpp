@@ -27,19 +27,34 @@ struct Matrix {
   int64_t rows, columns, row_stride, column_stride;
 };
 
-Matrix matrix_of(AtenTensorHandle tensor) {
+// The matrices of a batch, at equal distances; one without a batch is a batch of one.
+struct Batch {
+  Matrix first;
+  int64_t dimensions, count, stride;
+
+  Matrix at(int64_t i) const {
+    Matrix m = first;
+    m.data += i * stride;
+    return m;
+  }
+};
+
+Batch batch_of(AtenTensorHandle tensor) {
   int64_t dimensions, *sizes, *strides;
   int32_t dtype;
   void* data;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dimensions));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
   STD_TORCH_CHECK(
-      dimensions == 2 && dtype == aoti_torch_dtype_float32(),
-      "lightning_rl::product takes float32 matrices");
+      (dimensions == 2 || dimensions == 3) && dtype == aoti_torch_dtype_float32(),
+      "lightning_rl::product takes float32 matrices, or batches of them");
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &data));
-  return {static_cast<const float*>(data), sizes[0], sizes[1], strides[0], strides[1]};
+  const int64_t d = dimensions - 2;
+  const Matrix m = {static_cast<const float*>(data), sizes[d], sizes[d + 1], strides[d],
+                    strides[d + 1]};
+  return {m, dimensions, d ? sizes[0] : 1, d ? strides[0] : 0};
 }
 
 // Columns [start, stop) of a matrix with its rows laid out one after the other; copied to `scratch`
@@ -148,17 +163,31 @@ void narrow_product(const Matrix& a, const Matrix& b, float* out) {
 void product(StableIValue* stack, uint64_t, uint64_t) {
   using torch::stable::detail::to;
   const Handle first(to<AtenTensorHandle>(stack[0])), second(to<AtenTensorHandle>(stack[1]));
-  const Matrix a = matrix_of(first), b = matrix_of(second);
-  STD_TORCH_CHECK(a.columns == b.rows, "lightning_rl::product: ", a.columns, " columns by ",
-                  b.rows, " rows");
+  const Batch left = batch_of(first), right = batch_of(second);
+  const Matrix &a = left.first, &b = right.first;
+  STD_TORCH_CHECK(
+      a.columns == b.rows && left.dimensions == right.dimensions && left.count == right.count,
+      "lightning_rl::product: ", left.count, " x ", a.columns, " columns by ", right.count, " x ",
+      b.rows, " rows");
   AtenTensorHandle out;
-  if (is_wide(a, b)) {
+  if (left.dimensions == 2 && is_wide(a, b)) {
     out = wide_product(first, second, b);
   } else {
-    const int64_t sizes[] = {a.rows, b.columns}, strides[] = {b.columns, 1};
+    const int64_t size = a.rows * b.columns, skip = 3 - left.dimensions;
+    const int64_t sizes[] = {left.count, a.rows, b.columns}, strides[] = {size, b.columns, 1};
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-        2, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &out));
-    narrow_product(a, b, const_cast<float*>(matrix_of(out).data));
+        left.dimensions, sizes + skip, strides + skip, aoti_torch_dtype_float32(),
+        aoti_torch_device_type_cpu(), 0, &out));
+    float* target = const_cast<float*>(batch_of(out).first.data);
+    if (left.count == 1) {
+      narrow_product(a, b, target);
+    } else {
+      torch::stable::parallel_for(0, left.count, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          narrow_product(left.at(i), right.at(i), target + i * size);
+        }
+      });
+    }
   }
   stack[0] = torch::stable::detail::from(out);
 }

@@ -81,19 +81,25 @@ def is_ready() -> bool:
 
 
 def _product_of_fakes(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
+    return a.new_empty(*a.shape[:-1], b.shape[-1])
+
+
+PRODUCTS = (aten.addmm.default, aten.mm.default, aten.baddbmm.default, aten.bmm.default)
+
+WIDE = 256
+"""`kWide` of the operator."""
 
 
 def route_products(traced: GraphModule) -> int:
     """Replace the float32 products of a graph on the CPU; return how many."""
     count = 0
     for node in list(traced.graph.nodes):
-        if node.target in (aten.addmm.default, aten.mm.default) and _is_worth_it(node):
+        if node.target in PRODUCTS and _is_worth_it(node):
             with traced.graph.inserting_before(node):
                 product = traced.graph.call_function(
                     torch.ops.lightning_rl.product.default, node.args[-2:]
                 )
-                if node.target is aten.addmm.default:  # apart, so that it fuses with what follows
+                if len(node.args) == 3:  # a bias apart, so that it fuses with what follows
                     product = traced.graph.call_function(aten.add.Tensor, (product, node.args[0]))
             product.meta = dict(node.meta)
             node.replace_all_uses_with(product)
@@ -104,11 +110,15 @@ def route_products(traced: GraphModule) -> int:
 
 
 def _is_worth_it(node: Node) -> bool:
-    """Tell whether it is a @ b (+ bias) for float32 matrices on the CPU, and no vectors."""
+    """Tell whether it is a @ b (+ bias) for float32 matrices on the CPU, and no vectors.
+
+    Batches of matrices that want a library's blocking stay where they are.
+    """
     nodes = [arg for arg in (node.args[0], *node.args[-2:]) if isinstance(arg, Node)]
     known = [value for arg in nodes if isinstance(value := arg.meta.get("val"), Tensor)]
     if node.kwargs or len(known) < 3:
         return False
     _, a, b = known
     on_cpu = a.dtype == torch.float32 and a.device.type == "cpu"
-    return on_cpu and min(*a.shape, *b.shape) > 1
+    sizes = [a.shape[-2], a.shape[-1], b.shape[-1]]
+    return on_cpu and min(sizes) > 1 and (a.dim() == 2 or sorted(sizes)[1] <= WIDE)

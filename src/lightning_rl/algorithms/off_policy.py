@@ -1,0 +1,175 @@
+"""Give an off-policy algorithm everything but its losses: replay, updates due, target networks."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.distributed import ranks
+from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.policies import Policy
+from lightning_rl.policies.q_actor_critic import QActorCritic
+from lightning_rl.rollout import env_steps_in
+
+
+class OffPolicyAlgorithm(Algorithm):
+    """An algorithm that keeps what was collected, and learns from samples of it.
+
+    A subclass writes `training_step` and its losses.
+
+    Args:
+        policy: what is trained.
+        batch_size: transitions per minibatch, of each process.
+        gamma: discount per env step.
+        n_steps: steps that a target sums rewards over before it asks the critics; fewer where an
+            episode ends.
+        tau: how far target networks move towards the networks with each update, in (0, 1].
+        updates_per_env_step: updates for each env step of all processes, from `learning_starts` on;
+            below 1 one for several env steps.
+        random_env_steps: env steps of all processes at the beginning of a run whose actions are
+            drawn uniformly from the action space.
+        learning_starts: env steps before the first update; as `random_env_steps` where not given,
+            and in any case as many as a minibatch needs.
+        max_grad_norm: bound on the norm of the gradient of each objective; null for none.
+        kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    adam_eps = 1e-8
+
+    def __init__(
+        self,
+        policy: Policy,
+        batch_size: int = 256,
+        gamma: float = 0.99,
+        n_steps: int = 1,
+        tau: float = 0.005,
+        updates_per_env_step: float = 1.0,
+        random_env_steps: int = 5_000,
+        learning_starts: int | None = None,
+        max_grad_norm: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
+        check_range("gamma", gamma, least=0, most=1)
+        check_range("n_steps", n_steps, least=1)
+        check_range("tau", tau, above=0, most=1)
+        check_range("updates_per_env_step", updates_per_env_step, above=0)
+        check_range("random_env_steps", random_env_steps, least=0)
+        check_range("learning_starts", learning_starts, least=0)
+        self.gamma = gamma
+        self.n_steps = n_steps
+        self.tau = tau
+        self.updates_per_env_step = updates_per_env_step
+        self.random_env_steps = random_env_steps
+        wanted = random_env_steps if learning_starts is None else learning_starts
+        self.learning_starts = max(wanted, batch_size)
+        self.plan = EpisodePlan(random_env_steps=random_env_steps)
+
+    # --- what training_step is made of ---
+
+    def minibatches(self, rollout: TensorDict) -> Iterator[TensorDict]:
+        """Yield as many minibatches [B] as are due after a fresh rollout [N, T+1].
+
+        Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps, and
+        `next_observation`; and what `drawn_fields` gives.
+        """
+        count = self.updates_due(rollout)
+        if count == 0:
+            return
+        drawn = self.drawn_fields(count * self.batch_size)
+        parts = {key: value.split(self.batch_size) for key, value in drawn.items()}
+        batches = self.replay.batches(
+            count, self.batch_size, n_steps=self.n_steps, gamma=self.gamma
+        )
+        for i, batch in enumerate(batches):
+            for key, own in parts.items():
+                batch.set(key, own[i])
+            yield batch
+
+    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+        """Return random fields [count, ...] of samples, by name: the noise that a loss takes."""
+        return {}
+
+    def updates_due(self, rollout: TensorDict) -> int:
+        """Return how many updates are due after a fresh rollout [N, T+1].
+
+        Counted from env steps and updates, not by a clock: whatever the learner's speed, and
+        however a run is cut into pieces, an env step is followed by as many updates.
+        """
+        fresh = int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
+        steps = self.env_steps + fresh
+        if steps < self.learning_starts:
+            return 0
+        # A tenth of 3 is 0.30000000000000004 * 10: a whole number must not be missed by rounding.
+        due = math.floor((steps - self.learning_starts) * self.updates_per_env_step + 1e-9)
+        return max(0, due - self.updates_done)
+
+    @property
+    def updates_done(self) -> int:
+        """How many updates the run has had so far, skipped ones included."""
+        first = next(iter(self.objectives.values())).guard
+        return first.passed + first.skipped
+
+    @torch.no_grad()
+    def move_targets(self, target: nn.Module, source: nn.Module) -> None:
+        """Move the parameters of a target network a `tau` of the way to those of its source.
+
+        Source: Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning",
+        algorithm 1.
+        """
+        for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+            slow.lerp_(fast.detach(), self.tau)
+
+    # --- what Lightning and `Algorithm` ask for ---
+
+    def minibatches_per_iteration(self) -> int:
+        """Return how many an iteration has once learning has started."""
+        steps = self.data.env_steps_per_iteration * ranks.world_size()
+        return max(1, math.ceil(steps * self.updates_per_env_step))
+
+    def setup(self, stage: str) -> None:
+        """Check the settings against the data, as soon as both are known."""
+        super().setup(stage)
+        if stage != "fit":
+            return
+        budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
+        require(
+            self.learning_starts < budget,
+            f"model.learning_starts={self.learning_starts} (random_env_steps, unless it is set, "
+            f"and at least batch_size) is beyond the budget of {budget} env steps "
+            "(data.total_env_steps): the run would end before it learns anything. Lower it, or "
+            "raise the budget.",
+        )
+
+    def on_train_start(self) -> None:
+        """Take up the random streams of a checkpoint; by now there is a replay to look at."""
+        super().on_train_start()
+        room = getattr(self.replay, "capacity", None)
+        require(
+            room is None or room >= self.batch_size,
+            f"data.replay.capacity={room} is smaller than model.batch_size={self.batch_size}: the "
+            "replay could never give a minibatch of different transitions. Raise the capacity "
+            "(1,000,000 is usual), or lower batch_size.",
+        )
+
+
+def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> None:
+    """Refuse a policy without the critics, or the actor, that an algorithm trains.
+
+    Raises:
+        ConfigurationError: naming the policy, and those that would do.
+    """
+    if not isinstance(policy, kind):
+        raise ConfigurationError(
+            f"{algorithm} trains an actor beside Q critics, and {type(policy).__name__} is not a "
+            f"{kind.__name__}: set model.policy: {{class_path: {kind.__name__}}}, or a subclass of "
+            "it with networks of your own."
+        )

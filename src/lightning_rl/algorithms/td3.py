@@ -1,0 +1,120 @@
+"""Learn off-policy by twin delayed deep deterministic policy gradients (TD3)."""
+
+import copy
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy
+from lightning_rl.errors import check_range
+from lightning_rl.functional import ensemble_loss, least_of_subset, soft_target
+from lightning_rl.optim.update import Objective, OptimizerFactory
+from lightning_rl.policies import DeterministicActorCritic
+
+
+class TD3(OffPolicyAlgorithm):
+    """A deterministic actor that explores by noise, beside Q critics.
+
+    Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
+    algorithm 1.
+
+    Args:
+        policy: actor and critics.
+        learning_rate: of the actor.
+        critic_learning_rate: as the actor's where not given.
+        policy_delay: updates of the critics for each of actor and targets.
+        target_noise: standard deviation of the noise on the target's actions, in units of their
+            bounds.
+        target_noise_clip: bound on that noise.
+        optimizer: of both; where not given, Adam.
+        kwargs: see `OffPolicyAlgorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range, and a policy without Q critics.
+    """
+
+    policy: DeterministicActorCritic
+
+    def __init__(
+        self,
+        policy: DeterministicActorCritic,
+        learning_rate: float = 3e-4,
+        critic_learning_rate: float | None = None,
+        policy_delay: int = 2,
+        target_noise: float = 0.2,
+        target_noise_clip: float = 0.5,
+        optimizer: OptimizerFactory | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_q_policy(type(self).__name__, policy, DeterministicActorCritic)
+        super().__init__(policy, learning_rate=learning_rate, optimizer=optimizer, **kwargs)
+        check_range("critic_learning_rate", critic_learning_rate, above=0)
+        check_range("policy_delay", policy_delay, least=1)
+        check_range("target_noise", target_noise, least=0)
+        check_range("target_noise_clip", target_noise_clip, least=0)
+        self.critic_learning_rate = critic_learning_rate
+        self.policy_delay = policy_delay
+        self.target_noise = target_noise
+        self.target_noise_clip = target_noise_clip
+        self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
+        self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
+
+    def configure_objectives(self) -> list[Objective]:
+        """Return the losses of critics and actor."""
+        rate = self.critic_learning_rate
+        critic = self.policy.critic
+        return [
+            self.objective(self.critic_loss, critic, name="critic", learning_rate=rate),
+            self.objective(self.actor_loss, self.policy.actor, name="actor"),
+        ]
+
+    def on_fit_start(self) -> None:
+        """Lay out the steps of an update."""
+        super().on_fit_start()
+        targets = [*self.target_critic.parameters(), *self.target_actor.parameters()]
+        self.update_all = self.in_turn("critic", "actor", then=self.move_both, written=targets)
+
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        """Keep a fresh rollout [N, T+1], and take the updates that are due."""
+        self.replay.extend(rollout)
+        for minibatch in self.minibatches(rollout):
+            with_actor = (self.updates_done + 1) % self.policy_delay == 0
+            (self.update_all if with_actor else self.updates["critic"])(minibatch)
+        self.finish_iteration(rollout)
+
+    def drawn_fields(self, count: int) -> dict[str, Tensor]:
+        """Return the noise of the target's actions, in units of their bounds."""
+        shape = count, self.policy.distribution.size
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        limit = self.target_noise_clip
+        return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
+
+    def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the critics on samples [B], and scalars to report."""
+        target = self.target(minibatch)
+        q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
+        return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
+
+    @torch.no_grad()
+    def target(self, minibatch: TensorDict) -> Tensor:
+        """Return what the critics are to say of samples [B]."""
+        following = TensorDict(
+            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
+        )
+        best = self.policy.best_unit(following, self.target_actor)
+        action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
+        least = least_of_subset(self.policy.q_values(following, action, self.target_critic))
+        nothing = torch.zeros_like(least)
+        return soft_target(minibatch["reward"], minibatch["discount"], least, nothing, 0.0)
+
+    def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the actor on samples [B], and scalars to report."""
+        action = self.policy.best_unit(minibatch)
+        return -self.policy.q_values(minibatch, action)[0].mean(), {}
+
+    def move_both(self) -> None:
+        """Move the targets of critics and actor."""
+        self.move_targets(self.target_critic, self.policy.critic)
+        self.move_targets(self.target_actor, self.policy.actor)

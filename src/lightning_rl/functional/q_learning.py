@@ -1,0 +1,95 @@
+"""Compute targets and losses of off-policy actor-critic learning.
+
+Pure functions of tensors; E counts the critics of an ensemble.
+"""
+
+import torch
+from torch import Tensor
+
+from lightning_rl.functional.losses import refuse_broadcast
+
+
+def soft_target(
+    reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, alpha: Tensor | float
+) -> Tensor:
+    """Return r + discount * (Q(s', a') - alpha * log pi(a'|s')).
+
+    Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications", equations 2 and
+    3; with an alpha of zero the target of TD3 (Fujimoto et al. 2018, "Addressing Function
+    Approximation Error in Actor-Critic Methods", equation 10). Time limits: `discount` is zero
+    where s' is terminal, and only there.
+
+    Args:
+        reward: [B], summed over the steps up to s'.
+        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
+        next_q: [B], of the action that the policy takes in s', by the target networks.
+        next_log_prob: [B], of that action.
+        alpha: the temperature; zero where the target has no entropy.
+    """
+    refuse_broadcast(reward=reward, discount=discount, next_q=next_q, next_log_prob=next_log_prob)
+    return reward + discount * (next_q - alpha * next_log_prob)
+
+
+def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
+    """Return the sum over critics of mean((Q_e - target)^2) / 2.
+
+    Source: Haarnoja et al. 2018, equation 5.
+
+    Args:
+        q: [E, B].
+        target: [B], without gradients.
+    """
+    refuse_broadcast(q=q[0], target=target)
+    return 0.5 * (q - target).square().mean(-1).sum()
+
+
+def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
+    """Return mean(alpha * log pi(a|s) - Q(s, a)).
+
+    Source: Haarnoja et al. 2018, equation 7.
+
+    Args:
+        log_prob: [B], of reparametrised actions.
+        q: [B], of these actions.
+        alpha: the temperature, without gradients.
+    """
+    refuse_broadcast(log_prob=log_prob, q=q)
+    return (alpha * log_prob - q).mean()
+
+
+def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return mean(-log_alpha * (log pi(a|s) + target_entropy)).
+
+    Source: Haarnoja et al. 2018, equation 18. Differs from the paper: the gradient is that with
+    respect to log alpha of a loss in log alpha, not alpha, as all implementations have it, so that
+    a small temperature moves as fast as a large one.
+
+    Args:
+        log_alpha: [].
+        log_prob: [B], without gradients.
+        target_entropy: in nats, of actions in [-1, 1].
+    """
+    return -(log_alpha * (log_prob + target_entropy)).mean()
+
+
+def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
+    """Return the least of the critics [B]; of a subset of them where one is given.
+
+    Source: Chen et al. 2021, "Randomized Ensembled Double Q-Learning", algorithm 1. Differs from
+    the paper: each sample has a subset of its own, and not each minibatch.
+
+    Args:
+        q: [E, B].
+        subset: [B, M], indices of critics; None for all.
+    """
+    if subset is not None:
+        q = q.gather(0, subset.t())
+    return q.amin(0)
+
+
+def random_subsets(
+    count: int, num_critics: int, size: int, generator: torch.Generator, device: torch.device
+) -> Tensor:
+    """Draw `size` of the critics for each of `count` samples; return indices [count, size]."""
+    keys = torch.rand(count, num_critics, generator=generator, device=device)
+    return keys.argsort(-1)[:, :size]

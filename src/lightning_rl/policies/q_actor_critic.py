@@ -1,0 +1,280 @@
+"""Act with an actor within the bounds of its actions, beside an ensemble of Q critics."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.errors import check_range, closest, require
+from lightning_rl.policies.actor_critic import (
+    ACTIVATIONS,
+    PerceptronPolicy,
+    flat_observation_size,
+)
+from lightning_rl.policies.distributions import NoisyTanh, StateTanhGaussian, UnitActions, widened
+
+Normalization = Literal["none", "layer", "rms"]
+"""Of the units of a hidden layer, before its activation."""
+
+
+class QEnsemble(nn.Module):
+    """Critics Q_1 ... Q_E of features and actions, each a perceptron, evaluated side by side.
+
+    Each layer is one batched product for all of them.
+
+    Args:
+        num_inputs: D + A, of features and actions together.
+        hidden_sizes: units of the hidden layers.
+        num_critics: E.
+        activation: one of `ACTIVATIONS`.
+        normalization: `layer` (Ba et al. 2016) or `rms` (Zhang & Sennrich 2019), of the units of
+            each hidden layer before the activation; or `none`.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        num_critics: int = 2,
+        activation: str = "relu",
+        normalization: Normalization = "none",
+    ) -> None:
+        super().__init__()
+        sizes = [num_inputs, *hidden_sizes, 1]
+        self.num_critics = num_critics
+        self.normalization = normalization
+        self.activate = ACTIVATIONS[activation]()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        self.gains = nn.ParameterList()
+        self.shifts = nn.ParameterList()
+        for before, after in pairwise(sizes):
+            gain = 1.0 if after == 1 else math.sqrt(2.0)
+            weights = [
+                nn.init.orthogonal_(torch.empty(after, before), gain) for _ in range(num_critics)
+            ]
+            # [in, out], as the product of a batch of rows wants it.
+            self.weights.append(torch.stack(weights).transpose(1, 2).contiguous())
+            self.biases.append(torch.zeros(num_critics, 1, after))
+        for size in hidden_sizes:
+            if normalization != "none":
+                self.gains.append(torch.ones(num_critics, 1, size))
+            if normalization == "layer":
+                self.shifts.append(torch.zeros(num_critics, 1, size))
+
+    def forward(self, features: Tensor, unit_action: Tensor) -> Tensor:
+        """Return the values [E, B] of features [B, D] and actions in [-1, 1] [B, A]."""
+        x = torch.cat([features, unit_action], dim=-1).expand(self.num_critics, -1, -1)
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if layer < last:
+                x = self.activate(self._normalized(x, layer))
+        return x.squeeze(-1)
+
+    def _normalized(self, x: Tensor, layer: int) -> Tensor:
+        """Return the units [E, B, H] of a hidden layer normalised, each critic by its own gains."""
+        if self.normalization == "none":
+            return x
+        if self.normalization == "layer":
+            scaled: Tensor = nn.functional.layer_norm(x, x.shape[-1:]) * self.gains[layer]
+            return scaled + self.shifts[layer]
+        scaled = nn.functional.rms_norm(x, x.shape[-1:]) * self.gains[layer]
+        return scaled
+
+
+class QActorCritic(PerceptronPolicy):
+    """An actor whose actions are learnt in units of their bounds, and critics of such actions.
+
+    What an off-policy algorithm asks of a policy, beside acting: `features`, `unit`, `q_values`,
+    `actor` and `critic`, of which it keeps slowly moving copies.
+
+    Args:
+        observation_space, action_space: of one env.
+        distribution: of the actions.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
+        critic_activation: likewise.
+        num_critics: E, critics in the ensemble.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+    """
+
+    distribution: UnitActions
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        distribution: UnitActions,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        critic_hidden_sizes: Sequence[int] | None,
+        critic_activation: str | None,
+        num_critics: int,
+        critic_normalization: Normalization,
+        normalize_observation: bool,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            distribution,
+            hidden_sizes,
+            activation,
+            normalize_observation,
+        )
+        sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
+        chosen = activation if critic_activation is None else critic_activation
+        require(
+            chosen in ACTIVATIONS,
+            f"Unknown critic_activation '{chosen}'; allowed: "
+            f"{', '.join(ACTIVATIONS)}{closest(chosen, ACTIVATIONS)}.",
+        )
+        require(
+            all(size >= 1 for size in sizes),
+            f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
+        )
+        check_range("num_critics", num_critics, least=1)
+        inputs = flat_observation_size(observation_space) + distribution.size
+        self.critic = QEnsemble(inputs, sizes, num_critics, chosen, critic_normalization)
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
+        return self.distribution.unit(action)
+
+    def q_values(
+        self, td: TensorDict, unit_action: Tensor, critic: nn.Module | None = None
+    ) -> Tensor:
+        """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
+
+        Args:
+            td: with `observation`.
+            unit_action: [B, A].
+            critic: the policy's own where not given.
+        """
+        return widened((critic or self.critic)(self.features(td), unit_action))
+
+
+class SquashedActorCritic(QActorCritic):
+    """A tanh-Gaussian actor with a standard deviation of its own for each observation, for SAC.
+
+    Args:
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        action_space: of one env: a floating-point Box with finite bounds.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
+        critic_activation: likewise.
+        num_critics: E, critics in the ensemble.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        log_std_bounds: least and greatest log standard deviation of what is squashed.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+    """
+
+    distribution: StateTanhGaussian
+    acts_as_perceptron = True
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        critic_hidden_sizes: Sequence[int] | None = None,
+        critic_activation: str | None = None,
+        num_critics: int = 2,
+        critic_normalization: Normalization = "none",
+        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        normalize_observation: bool = False,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            StateTanhGaussian(action_space, log_std_bounds),
+            hidden_sizes,
+            activation,
+            critic_hidden_sizes,
+            critic_activation,
+            num_critics,
+            critic_normalization,
+            normalize_observation,
+        )
+
+    def draw_unit(self, td: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
+
+        Args:
+            td: [B], with `observation`.
+            noise: [B, A], of the standard normal distribution.
+        """
+        return self.distribution.draw_unit(widened(self.actor(self.features(td))), noise)
+
+
+class DeterministicActorCritic(QActorCritic):
+    """An actor that gives one action, and explores with Gaussian noise, for TD3.
+
+    Args:
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        action_space: of one env: a floating-point Box with finite bounds.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
+        critic_activation: likewise.
+        num_critics: E, critics in the ensemble.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        exploration_std: standard deviation of the noise, in units of the bounds of the action.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+    """
+
+    distribution: NoisyTanh
+    acts_as_perceptron = True
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        critic_hidden_sizes: Sequence[int] | None = None,
+        critic_activation: str | None = None,
+        num_critics: int = 2,
+        critic_normalization: Normalization = "none",
+        exploration_std: float = 0.1,
+        normalize_observation: bool = False,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            NoisyTanh(action_space, exploration_std),
+            hidden_sizes,
+            activation,
+            critic_hidden_sizes,
+            critic_activation,
+            num_critics,
+            critic_normalization,
+            normalize_observation,
+        )
+
+    def best_unit(self, td: TensorDict, actor: nn.Module | None = None) -> Tensor:
+        """Return the actions in [-1, 1] [B, A], with gradients, without noise.
+
+        Args:
+            td: [B], with `observation`.
+            actor: the policy's own where not given.
+        """
+        return widened((actor or self.actor)(self.features(td))).tanh()

@@ -1,0 +1,248 @@
+"""A whole update of SAC and of TD3 is what a float64 reference with derivatives by hand says, compiled or not."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from lightning_rl import SAC, TD3, ConfigurationError, DeterministicActorCritic, SquashedActorCritic
+from lightning_rl.optim.compiled.graphs import Graphs
+from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
+from lightning_rl.optim.update import Update, UpdateSequence
+from tests.q_references import SACReference, TD3Reference
+
+OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
+SPACE = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+OBSERVATION_SPACE = gymnasium.spaces.Box(-np.inf, np.inf, (OBSERVATIONS,))
+
+
+def exact(cls):
+    """A policy that leaves observations in the precision that they have."""
+
+    class Exact(cls):
+        def features(self, td):
+            return td["observation"]
+
+    return Exact
+
+
+def built(algorithm, policy, dtype, compile, policy_kwargs=None, **kwargs):
+    """An algorithm with its updates, as `fit` would make them."""
+    torch.manual_seed(1)
+    made = exact(policy)(OBSERVATION_SPACE, SPACE, (8, 8), **(policy_kwargs or {}))
+    module = algorithm(made, batch_size=BATCH, learning_rate=1e-2, tau=0.1, **kwargs).to(dtype)
+    for parameter in made.actor[-1].parameters():  # begins small: as far from linear as the others
+        torch.nn.init.normal_(parameter, std=0.5)
+    if isinstance(module, TD3):
+        module.target_actor.load_state_dict(made.actor.state_dict())
+    optimizers = module.configure_optimizers()
+    if compile:
+        module._graphs = Graphs(module, torch.device("cpu"))
+    pairs = list(zip(module.objectives.items(), optimizers, strict=True))
+    for (name, objective), optimizer in pairs:
+        module.updates[name] = (
+            CompiledUpdate(objective, optimizer, module._graphs)
+            if compile
+            else Update(objective, optimizer)
+        )
+    targets = [p for name, p in module.named_parameters() if name.startswith("target_")]
+    follow_up = module.move_critics if isinstance(module, SAC) else module.move_both
+    module.update_all = module.in_turn(*module.objectives, then=follow_up, written=targets)
+    module.update_critics = module.in_turn("critic", then=follow_up, written=targets)
+    return module
+
+
+def actor_layers(actor):
+    return [
+        (
+            layer.weight.detach().double().numpy().T.copy(),
+            layer.bias.detach().double().numpy().copy(),
+        )
+        for layer in actor
+        if isinstance(layer, torch.nn.Linear)
+    ]
+
+
+def critic_layers(ensemble):
+    return [
+        [
+            (w[i].detach().double().numpy().copy(), b[i, 0].detach().double().numpy().copy())
+            for w, b in zip(ensemble.weights, ensemble.biases, strict=True)
+        ]
+        for i in range(ensemble.num_critics)
+    ]
+
+
+def drawn(rng, critics=None):
+    """A minibatch as a replay and `drawn_fields` give it: some steps terminal, some over several env steps."""
+    batch = {
+        "observation": rng.normal(size=(BATCH, OBSERVATIONS)),
+        "next_observation": rng.normal(size=(BATCH, OBSERVATIONS)),
+        "unit_action": rng.uniform(-1, 1, (BATCH, ACTIONS)),
+        "reward": rng.normal(size=BATCH),
+        "discount": 0.9 ** rng.integers(1, 4, BATCH) * (rng.random(BATCH) > 0.3),
+        "noise": rng.normal(size=(BATCH, ACTIONS)),
+        "next_noise": rng.normal(size=(BATCH, ACTIONS)),
+    }
+    if critics is not None:
+        batch["target_critics"] = np.stack([rng.permutation(critics)[:2] for _ in range(BATCH)])
+    return batch
+
+
+def tensors(batch, dtype):
+    fields = {key: torch.as_tensor(value) for key, value in batch.items() if key != "unit_action"}
+    fields = {key: v.to(dtype) if v.is_floating_point() else v for key, v in fields.items()}
+    low, high = (torch.as_tensor(bound).to(torch.float64) for bound in (SPACE.low, SPACE.high))
+    unit = torch.as_tensor(batch["unit_action"])
+    fields["action"] = ((high + low) / 2 + (high - low) / 2 * unit).to(dtype)
+    return TensorDict(fields, [BATCH])
+
+
+def assert_follows(module, reference, tolerance):
+    ours = [array for layer in actor_layers(module.policy.actor) for array in layer]
+    theirs = [array for layer in reference.actor for array in layer]
+    for mine, wanted in (
+        (module.policy.critic, reference.critics),
+        (module.target_critic, reference.targets),
+    ):
+        ours += [a for critic in critic_layers(mine) for layer in critic for a in layer]
+        theirs += [a for critic in wanted for layer in critic for a in layer]
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+SETTINGS = {
+    "plain": ({}, {}),
+    "delayed, clipped, no entropy in the target": (
+        {"policy_delay": 2, "max_grad_norm": 0.5, "entropy_in_target": False},
+        {},
+    ),
+    "four critics, two of them": (
+        {"num_target_critics": 2, "target_entropy": -1.0},
+        {"num_critics": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_twenty_updates_of_sac_are_those_of_the_reference(settings, dtype, compile, traced_only):
+    kwargs, policy_kwargs = SETTINGS[settings]
+    module = built(
+        SAC, SquashedActorCritic, dtype, compile, policy_kwargs, init_alpha=0.3, **kwargs
+    )
+    reference = SACReference(
+        actor_layers(module.policy.actor),
+        critic_layers(module.policy.critic),
+        alpha=float(module.log_alpha.detach().exp()),
+        rate=1e-2,
+        tau=0.1,
+        target_entropy=kwargs.get("target_entropy", -ACTIONS),
+        in_target=kwargs.get("entropy_in_target", True),
+        limit=kwargs.get("max_grad_norm"),
+        mean_of_all="num_target_critics" in kwargs,
+    )
+    rng = np.random.default_rng(2)
+    for update in range(20):
+        batch = drawn(rng, policy_kwargs.get("num_critics"))
+        with_actor = (update + 1) % kwargs.get("policy_delay", 1) == 0
+        (module.update_all if with_actor else module.update_critics)(tensors(batch, dtype))
+        reference.update(batch, with_actor)
+    # Adam divides by the size of a gradient: where that is near zero, float32's rounding grows to a part of a step.
+    assert_follows(module, reference, TOLERANCE[dtype])
+    assert abs(float(module.log_alpha.detach()) - float(reference.log_alpha)) < TOLERANCE[dtype]
+    assert module.updates_done == 20
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_twenty_updates_of_td3_are_those_of_the_reference(dtype, compile, traced_only):
+    module = built(TD3, DeterministicActorCritic, dtype, compile)
+    actor, critics = actor_layers(module.policy.actor), critic_layers(module.policy.critic)
+    reference = TD3Reference(actor, critics, rate=1e-2, tau=0.1)
+    rng = np.random.default_rng(2)
+    for update in range(20):
+        batch = drawn(rng)
+        batch["next_noise"] = np.clip(0.2 * batch["next_noise"], -0.5, 0.5)
+        with_actor = update % 2 == 1
+        (module.update_all if with_actor else module.updates["critic"])(tensors(batch, dtype))
+        reference.update(batch, with_actor)
+    assert_follows(module, reference, TOLERANCE[dtype])
+
+
+def test_a_compiled_update_is_one_graph(traced_only):
+    module = built(SAC, SquashedActorCritic, torch.float32, True)
+    rng = np.random.default_rng(2)
+    for _ in range(3):
+        module.update_all(tensors(drawn(rng), torch.float32))
+    assert isinstance(module.update_all, CompiledSequence)
+    assert [key[1] for key in module._graphs._compiled] == ["sequence"]
+
+
+def test_an_actor_moves_no_critic_and_leaves_no_gradient_there():
+    module = built(SAC, SquashedActorCritic, torch.float32, False)
+    before = [p.clone() for p in module.policy.critic.parameters()]
+    module.updates["actor"](tensors(drawn(np.random.default_rng(2)), torch.float32))
+    assert isinstance(module.update_all, UpdateSequence)
+    for old, parameter in zip(before, module.policy.critic.parameters(), strict=True):
+        assert torch.equal(old, parameter)
+        assert parameter.grad is None
+
+
+def test_a_log_prob_near_the_bounds_is_finite_and_right():
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
+    noise = torch.tensor([[30.0, -30.0]])
+    torch.nn.init.zeros_(policy.actor[-1].weight)
+    with torch.no_grad():
+        policy.actor[-1].bias.copy_(torch.tensor([9.0, -9.0, 0.0, 0.0]))
+        unit, log_prob = policy.draw_unit(
+            TensorDict({"observation": torch.zeros(1, 3)}, [1]), noise
+        )
+    std = np.exp(-1.5)
+    u = np.array([9.0 + 30.0 * std, -9.0 - 30.0 * std])
+    slope = 2 * (np.log(2.0) - np.abs(u)) - 2 * np.log1p(np.exp(-2 * np.abs(u)))
+    wanted = (-0.5 * 30.0**2 + 1.5 - 0.5 * np.log(2 * np.pi) - slope).sum()
+    assert unit.abs().max() <= 1.0
+    np.testing.assert_allclose(log_prob.item(), wanted, rtol=1e-6)
+
+
+def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
+    torch.manual_seed(0)
+    policy = SquashedActorCritic(
+        OBSERVATION_SPACE, SPACE, (8,), num_critics=3, critic_normalization="layer"
+    )
+    td = TensorDict({"observation": torch.randn(5, 3)}, [5])
+    action = torch.rand(5, 2) * 2 - 1
+    for parameter in (*policy.critic.gains, *policy.critic.shifts):
+        torch.nn.init.normal_(parameter)
+    found = policy.q_values(td, action)
+    x = torch.cat([td["observation"], action], -1)
+    critic = policy.critic
+    for i in range(3):
+        hidden = x @ critic.weights[0][i] + critic.biases[0][i]
+        hidden = torch.nn.functional.layer_norm(
+            hidden, (8,), critic.gains[0][i, 0], critic.shifts[0][i, 0]
+        ).relu()
+        wanted = (hidden @ critic.weights[1][i] + critic.biases[1][i])[:, 0]
+        torch.testing.assert_close(found[i], wanted)
+
+
+def test_discrete_and_unbounded_actions_are_refused():
+    discrete = gymnasium.spaces.Discrete(3)
+    with pytest.raises(ConfigurationError) as refused:
+        SquashedActorCritic(OBSERVATION_SPACE, discrete)
+    assert str(refused.value) == (
+        "The critics of an off-policy algorithm take continuous actions, a floating-point Box; the action space is "
+        "Discrete(3). Learn discrete actions with PPO."
+    )
+    unbounded = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+    with pytest.raises(ConfigurationError) as refused:
+        DeterministicActorCritic(OBSERVATION_SPACE, unbounded)
+    assert str(refused.value) == (
+        "An actor that is squashed to the bounds of its actions needs finite action bounds; the action space is "
+        "Box(-inf, inf, (2,), float32). Bound the space: wrappers: [{class_path: gymnasium.wrappers.TransformAction, "
+        "...}] with a bounded action_space, or learn with PPO."
+    )

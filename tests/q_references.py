@@ -1,0 +1,180 @@
+"""Whole updates of SAC and TD3 in float64 NumPy, with derivatives by hand: written from the papers, not from the code under test."""
+
+import numpy as np
+
+LOW, HIGH = -5.0, 2.0  # bounds of the log standard deviation
+
+
+def forward(layers, x):
+    """A ReLU perceptron; return its output and the inputs of each layer."""
+    inputs = []
+    for i, (weight, bias) in enumerate(layers):
+        inputs.append(x)
+        x = x @ weight + bias
+        if i < len(layers) - 1:
+            x = np.maximum(x, 0.0)
+    return x, inputs
+
+
+def backward(layers, inputs, gradient):
+    """Return the gradients of weights and biases, and that of the input."""
+    found = []
+    for i in reversed(range(len(layers))):
+        weight, _ = layers[i]
+        found.insert(0, (inputs[i].T @ gradient, gradient.sum(0)))
+        gradient = gradient @ weight.T
+        if i > 0:
+            gradient = gradient * (inputs[i] > 0)
+    return found, gradient
+
+
+class Adam:
+    def __init__(self, rate, eps=1e-8):
+        self.rate, self.eps, self.count, self.state = rate, eps, 0, None
+
+    def step(self, arrays, gradients, limit=None):
+        norm = np.sqrt(sum((g**2).sum() for g in gradients))
+        if limit is not None:
+            gradients = [g * min(1.0, limit / (norm + 1e-6)) for g in gradients]
+        self.state = self.state or [(np.zeros_like(a), np.zeros_like(a)) for a in arrays]
+        self.count += 1
+        for array, gradient, (mean, square) in zip(arrays, gradients, self.state, strict=True):
+            mean += 0.1 * (gradient - mean)
+            square += 0.001 * (gradient**2 - square)
+            unbiased = mean / (1 - 0.9**self.count), square / (1 - 0.999**self.count)
+            array -= self.rate * unbiased[0] / (np.sqrt(unbiased[1]) + self.eps)
+
+
+def flat(layers):
+    return [array for layer in layers for array in layer]
+
+
+def log_density(u, mean, std):
+    """log of the density of tanh(u), u normal: the change of variables, 1 - tanh(u)^2 = 1 / cosh(u)^2, term by term."""
+    normal = -0.5 * ((u - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    return (normal + 2 * (np.logaddexp(u, -u) - np.log(2.0))).sum(-1)
+
+
+class SACReference:
+    def __init__(
+        self,
+        actor,
+        critics,
+        *,
+        alpha,
+        rate,
+        tau,
+        target_entropy,
+        in_target=True,
+        limit=None,
+        mean_of_all=False,
+    ):
+        self.actor, self.critics = actor, critics
+        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
+        self.log_alpha = np.array(np.log(alpha))
+        self.adams = [Adam(rate) for _ in range(3)]
+        self.tau, self.target_entropy, self.in_target, self.limit = (
+            tau,
+            target_entropy,
+            in_target,
+            limit,
+        )
+        self.mean_of_all = mean_of_all
+
+    def act(self, observation, noise):
+        output, inputs = forward(self.actor, observation)
+        mean, free = np.split(output, 2, axis=-1)
+        std = np.exp(LOW + 0.5 * (HIGH - LOW) * (np.tanh(free) + 1))
+        u = mean + std * noise
+        return u, mean, free, std, inputs
+
+    def target(self, batch):
+        u, mean, _, std, _ = self.act(batch["next_observation"], batch["next_noise"])
+        q = np.stack(
+            [
+                forward(c, np.hstack([batch["next_observation"], np.tanh(u)]))[0][:, 0]
+                for c in self.targets
+            ]
+        )
+        if "target_critics" in batch:
+            q = np.take_along_axis(q, batch["target_critics"].T, 0)
+        entropy = np.exp(self.log_alpha) * log_density(u, mean, std) if self.in_target else 0.0
+        return batch["reward"] + batch["discount"] * (q.min(0) - entropy)
+
+    def update(self, batch, with_actor=True):
+        size = len(batch["reward"])
+        target = self.target(batch)
+        arrays, gradients = [], []
+        for critic in self.critics:
+            q, inputs = forward(critic, np.hstack([batch["observation"], batch["unit_action"]]))
+            found, _ = backward(critic, inputs, (q - target[:, None]) / size)
+            arrays, gradients = arrays + flat(critic), gradients + flat(found)
+        self.adams[0].step(arrays, gradients, self.limit)
+        if with_actor:
+            self.step_actor(batch, size)
+        for slow, fast in zip(self.targets, self.critics, strict=True):
+            for a, b in zip(flat(slow), flat(fast), strict=True):
+                a += self.tau * (b - a)
+
+    def step_actor(self, batch, size):
+        alpha = np.exp(self.log_alpha)
+        u, mean, free, std, inputs = self.act(batch["observation"], batch["noise"])
+        action, passes = np.tanh(u), []
+        for critic in self.critics:
+            q, seen = forward(critic, np.hstack([batch["observation"], action]))
+            passes.append((q[:, 0], seen))
+        values = np.stack([q for q, _ in passes])
+        weight = (
+            np.full(values.shape, 1.0 / len(values))
+            if self.mean_of_all
+            else (values == values.min(0)) * 1.0
+        )
+        by_action = np.zeros_like(action)
+        for critic, (_, seen), own in zip(self.critics, passes, weight, strict=True):
+            by_action += backward(critic, seen, -own[:, None] / size)[1][
+                :, batch["observation"].shape[1] :
+            ]
+        # d/du: -Q through tanh, and alpha log pi, of which the noise is given: -log std + 2 tanh(u) per dimension.
+        by_u = by_action * (1 - action**2) + alpha / size * 2 * action
+        by_log_std = by_u * std * batch["noise"] - alpha / size
+        by_free = by_log_std * 0.5 * (HIGH - LOW) * (1 - np.tanh(free) ** 2)
+        found, _ = backward(self.actor, inputs, np.hstack([by_u, by_free]))
+        log_prob = log_density(u, mean, std)
+        self.adams[1].step(flat(self.actor), flat(found), self.limit)
+        by_log_alpha = np.array(-(log_prob + self.target_entropy).mean())
+        self.adams[2].step([self.log_alpha], [by_log_alpha], self.limit)
+
+
+class TD3Reference:
+    def __init__(self, actor, critics, *, rate, tau):
+        self.actor, self.critics, self.tau = actor, critics, tau
+        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
+        self.target_actor = [(w.copy(), b.copy()) for w, b in actor]
+        self.adams = [Adam(rate), Adam(rate)]
+
+    def update(self, batch, with_actor):
+        size, following = len(batch["reward"]), batch["next_observation"]
+        action = np.clip(
+            np.tanh(forward(self.target_actor, following)[0]) + batch["next_noise"], -1, 1
+        )
+        q = np.stack([forward(c, np.hstack([following, action]))[0][:, 0] for c in self.targets])
+        target = batch["reward"] + batch["discount"] * q.min(0)
+        arrays, gradients = [], []
+        for critic in self.critics:
+            q, inputs = forward(critic, np.hstack([batch["observation"], batch["unit_action"]]))
+            found, _ = backward(critic, inputs, (q - target[:, None]) / size)
+            arrays, gradients = arrays + flat(critic), gradients + flat(found)
+        self.adams[0].step(arrays, gradients)
+        if not with_actor:
+            return
+        output, inputs = forward(self.actor, batch["observation"])
+        _, seen = forward(self.critics[0], np.hstack([batch["observation"], np.tanh(output)]))
+        by_action = backward(self.critics[0], seen, np.full((size, 1), -1.0 / size))[1][
+            :, batch["observation"].shape[1] :
+        ]
+        found, _ = backward(self.actor, inputs, by_action * (1 - np.tanh(output) ** 2))
+        self.adams[1].step(flat(self.actor), flat(found))
+        pairs = [(self.target_actor, self.actor), *zip(self.targets, self.critics, strict=True)]
+        for slow, fast in pairs:
+            for a, b in zip(flat(slow), flat(fast), strict=True):
+                a += self.tau * (b - a)
