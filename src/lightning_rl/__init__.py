@@ -7,7 +7,7 @@ from lightning_rl import registration  # noqa: F401  # Gymnasium shall know the 
 
 if TYPE_CHECKING:
     from lightning_rl.algorithms import GRPO, PPO, Algorithm, BehaviorCloning, OnPolicyAlgorithm
-    from lightning_rl.buffers import Replay
+    from lightning_rl.buffers import Replay, ReplayBuffer
     from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
@@ -67,6 +67,7 @@ _HOMES = {
     "PushCube": "envs",
     "RLDataModule": "data",
     "Replay": "buffers",
+    "ReplayBuffer": "buffers",
     "RLTrainer": "trainer",
     "SlowPolicy": "policies",
     "SyncCollector": "collectors",
@@ -101,6 +102,7 @@ __all__ = [
     "RLDataModule",
     "RLTrainer",
     "Replay",
+    "ReplayBuffer",
     "SlowPolicy",
     "SyncCollector",
     "TinyVLA",
