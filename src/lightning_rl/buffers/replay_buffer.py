@@ -5,7 +5,7 @@ once: what followed a step is the next slot's. Where that is another episode's, 
 stream, the true one is kept aside. In what is flat, row `slot * N + env` is one env's step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,43 +185,31 @@ class ReplayBuffer(Replay):
         first = self._end + left_out
         if left_out == 0:
             self._end_streams(rollout)
-        for column, values in self._values(rollout):
-            self._write(column, values.transpose(0, 1)[left_out:], first)
-        self._fill(ASIDE, -1, first, steps - left_out)
+        for column in self._ring:
+            if column != ASIDE:
+                # The last slot, of which observations alone mean something, is written with the
+                # rest: to leave it out takes as long as the copy.
+                values = _values(rollout, column).transpose(0, 1)
+                self._write(column, values[left_out:] if left_out else values, first)
+        for part, _, _ in self._places(ASIDE, first, steps - left_out):
+            part.fill_(-1)
         self._end += steps
         self._keep_ends(rollout, left_out, first)
         self._offsets = None
 
-    def _values(self, rollout: TensorDict) -> Iterator[tuple[Column, Tensor]]:
-        """Yield the fields of a rollout, [N, T, ...], but of observations all T+1."""
-        steps = rollout.batch_size[1] - 1
-        for column in self._ring:
-            if column in self._observation:
-                yield column, _at(rollout, column)
-            elif column == ("steps",):
-                yield column, rollout.get("executed")[:, :steps].sum(-1)
-            elif column == ("action",):
-                executed = rollout.get("executed_action", None)
-                action = rollout.get("action") if executed is None else executed
-                yield column, action[:, :steps]
-            elif column != ASIDE:
-                yield column, rollout.get(column[0])[:, :steps]
-
     def _write(self, name: Column, values: Tensor, first: int) -> None:
         """Copy values [T, N, ...] to the slots from `first` on."""
-        column, place = self._by_slot[name], first % (self._slots + 1)
-        count = len(values)
-        ahead = min(count, self._slots + 1 - place)
-        column.narrow(0, place, ahead).copy_(values.narrow(0, 0, ahead))
-        if ahead < count:
-            column.narrow(0, 0, count - ahead).copy_(values.narrow(0, ahead, count - ahead))
+        places = self._places(name, first, len(values))
+        for part, start, stop in places:
+            part.copy_(values if len(places) == 1 else values[start:stop])
 
-    def _fill(self, name: Column, value: int, first: int, count: int) -> None:
-        column, place = self._by_slot[name], first % (self._slots + 1)
-        ahead = min(count, self._slots + 1 - place)
-        column.narrow(0, place, ahead).fill_(value)
-        if ahead < count:
-            column.narrow(0, 0, count - ahead).fill_(value)
+    def _places(self, name: Column, first: int, count: int) -> list[tuple[Tensor, int, int]]:
+        """Return the one or two parts of a column that slots take, and which of the slots each."""
+        column, place, slots = self._by_slot[name], first % (self._slots + 1), self._slots + 1
+        if place + count <= slots:
+            return [(column.narrow(0, place, count), 0, count)]
+        ahead = slots - place
+        return [(column[place:], 0, ahead), (column[: count - ahead], ahead, count)]
 
     def _end_streams(self, rollout: TensorDict) -> None:
         """Keep what followed the last steps, where a rollout does not go on from there."""
@@ -244,15 +232,16 @@ class ReplayBuffer(Replay):
 
     def _keep_ends(self, rollout: TensorDict, left_out: int, first: int) -> None:
         """Keep what followed the steps at which an episode ended, or behind which is padding."""
+        done = rollout.get("done")
+        if not done.any() and ("padding",) not in self._ring:
+            return
         steps = rollout.batch_size[1] - 1
-        ends = done = rollout.get("done")[:, left_out:steps].transpose(0, 1)
+        ends = done = done[:, left_out:steps].transpose(0, 1)
         if ("padding",) in self._ring:
             padding = rollout.get("padding")[:, left_out:steps].transpose(0, 1)
             ends = ends.clone()
             ends[:-1] |= padding[1:]
             ends &= ~padding
-        if not ends.any():
-            return
         slots, envs = ends.nonzero(as_tuple=True)
         kept = _finals(rollout, envs, slots + left_out, self._observation)
         if ("padding",) in self._ring and (only_cut := ~done[slots, envs]).any():
@@ -290,7 +279,7 @@ class ReplayBuffer(Replay):
         together = max(1, GATHER_BYTES // (2 * self._row_bytes * batch_size))
         for group in drawn.split(together * batch_size):
             fields = self._samples(group, n_steps, gamma)
-            parts = [field.to(self.device).split(batch_size) for field in fields.values()]
+            parts = [_cut(field.to(self.device), batch_size) for field in fields.values()]
             for values in zip(*parts, strict=True):
                 yield _as_tensordict(dict(zip(fields, values, strict=True)), batch_size)
                 if self._end != end:
@@ -350,11 +339,10 @@ class ReplayBuffer(Replay):
             discount = torch.where(goes_on, discount * factor, discount)
         return reward, discount * ~self._ring["terminated",].index_select(0, last), last
 
-    def _rewards(self, rows: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    def _rewards(self, rows: Tensor, gamma: float) -> tuple[Tensor, Tensor | float]:
         """Return the reward of single steps [M], and the discount of what follows them."""
         if ("steps",) not in self._ring:
-            reward = self._ring["reward",].index_select(0, rows)
-            return reward, torch.full_like(reward, gamma)
+            return self._ring["reward",].index_select(0, rows), gamma
         rewards = self._ring["step_reward",].index_select(0, rows)
         weights = gamma ** torch.arange(rewards.shape[-1], device=rewards.device)
         steps = self._ring["steps",].index_select(0, rows)
@@ -408,9 +396,8 @@ class ReplayBuffer(Replay):
 
     def _read(self, name: Column, first: int, stop: int) -> Tensor:
         """Return a copy of some slots, [T, N, ...]."""
-        column, place = self._by_slot[name], first % (self._slots + 1)
-        ahead = column[place : place + stop - first]
-        return torch.cat([ahead, column[: stop - first - len(ahead)]]).cpu()
+        parts = [part for part, _, _ in self._places(name, first, stop - first)]
+        return torch.cat(parts).cpu()
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         """Read what the files of a folder hold; of a larger ring, the last transitions.
@@ -468,7 +455,8 @@ class ReplayBuffer(Replay):
             if name != ASIDE:
                 self._check(part.name, name, content, (*size, *shape), dtype)
                 self._write(name, content[name][first - part.first :], first)
-        self._fill(ASIDE, -1, first, part.last - first)
+        for place, _, _ in self._places(ASIDE, first, part.last - first):
+            place.fill_(-1)
         self._end = part.last
         cells = content.get(ASIDE_CELLS, torch.empty(0))
         self._check(part.name, ASIDE_CELLS, content, (len(cells),), torch.int64)
@@ -627,6 +615,19 @@ def _specs_of(rollout: TensorDict) -> _Specs:
     else:
         specs = dict(PLAIN)
     return specs | {name: spec for name, spec in OPTIONAL.items() if name[0] in rollout.keys()}
+
+
+def _values(rollout: TensorDict, column: Column) -> Tensor:
+    """Return what a column takes of a rollout, [N, T+1, ...]."""
+    if column == ("steps",):
+        return rollout.get("executed").sum(-1)  # type: ignore[no-any-return]  # a tensor
+    if column == ("action",) and "executed_action" in rollout.keys():
+        column = ("executed_action",)
+    return _at(rollout, column)
+
+
+def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
+    return (values,) if len(values) == size else values.split(size)
 
 
 def _at(rollout: TensorDict, name: Column) -> Tensor:
