@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         OffPolicyAlgorithm,
         OnPolicyAlgorithm,
     )
-    from lightning_rl.buffers import Replay
+    from lightning_rl.buffers import Replay, ReplayBuffer
     from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
@@ -85,6 +85,7 @@ _HOMES = {
     "PushCube": "envs",
     "RLDataModule": "data",
     "Replay": "buffers",
+    "ReplayBuffer": "buffers",
     "RLTrainer": "trainer",
     "SlowPolicy": "policies",
     "SyncCollector": "collectors",
@@ -124,6 +125,7 @@ __all__ = [
     "RLDataModule",
     "RLTrainer",
     "Replay",
+    "ReplayBuffer",
     "SlowPolicy",
     "SquashedActorCritic",
     "SyncCollector",

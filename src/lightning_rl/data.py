@@ -6,16 +6,26 @@ The dataset, the seeds of the evaluation, and the data module that owns the envs
 import inspect
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
-from lightning_rl.buffers import Buffer, ReadInterrupted, Replay, ReplayFactory, RolloutBuffer
+from lightning_rl.buffers import (
+    REPLAY_FOLDER,
+    Buffer,
+    ReadInterrupted,
+    Replay,
+    ReplayFactory,
+    RolloutBuffer,
+)
 from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -211,6 +221,8 @@ class RLDataModule(LightningDataModule):
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}
+        self._replays_restored = Path()  # beside the checkpoint that is resumed from
+        self._replays_saved: Path | None = None  # beside the one that is being saved
         self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self._training_env()
@@ -339,17 +351,39 @@ class RLDataModule(LightningDataModule):
         )
         if self._make_replay is not None:
             self.replay = self._make_replay(
-                self.observation_space, self.action_space, self.num_envs, policy.version.device
+                self.observation_space,
+                self.action_space,
+                self.num_envs,
+                policy.version.device,
+                self.seed_for("replay"),
+                directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
             )
-        for key, part in {"collectors": self.collector, "replays": self.replay}.items():
-            states = self._restored.get(key, [])
-            if part is not None and len(states) == ranks.world_size():  # else the algorithm says so
-                part.load_state_dict(states[ranks.rank()])
-        self._restored = {}
+        self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # made now: not to fork beside a running thread
         self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
         return self.dataset
+
+    def _restore(self) -> None:
+        """Take up what a checkpoint has left of the collector and the replay, of as many ranks."""
+        saved, self._restored = self._restored, {}
+        own = ranks.rank()
+        states = saved.get("collectors", [])
+        if self.collector is not None and len(states) == ranks.world_size():
+            self.collector.load_state_dict(states[own])  # else the algorithm says so
+        if self.replay is None or not saved:
+            return
+        states = saved.get("replays", [])
+        if states and getattr(self.trainer, "restore_replay", True):
+            if len(states) == ranks.world_size():
+                self.replay.load_state_dict(states[own], self._replays_restored)
+            return
+        rank_zero_warn(
+            "The replay of the resumed run begins empty, as "
+            + ("restore_replay is false" if states else "the checkpoint was saved without it")
+            + ": what was learnt from it may be lost before it is filled again, and the run will "
+            "differ from an uninterrupted one."
+        )
 
     def val_dataloader(self) -> EpisodeSeeds:
         """Return the evaluation's seeds, `eval_seed` onwards."""
@@ -375,17 +409,33 @@ class RLDataModule(LightningDataModule):
         return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each rank's collector, with the envs' in it, and of its replay."""
-        own = {"collectors": self.collector, "replays": self.replay}
-        return {
-            key: ranks.gather_over_ranks(part.state_dict())
-            for key, part in own.items()
-            if part is not None
-        }
+        """Return the state of each rank's collector, with the envs' in it, and of its replay.
+
+        Of that only within `replay_saved_to`.
+        """
+        states: dict[str, Any] = {}
+        if self.collector is not None:
+            states["collectors"] = ranks.gather_over_ranks(self.collector.state_dict())
+        if self.replay is not None and self._replays_saved is not None:
+            # The files of all ranks are whole before any rank goes on to the checkpoint.
+            own = self.replay.state_dict(self._replays_saved)
+            states["replays"] = ranks.gather_over_ranks(own)
+        return states
+
+    @contextmanager
+    def replay_saved_to(self, folder: Path) -> Iterator[None]:
+        """Have a checkpoint that is saved within hold the replay, whose files go to a folder."""
+        self._replays_saved = folder
+        try:
+            yield
+        finally:
+            self._replays_saved = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep a saved state until there is who takes it up."""
+        assert self.trainer is not None
         self._restored = dict(state_dict)
+        self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
 
     def close(self) -> None:
         """Stop the collector, and close the envs. May be called more than once."""

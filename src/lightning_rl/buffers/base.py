@@ -1,8 +1,9 @@
 """Say what buffers are: where rollouts wait for the learner, or are kept to be sampled from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
 
 import gymnasium
 import torch
@@ -83,34 +84,78 @@ class Replay(ABC):
     """What an off-policy algorithm samples from: fresh rollouts go in, minibatches come out.
 
     The data module makes it, by `data.replay`, and saves it; the algorithm finds it as
-    `Algorithm.replay`.
+    `Algorithm.replay`. A subclass's constructor begins with these first five arguments, and takes
+    `directory` by name; the config sets the rest.
+
+    Args:
+        observation_space: of one env.
+        action_space: likewise.
+        num_envs: N, envs of this process.
+        device: of the learner, where minibatches go.
+        seed: of what it draws.
+        directory: of the run, in which it may keep files that end with it.
     """
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many transitions it holds."""
+        """Return how many transitions it holds that may be drawn."""
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:
         """Take a fresh rollout [N, T+1] in; it is copied."""
 
     @abstractmethod
-    def sample(self, batch_size: int, generator: torch.Generator) -> TensorDict:
-        """Return transitions [B], drawn by a generator on the learner's device."""
+    def batches(
+        self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
+    ) -> Iterator[TensorDict]:
+        """Yield minibatches [B], drawn by a generator of its own, whose state is saved.
+
+        Their fields are `observation`; `action`, what the env executed; `reward` [B], the sum of
+        n rewards, discounted; `next_observation`, what followed the last of them; `discount` [B],
+        of the value of that, 0 where the episode terminated; and `intervened` [B], where rollouts
+        have it. A sum has fewer rewards where an episode ends, or what is held.
+
+        Args:
+            count: of the minibatches.
+            batch_size: B.
+            n_steps: of one env, whose rewards are summed.
+            gamma: discount per env step.
+        """
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain numbers, texts and tensors."""
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain numbers, texts and tensors.
+
+        What is large may go into files of the folder, each written whole before this returns. Their
+        names stand in the state under `files`; see `replay_files`, which removes those that no
+        checkpoint beside the folder names any more.
+
+        Args:
+            folder: beside the checkpoint that will hold the state.
+        """
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a saved state."""
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Take up a saved state, in an empty replay, before the first `extend`.
+
+        Args:
+            state: as `state_dict` returned it.
+            folder: beside the checkpoint that holds it.
+        """
 
 
-ReplayFactory = Callable[
-    [gymnasium.Space[Any], gymnasium.Space[Any], int, torch.device | str], Replay
-]
-"""Makes a replay from the spaces of one env, `num_envs`, and the device of the learner.
+class ReplayFactory(Protocol):
+    """Makes a replay; in YAML the class and its other arguments."""
 
-In YAML the class and its other arguments.
-"""
+    def __call__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        device: torch.device | str,
+        seed: int,
+        /,
+        *,
+        directory: Path,
+    ) -> Replay:
+        """Make one; see `Replay` for the arguments."""

@@ -1,0 +1,658 @@
+"""Keep transitions in a ring, and draw minibatches of them uniformly.
+
+The ring has a slot for each step of the N envs, as rollouts have, and each observation stands in it
+once: what followed a step is the next slot's. Where that is another episode's, or of another
+stream, the true one is kept aside. In what is flat, row `slot * N + env` is one env's step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.buffers.base import Replay
+from lightning_rl.buffers.columns import (
+    Column,
+    Place,
+    available_bytes,
+    bytes_of,
+    leaves_of_space,
+    reserve,
+)
+from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
+from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.rollout import FieldSpec, validate
+
+GATHER_BYTES = 2**22
+"""How much is gathered at once for minibatches."""
+
+PART_BYTES = 2**26
+"""The most that a file takes, in bytes: what is saved is copied first."""
+
+SMALL_PART_BYTES, MOST_PARTS = 2**18, 4096
+"""A file smaller than both these bytes and the ring's share of so many files is merged with what
+follows it."""
+
+ASIDE: Column = ("aside",)
+"""Which number what followed a step has aside; -1 where the next slot has it."""
+
+ASIDE_CELLS: Column = ("aside", "cells")
+"""In a file: the steps that what it holds aside has followed, slot * N + env."""
+
+FIRST_ASIDE = 64
+"""For how many observations there is room aside at first; a power of two, as it is doubled."""
+
+LARGEST_NUMBER = 2**31 - 1
+"""Numbers of what is aside begin anew behind it; a multiple of any room less one."""
+
+PLAIN: dict[Column, FieldSpec] = {("reward",): ((), torch.float32)}
+"""What rollouts have beside what the spaces say, unless an action is a chunk."""
+
+OPTIONAL: dict[Column, FieldSpec] = {
+    ("intervened",): ((), torch.bool),
+    ("padding",): ((), torch.bool),
+}
+"""What only some rollouts have."""
+
+
+_Specs = dict[Column, FieldSpec]
+
+
+class ReplayBuffer(Replay):
+    """A ring of the last transitions, drawn uniformly and with replacement.
+
+    Steps that an episode's end, a reset of the env, a rollout that was dropped or the last step
+    cuts off are not lost: they bootstrap from the observation that truly followed them.
+
+    Args:
+        observation_space: of one env.
+        action_space: likewise.
+        num_envs: N, envs of this process.
+        device: of the learner.
+        seed: of what is drawn.
+        directory: of the run, for `storage: disk`.
+        capacity: transitions, of all N envs of this process; the oldest make room.
+        storage: where they lie: in the memory of the process, where it takes what is filled; on the
+            `device` of the learner; or on `disk`, in a file of the run directory that goes with the
+            process. Pictures stay uint8. A million transitions of HalfCheetah-v5 are 96 MiB,
+            100,000 pictures of 64×64×3 are 1.2 GiB.
+
+    Raises:
+        ConfigurationError: for a number out of range, a space that cannot be stored, and where
+            there is not room enough.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        *,
+        directory: Path = Path(),
+        capacity: int = 1_000_000,
+        storage: Place = "cpu",
+    ) -> None:
+        check_range("data.replay.capacity", capacity, least=1)
+        require(
+            capacity >= num_envs,
+            f"data.replay.capacity is {capacity}, and one step of the envs is {num_envs} "
+            "transitions: set it to data.num_envs at least, and far above a minibatch.",
+        )
+        self.capacity = capacity
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self._place: Place = storage
+        self._home = self.device if storage == "device" else torch.device("cpu")
+        self._directory = directory
+        self._observation = dict(leaves_of_space("observation", observation_space))
+        self._action = dict(leaves_of_space("action", action_space))
+        self._slots = capacity // num_envs
+        self._rows = (self._slots + 1) * num_envs  # one slot more: what followed the last step
+        self._row_bytes = bytes_of(self._specs())
+        self._check_room()
+        self._ring: dict[Column, Tensor] = {}  # [rows, ...]; from the first rollout on
+        self._by_slot: dict[Column, Tensor] = {}  # the same, [slots + 1, N, ...]
+        self._aside = _Aside(self._observation, num_envs, self._reserve)
+        self._begin = 0  # the first slot that was ever held
+        self._end = 0  # the slot that the next step goes to, of all there ever were
+        self._generator = torch.Generator(self._home).manual_seed(seed)
+        self._offsets: Tensor | None = None  # what may be drawn, where there is padding
+        self._logs: dict[Path, _Log] = {}
+
+    def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
+        """Return the columns of a ring, with those that the rollouts at hand add."""
+        added = PLAIN if of_a_rollout is None else of_a_rollout
+        fixed: _Specs = {("terminated",): ((), torch.bool), ASIDE: ((), torch.int32)}
+        return {**self._observation, **self._action, **fixed, **added}
+
+    def _check_room(self) -> None:
+        """Refuse a capacity for which there is no room, before anything is written."""
+        needed = self._rows * self._row_bytes
+        free = available_bytes(self._place, self._home, self._directory)
+        if free is None or needed <= free:
+            return
+        fits = max(0, free // self._row_bytes - self.num_envs)
+        where = {"cpu": "of memory", "device": f"on {self._home}", "disk": "on the disk"}
+        other = "" if self._place == "disk" else ", or set data.replay.storage to disk"
+        raise ConfigurationError(
+            f"data.replay.capacity of {self.capacity:,} needs {needed:,} bytes "
+            f"{where[self._place]} ({self._row_bytes:,} for each transition), and {free:,} are "
+            f"free. Lower data.replay.capacity, to {fits:,} at most{other}."
+        )
+
+    def _reserve(self, specs: _Specs, rows: int) -> dict[Column, Tensor]:
+        try:
+            return reserve(specs, rows, self._place, self._home, self._directory)
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            raise ConfigurationError(
+                f"data.replay.capacity of {self.capacity:,} needs {rows * bytes_of(specs):,} "
+                f"bytes in one piece, which could not be had: {error}. Lower data.replay.capacity, "
+                "or set data.replay.storage to another place."
+            ) from error
+
+    def _allocate(self, specs: _Specs) -> None:
+        self._ring = self._reserve(specs, self._rows)
+        sizes = (self._slots + 1, self.num_envs)
+        self._by_slot = {name: column.unflatten(0, sizes) for name, column in self._ring.items()}
+        self._row_bytes = bytes_of(specs)
+
+    @property
+    def _oldest(self) -> int:
+        """The first slot that is held."""
+        return max(self._begin, self._end - self._slots)
+
+    def __len__(self) -> int:
+        offsets = self._drawable()
+        return (self._end - self._oldest) * self.num_envs if offsets is None else len(offsets)
+
+    # --- what comes in ---
+
+    def extend(self, rollout: TensorDict) -> None:
+        """Take a fresh rollout [N, T+1] in; of one longer than the ring, the last steps."""
+        if not self._ring:
+            validate(rollout)
+            self._allocate(self._specs(_specs_of(rollout)))
+        steps = rollout.batch_size[1] - 1
+        left_out = max(0, steps - self._slots)
+        first = self._end + left_out
+        if left_out == 0:
+            self._end_streams(rollout)
+        for column in self._ring:
+            if column != ASIDE:
+                # The last slot, of which observations alone mean something, is written with the
+                # rest: to leave it out takes as long as the copy.
+                values = _values(rollout, column).transpose(0, 1)
+                self._write(column, values[left_out:] if left_out else values, first)
+        for part, _, _ in self._places(ASIDE, first, steps - left_out):
+            part.fill_(-1)
+        self._end += steps
+        self._keep_ends(rollout, left_out, first)
+        self._offsets = None
+
+    def _write(self, name: Column, values: Tensor, first: int) -> None:
+        """Copy values [T, N, ...] to the slots from `first` on."""
+        places = self._places(name, first, len(values))
+        for part, start, stop in places:
+            part.copy_(values if len(places) == 1 else values[start:stop])
+
+    def _places(self, name: Column, first: int, count: int) -> list[tuple[Tensor, int, int]]:
+        """Return the one or two parts of a column that slots take, and which of the slots each."""
+        column, place, slots = self._by_slot[name], first % (self._slots + 1), self._slots + 1
+        if place + count <= slots:
+            return [(column.narrow(0, place, count), 0, count)]
+        ahead = slots - place
+        return [(column[place:], 0, ahead), (column[: count - ahead], ahead, count)]
+
+    def _end_streams(self, rollout: TensorDict) -> None:
+        """Keep what followed the last steps, where a rollout does not go on from there."""
+        if self._end == self._oldest:
+            return
+        continues = rollout.get("continues", None)
+        if continues is not None:
+            continues = continues[:, 0]
+            if continues.all():
+                return
+        last, following = ((self._end + i) % (self._slots + 1) for i in (-1, 0))
+        cut = self._by_slot[ASIDE][last] < 0
+        if continues is not None:
+            cut &= ~continues
+        if ("padding",) in self._ring:
+            cut &= ~self._by_slot["padding",][last]
+        envs = cut.nonzero().flatten()
+        kept = {name: self._by_slot[name][following, envs] for name in self._observation}
+        self._keep_aside((self._end - 1) * self.num_envs + envs, kept)
+
+    def _keep_ends(self, rollout: TensorDict, left_out: int, first: int) -> None:
+        """Keep what followed the steps at which an episode ended, or behind which is padding."""
+        done = rollout.get("done")
+        if not done.any() and ("padding",) not in self._ring:
+            return
+        steps = rollout.batch_size[1] - 1
+        ends = done = done[:, left_out:steps].transpose(0, 1)
+        if ("padding",) in self._ring:
+            padding = rollout.get("padding")[:, left_out:steps].transpose(0, 1)
+            ends = ends.clone()
+            ends[:-1] |= padding[1:]
+            ends &= ~padding
+        slots, envs = ends.nonzero(as_tuple=True)
+        kept = _finals(rollout, envs, slots + left_out, self._observation)
+        if ("padding",) in self._ring and (only_cut := ~done[slots, envs]).any():
+            for name, values in kept.items():
+                following = _at(rollout, name)[envs, slots + left_out + 1]
+                values[only_cut] = following[only_cut]
+        self._keep_aside((first + slots) * self.num_envs + envs, kept)
+
+    def _keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
+        """Keep what followed some steps [M]: slot * N + env, in the order of the slots."""
+        numbers = self._aside.put(cells, observations, self._oldest)
+        self._ring[ASIDE][cells % self._rows] = numbers
+
+    # --- what is drawn ---
+
+    def batches(
+        self, count: int, batch_size: int, *, n_steps: int = 1, gamma: float = 0.99
+    ) -> Iterator[TensorDict]:
+        """Yield minibatches [B] on the learner's device; all are drawn when this is called.
+
+        Raises:
+            RuntimeError: where there is nothing to draw from, and where a rollout came in between.
+        """
+        if len(self) == 0:
+            raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
+        check_range("n_steps", n_steps, least=1)
+        size = (count * batch_size,)
+        drawn = torch.randint(len(self), size, generator=self._generator, device=self._home)
+        return self._minibatches(drawn, batch_size, n_steps, gamma)
+
+    def _minibatches(
+        self, drawn: Tensor, batch_size: int, n_steps: int, gamma: float
+    ) -> Iterator[TensorDict]:
+        end = self._end
+        together = max(1, GATHER_BYTES // (2 * self._row_bytes * batch_size))
+        for group in drawn.split(together * batch_size):
+            fields = self._samples(group, n_steps, gamma)
+            parts = [_cut(field.to(self.device), batch_size) for field in fields.values()]
+            for values in zip(*parts, strict=True):
+                yield _as_tensordict(dict(zip(fields, values, strict=True)), batch_size)
+                if self._end != end:
+                    raise RuntimeError(
+                        "A rollout came into the replay while minibatches were drawn from it, and "
+                        "may have overwritten what was drawn: take all minibatches of a call of "
+                        "batches() before the next extend()."
+                    )
+
+    def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
+        """Gather samples [M], by how many rows they are behind the oldest one that may be drawn."""
+        offsets = self._drawable()
+        behind = drawn if offsets is None else offsets[drawn]
+        rows = (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
+        reward, discount, last = self._sums(rows, behind, n_steps, gamma)
+        following = (last + self.num_envs).remainder_(self._rows)
+        aside = self._ring[ASIDE].index_select(0, last)
+        from_aside = (aside >= 0).nonzero().flatten()
+        fields: dict[Column, Tensor] = {}
+        for name in self._observation:
+            fields[name] = self._ring[name].index_select(0, rows)
+        for name in self._action:
+            fields[name] = self._ring[name].index_select(0, rows)
+        fields["reward",] = reward
+        for name in self._observation:
+            values = self._ring[name].index_select(0, following)
+            if len(from_aside):
+                values[from_aside] = self._aside.get(name, aside[from_aside])
+            fields["next_observation", *name[1:]] = values
+        fields["discount",] = discount
+        if ("intervened",) in self._ring:
+            fields["intervened",] = self._ring["intervened",].index_select(0, rows)
+        return fields
+
+    def _sums(
+        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return discounted sums of up to n rewards [M], the discount behind them, the last rows.
+
+        Args:
+            rows: [M], where the sums begin.
+            behind: [M], how many rows these are behind the oldest one.
+            n_steps: n.
+            gamma: per env step.
+        """
+        held = (self._end - self._oldest) * self.num_envs
+        reward, discount = self._rewards(rows, gamma)
+        last = rows
+        for step in range(1, n_steps):
+            # Who has stopped stays so: `last` is as it was, and the end of what is held no nearer.
+            goes_on = self._ring[ASIDE].index_select(0, last) < 0
+            goes_on &= behind + step * self.num_envs < held
+            following = (last + self.num_envs).remainder_(self._rows)
+            last = torch.where(goes_on, following, last)
+            more, factor = self._rewards(last, gamma)
+            reward = torch.where(goes_on, reward + discount * more, reward)
+            discount = torch.where(goes_on, discount * factor, discount)
+        return reward, discount * ~self._ring["terminated",].index_select(0, last), last
+
+    def _rewards(self, rows: Tensor, gamma: float) -> tuple[Tensor, Tensor | float]:
+        """Return the reward of single steps [M], and the discount of what follows them."""
+        if ("steps",) not in self._ring:
+            return self._ring["reward",].index_select(0, rows), gamma
+        rewards = self._ring["step_reward",].index_select(0, rows)
+        weights = gamma ** torch.arange(rewards.shape[-1], device=rewards.device)
+        steps = self._ring["steps",].index_select(0, rows)
+        return (rewards * weights).sum(-1), gamma**steps
+
+    def _drawable(self) -> Tensor | None:
+        """Return which rows are no padding, by how many they are behind the oldest one."""
+        if ("padding",) not in self._ring:
+            return None
+        if self._offsets is None:
+            count = (self._end - self._oldest) * self.num_envs
+            rows = torch.arange(count, device=self._home) + self._oldest * self.num_envs
+            padding = self._ring["padding",][rows % self._rows]
+            self._offsets = (~padding).nonzero().flatten()
+        return self._offsets
+
+    # --- checkpoints ---
+
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        """Write what is new into files of a folder, and return their names and what is left."""
+        following = self._end % (self._slots + 1)
+        observations = self._observation if self._ring else {}
+        return {
+            "num_envs": self.num_envs,
+            "begin": self._oldest,
+            "end": self._end,
+            "following": {n: self._by_slot[n][following].cpu().clone() for n in observations},
+            "generator": self._generator.get_state(),
+            "files": self._save(folder.absolute()),
+        }
+
+    def _save(self, folder: Path) -> list[str]:
+        """Write what no file of a folder holds yet; return the names of those that do."""
+        log = self._logs.setdefault(folder, _Log())
+        log.forget_before(self._oldest, folder)
+        if log.parts and log.parts[-1].last < self._end:
+            share = self._rows * self._row_bytes // MOST_PARTS
+            if log.parts[-1].size < max(SMALL_PART_BYTES, share):
+                log.reopen()
+        first = max(log.end, self._oldest)
+        slots = max(1, PART_BYTES // (self._row_bytes * self.num_envs))
+        for start in range(first, self._end, slots):
+            stop = min(start + slots, self._end)
+            tensors = {n: self._read(n, start, stop) for n in self._ring if n != ASIDE}
+            numbers = self._aside.between(log.aside_end, self._oldest, stop)
+            tensors |= self._aside.saved(numbers)
+            part = write_part(folder, start, stop, tensors)
+            log.parts.append(part)
+            log.aside_begin, log.aside_end = log.aside_end, numbers.stop
+        return [part.name for part in log.parts]
+
+    def _read(self, name: Column, first: int, stop: int) -> Tensor:
+        """Return a copy of some slots, [T, N, ...]."""
+        parts = [part for part, _, _ in self._places(name, first, stop - first)]
+        return torch.cat(parts).cpu()
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        """Read what the files of a folder hold; of a larger ring, the last transitions.
+
+        Raises:
+            ConfigurationError: where a file is missing, damaged, or of other spaces or envs.
+        """
+        require(
+            state["num_envs"] == self.num_envs,
+            f"The checkpoint's replay is of {state['num_envs']} envs, and data.num_envs is "
+            f"{self.num_envs}: each env has its place in it. Go on with --data.num_envs "
+            f"{state['num_envs']}, or begin with an empty replay: --restore_replay false.",
+        )
+        self._restore_generator(state["generator"])
+        parts = parts_of(state)
+        begin, end = int(state["begin"]), int(state["end"])
+        require(
+            (parts[0].first <= begin and parts[-1].last == end) if parts else begin == end,
+            f"The files that the checkpoint names do not hold its replay, slots {begin} to {end}. "
+            f"{CURE}",
+        )
+        self._begin = self._end = max(begin, end - self._slots)
+        log = self._logs[folder.absolute()] = _Log()
+        for part in parts:
+            if part.last > self._begin:
+                content = read_part(folder, part)
+                self._take(part, content)
+                size = sum(tensor.nbytes for tensor in content.values())
+                log.parts.append(part._replace(size=size))
+                log.aside_begin, log.aside_end = log.aside_end, self._aside.end
+        if parts:
+            following, here = state["following"], end % (self._slots + 1)
+            for name, (shape, dtype) in self._observation.items():
+                self._check("the checkpoint", name, following, (self.num_envs, *shape), dtype)
+                self._by_slot[name][here].copy_(following[name])
+
+    def _restore_generator(self, state: Tensor) -> None:
+        try:
+            self._generator.set_state(state.cpu())
+        except RuntimeError:
+            rank_zero_warn(
+                "The checkpoint's replay drew on another device than this one does, "
+                f"{self._home}: what is drawn begins anew, and the resumed run will differ from an "
+                "uninterrupted one."
+            )
+
+    def _take(self, part: Part, content: dict[Column, Tensor]) -> None:
+        """Put what a file holds into the ring, behind what is there."""
+        specs = self._specs(self._added_by(part, content))
+        if not self._ring:
+            self._allocate(specs)
+        first = max(part.first, self._end)
+        size = (part.last - part.first, self.num_envs)
+        for name, (shape, dtype) in specs.items():
+            if name != ASIDE:
+                self._check(part.name, name, content, (*size, *shape), dtype)
+                self._write(name, content[name][first - part.first :], first)
+        for place, _, _ in self._places(ASIDE, first, part.last - first):
+            place.fill_(-1)
+        self._end = part.last
+        cells = content.get(ASIDE_CELLS, torch.empty(0))
+        self._check(part.name, ASIDE_CELLS, content, (len(cells),), torch.int64)
+        slots = cells // self.num_envs
+        in_order = bool((slots[1:] >= slots[:-1]).all())
+        within = bool(((slots >= part.first - 1) & (slots < part.last)).all())
+        require(in_order and within, f"{part.name} holds what followed no step of it. {CURE}")
+        kept = slots >= self._begin
+        observations: dict[Column, Tensor] = {}
+        for name, (shape, dtype) in self._observation.items():
+            self._check(part.name, (*ASIDE, *name), content, (len(cells), *shape), dtype)
+            observations[name] = content[*ASIDE, *name][kept].to(self._home)
+        self._keep_aside(cells[kept].to(self._home), observations)
+
+    def _added_by(self, part: Part, content: Mapping[Column, Tensor]) -> _Specs:
+        """Return the columns of a file beyond those that each ring has."""
+        if ("steps",) not in content:
+            added: _Specs = dict(PLAIN)
+        else:
+            rewards = content.get(("step_reward",), torch.empty(0, 0, 0))
+            chunk = rewards.shape[-1]
+            added = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
+        return added | {name: spec for name, spec in OPTIONAL.items() if name in content}
+
+    def _check(
+        self,
+        where: str,
+        name: Column,
+        content: Mapping[Column, Tensor],
+        size: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        """Refuse a saved tensor that is not what the spaces of this run make it."""
+        found = content.get(name)
+        there = "missing" if found is None else f"{found.dtype} of shape {list(found.shape)}"
+        require(
+            found is not None and found.shape == size and found.dtype == dtype,
+            f"The checkpoint's replay does not fit this run: {'.'.join(name)} in {where} is "
+            f"{there}, and by the spaces of data.env it is {dtype} of shape {list(size)}. {CURE}",
+        )
+
+
+_Reserve = Callable[[_Specs, int], dict[Column, Tensor]]
+
+
+class _Aside:
+    """Observations that followed a step and stand in no slot, numbered in the order of the steps.
+
+    They lie in a ring of their own, which doubles when it is full of such as are still held.
+    """
+
+    def __init__(self, specs: _Specs, num_envs: int, reserve: _Reserve) -> None:
+        self._specs, self._num_envs, self._reserve = specs, num_envs, reserve
+        self._room = 0
+        self._columns: dict[Column, Tensor] = {}
+        self._cells = torch.empty(0, dtype=torch.int64)  # on the CPU: what each has followed
+        self._begin = 0
+        self.end = 0
+
+    def put(self, cells: Tensor, observations: Mapping[Column, Tensor], oldest: int) -> Tensor:
+        """Keep observations; return their numbers [M] as they are stored.
+
+        Args:
+            cells: [M], the steps that they followed.
+            observations: [M, ...].
+            oldest: the first slot that is held: what followed those before it may go.
+        """
+        count = len(cells)
+        if self.end + count - self._begin > self._room:
+            self._make_room(count, oldest)
+        numbers = torch.arange(self.end, self.end + count)
+        places = numbers % max(1, self._room)
+        self._cells[places] = cells.cpu()
+        for name, column in self._columns.items():
+            column[places.to(column.device)] = observations[name]
+        self.end += count
+        return (numbers & LARGEST_NUMBER).to(cells.device, torch.int32)
+
+    def get(self, name: Column, numbers: Tensor) -> Tensor:
+        """Return observations [M, ...] by their numbers as they are stored."""
+        return self._columns[name].index_select(0, numbers & (self._room - 1))
+
+    def _make_room(self, count: int, oldest: int) -> None:
+        """Forget what followed steps that are no longer held; double where little is gained."""
+        self._begin = self.between(self._begin, oldest, oldest).stop
+        held = torch.arange(self._begin, self.end)
+        room = max(FIRST_ASIDE, self._room)
+        while 3 * room < 4 * (len(held) + count):
+            room *= 2
+        if room == self._room:
+            return
+        columns, cells = self._reserve(self._specs, room), torch.empty(room, dtype=torch.int64)
+        if self._room:
+            cells[held % room] = self._cells[held % self._room]
+            for name, column in columns.items():
+                places = held.to(column.device)
+                column[places % room] = self._columns[name][places % self._room]
+        self._columns, self._cells, self._room = columns, cells, room
+
+    def between(self, begin: int, oldest: int, stop: int) -> range:
+        """Return the numbers from `begin` on of what followed the slots `oldest` to `stop` - 1."""
+        begin = max(begin, self._begin)
+        held = torch.arange(begin, self.end)
+        slots = self._cells[held % max(1, self._room)] // self._num_envs
+        first, last = torch.searchsorted(slots, torch.tensor([oldest, stop])).tolist()
+        return range(begin + first, begin + last)
+
+    def saved(self, numbers: range) -> dict[Column, Tensor]:
+        """Return what a file holds of them, as copies on the CPU."""
+        places = torch.arange(numbers.start, numbers.stop) % max(1, self._room)
+        content = {ASIDE_CELLS: self._cells[places]}
+        for name, (shape, dtype) in self._specs.items():
+            column = self._columns.get(name, torch.empty(0, *shape, dtype=dtype))
+            content[*ASIDE, *name] = column[places.to(column.device)].cpu()
+        return content
+
+
+@dataclass
+class _Log:
+    """What the files of a folder hold.
+
+    Attributes:
+        parts: the files, of slots that follow each other.
+        aside_begin: the first number aside of the last one.
+        aside_end: the number behind the last one aside.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    aside_begin: int = 0
+    aside_end: int = 0
+
+    @property
+    def end(self) -> int:
+        """The slot behind the last one."""
+        return self.parts[-1].last if self.parts else 0
+
+    def forget_before(self, oldest: int, folder: Path) -> None:
+        """Forget files of what is no longer held; all of them where one has gone."""
+        self.parts = [part for part in self.parts if part.last > oldest]
+        if not all((folder / part.name).is_file() for part in self.parts):
+            self.parts = []
+        if not self.parts:
+            self.aside_begin = self.aside_end = 0
+
+    def reopen(self) -> None:
+        """Forget the last file: what it holds is written again, with what follows it."""
+        self.parts.pop()
+        self.aside_end = self.aside_begin
+
+
+def _specs_of(rollout: TensorDict) -> _Specs:
+    """Return the columns that rollouts add to those that each ring has."""
+    if "executed" in rollout.keys():
+        chunk = rollout["executed"].shape[-1]
+        specs: _Specs = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
+    else:
+        specs = dict(PLAIN)
+    return specs | {name: spec for name, spec in OPTIONAL.items() if name[0] in rollout.keys()}
+
+
+def _values(rollout: TensorDict, column: Column) -> Tensor:
+    """Return what a column takes of a rollout, [N, T+1, ...]."""
+    if column == ("steps",):
+        return rollout.get("executed").sum(-1)  # type: ignore[no-any-return]  # a tensor
+    if column == ("action",) and "executed_action" in rollout.keys():
+        column = ("executed_action",)
+    return _at(rollout, column)
+
+
+def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
+    return (values,) if len(values) == size else values.split(size)
+
+
+def _at(rollout: TensorDict, name: Column) -> Tensor:
+    """Return a field, or a leaf of one that is a tree."""
+    value: Any = rollout
+    for key in name:
+        value = value.get(key)
+    return value  # type: ignore[no-any-return]  # a leaf
+
+
+def _finals(
+    rollout: TensorDict, envs: Tensor, steps: Tensor, names: Mapping[Column, Any]
+) -> dict[Column, Tensor]:
+    """Return the true final observations [M, ...] of some ended steps of a rollout."""
+    finals = {name: _at(rollout, ("final_observation", *name[1:])) for name in names}
+    return {name: final[envs, steps] for name, final in finals.items()}
+
+
+def _as_tensordict(fields: Mapping[Column, Tensor], size: int) -> TensorDict:
+    """Return a minibatch [B] of columns."""
+    tree: dict[str, Any] = {}
+    for (first, *below), value in fields.items():
+        if below:
+            tree.setdefault(first, {})[tuple(below)] = value
+        else:
+            tree[first] = value
+    made = {k: _as_tensordict(v, size) if isinstance(v, dict) else v for k, v in tree.items()}
+    return TensorDict(made, [size])

@@ -1,0 +1,204 @@
+"""Keep what a replay holds in files beside the checkpoints that refer to them.
+
+A file is written whole, never changed, and removed once no checkpoint names it any more. It is
+data: tensors, of whose bytes its name has a digest. What a checkpoint names is a plain name of the
+one folder, whatever stands in it.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_rl.buffers.columns import Column
+from lightning_rl.checkpoint_format import read_checkpoint
+from lightning_rl.distributed import ranks
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import remove_leftovers, write_atomically
+
+REPLAY_FOLDER = "replay"
+"""The folder of the files, beside the checkpoints."""
+
+NAME = re.compile(r"rank(\d{1,6})-(\d{1,18})-(\d{1,18})-([0-9a-f]{16})\.pt")
+"""How files are called: whose they are, the first slot and the one behind the last, the digest."""
+
+CURE = (
+    "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin "
+    "with an empty replay, which is no exact resumption: --restore_replay false."
+)
+
+
+class Part(NamedTuple):
+    """A file, as checkpoints name it.
+
+    Attributes:
+        name: within the folder.
+        first: the first slot of all that were ever written, which it holds.
+        last: the one behind its last.
+        size: of its tensors, in bytes.
+    """
+
+    name: str
+    first: int
+    last: int
+    size: int
+
+
+def write_part(folder: Path, first: int, last: int, tensors: Mapping[Column, Tensor]) -> Part:
+    """Write the tensors of some slots, as a file of this rank.
+
+    Args:
+        folder: of the file.
+        first: of the slots.
+        last: the one behind the last of them.
+        tensors: on the CPU, each of a storage of its own, which is written whole.
+
+    Raises:
+        WriteError: where the disk is full, or the folder cannot be written.
+    """
+    content = dict(tensors)
+    name = f"rank{ranks.rank()}-{first}-{last}-{_digest(content)}.pt"
+    write_atomically(folder / name, lambda file: torch.save(content, file))
+    return Part(name, first, last, sum(tensor.nbytes for tensor in content.values()))
+
+
+def parts_of(state: Mapping[str, Any]) -> list[Part]:
+    """Return the files that a state names.
+
+    Raises:
+        ConfigurationError: where what stands there is no list of such names, one after the other.
+    """
+    parts = []
+    for entry in _names(state):
+        found = NAME.fullmatch(entry)
+        if found is None:
+            raise ConfigurationError(
+                f"The checkpoint names '{entry}' as a file of its replay, which is the name of "
+                f"none. {CURE}"
+            )
+        parts.append(Part(entry, int(found[2]), int(found[3]), 0))
+    ends = [part.last for part in parts]
+    if any(part.first >= part.last for part in parts) or ends[:-1] != [
+        part.first for part in parts[1:]
+    ]:
+        raise ConfigurationError(
+            f"The files that the checkpoint names do not follow each other: {ends}. {CURE}"
+        )
+    return parts
+
+
+def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
+    """Return the tensors of a file, all of whose bytes are as they were written.
+
+    Raises:
+        ConfigurationError: where it is missing, or damaged.
+    """
+    path = folder / part.name
+    if not path.is_file():
+        raise ConfigurationError(
+            f"The checkpoint's replay cannot be read: {path} is missing, which holds a part of it. "
+            f"{CURE}"
+        )
+    try:
+        content = torch.load(path, weights_only=True)
+        whole = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
+    except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
+        raise ConfigurationError(_damaged(path)) from error
+    if not whole:
+        raise ConfigurationError(_damaged(path))
+    return content  # type: ignore[no-any-return]  # the digest says so
+
+
+def _damaged(path: Path) -> str:
+    return f"The checkpoint's replay cannot be read: {path} is damaged. {CURE}"
+
+
+def _digest(content: Mapping[Column, Tensor]) -> str:
+    """Return a digest of names, types, shapes and bytes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for column in sorted(content):
+        tensor = content[column].contiguous()
+        digest.update(repr((column, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class ReplayFolder:
+    """The files beside the checkpoints of a folder: what no checkpoint names is removed.
+
+    Args:
+        checkpoints: the folder of the checkpoints.
+    """
+
+    def __init__(self, checkpoints: Path) -> None:
+        self.checkpoints = checkpoints
+        self.path = checkpoints / REPLAY_FOLDER
+        self._known: dict[Path, tuple[tuple[int, int, int], frozenset[str]]] = {}
+
+    def remove_unfinished(self) -> None:
+        """Remove what a kill has left, in a run that begins: of all ranks."""
+        if self.path.is_dir():
+            remove_leftovers(self.path)
+            self._remove(lambda rank: True)
+
+    def remove_unnamed(self) -> None:
+        """Remove what no checkpoint names any more, once one has been written.
+
+        Each rank does so for its own, which it alone writes; the first also for ranks of before.
+        """
+        own, size = ranks.rank(), ranks.world_size()
+        if self.path.is_dir():
+            self._remove(lambda rank: rank == own or (own == 0 and rank >= size))
+
+    def _remove(self, is_ours: Any) -> None:
+        files = {}
+        for path in self.path.iterdir():
+            found = NAME.fullmatch(path.name)
+            if found is not None and is_ours(int(found[1])):
+                files[path.name] = path
+        named = self._named()
+        for name in files.keys() - (files if named is None else named):
+            files[name].unlink(missing_ok=True)
+
+    def _named(self) -> set[str] | None:
+        """Return the names that checkpoints refer to; None where one of them cannot be read."""
+        named: set[str] = set()
+        present = sorted(self.checkpoints.glob("*.ckpt"))
+        self._known = {path: known for path, known in self._known.items() if path in present}
+        for path in present:
+            try:
+                status = path.stat()
+                signature = (status.st_mtime_ns, status.st_size, status.st_ino)
+                known = self._known.get(path)
+                if known is None or known[0] != signature:
+                    known = (signature, _names_in(read_checkpoint(path, whole=False)))
+                    self._known[path] = known
+            except FileNotFoundError:  # removed in between
+                continue
+            except ConfigurationError as error:
+                rank_zero_warn(
+                    f"No file of {self.path} is removed, as it may belong to {path.name}: {error}"
+                )
+                return None
+            named |= known[1]
+        return named
+
+
+def _names_in(checkpoint: Mapping[str, Any]) -> frozenset[str]:
+    """Return the files that the replays of a checkpoint name; its data module may be any."""
+    named: set[str] = set()
+    for state in checkpoint.values():
+        replays = state.get("replays") if isinstance(state, dict) else None
+        for replay in replays if isinstance(replays, list) else ():
+            named.update(_names(replay) if isinstance(replay, dict) else ())
+    return frozenset(named)
+
+
+def _names(state: Mapping[str, Any]) -> list[str]:
+    names = state.get("files", [])
+    return [str(name) for name in names] if isinstance(names, list) else []
