@@ -81,11 +81,10 @@ class QEnsemble(nn.Module):
         """Return the units [E, B, H] of a hidden layer normalised, each critic by its own gains."""
         if self.normalization == "none":
             return x
-        if self.normalization == "layer":
-            scaled: Tensor = nn.functional.layer_norm(x, x.shape[-1:]) * self.gains[layer]
-            return scaled + self.shifts[layer]
-        scaled = nn.functional.rms_norm(x, x.shape[-1:]) * self.gains[layer]
-        return scaled
+        of_layer = self.normalization == "layer"
+        normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
+        scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[layer]
+        return scaled + self.shifts[layer] if of_layer else scaled
 
 
 class QActorCritic(PerceptronPolicy):

@@ -1,0 +1,163 @@
+"""Off-policy learners find the known answers of probe envs, count updates against env steps, and refuse what cannot be."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from tensordict import TensorDict
+
+from lightning_rl import (
+    SAC,
+    TD3,
+    ActorCritic,
+    ConfigurationError,
+    DeterministicActorCritic,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+    SquashedActorCritic,
+    TorchEnv,
+)
+from lightning_rl.envs import ActionProbe
+
+BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Corridor(TorchEnv):
+    """Pays 1 at each step but the first, for ever; only time ends an episode, after 5 steps.
+
+    Q = 1 / (1 - gamma) everywhere but at the start, where it is gamma times that.
+    """
+
+    start_size = 1
+
+    def __init__(self, num_envs, device="cpu"):
+        super().__init__(num_envs, gymnasium.spaces.Box(0, 1, (1,), np.float32), BOX, 5, device)
+
+    def initial_state(self, uniform):
+        return TensorDict({"inside": torch.zeros_like(uniform)}, [len(uniform)])
+
+    def observe(self, state):
+        return state["inside"]
+
+    def transition(self, state, action):
+        inside = state["inside"]
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return TensorDict({"inside": torch.ones_like(inside)}, [self.num_envs]), inside.squeeze(-1), never, {}
+
+
+class LimitIsFailure(ReplayBuffer):
+    """The mistake: a time limit treated as the end of all rewards."""
+
+    def extend(self, rollout):
+        rollout["terminated"] |= rollout["truncated"]
+        super().extend(rollout)
+
+
+class ResetIsSuccessor(ReplayBuffer):
+    """The mistake: what follows a step is what the next slot holds, the reset observation where time ran out."""
+
+    def extend(self, rollout):
+        rollout["truncated"], rollout["done"] = (torch.zeros_like(rollout["done"]) for _ in range(2))
+        super().extend(rollout)
+
+
+def learn(run_dir, env, *, algorithm=SAC, replay=ReplayBuffer, policy=None, data=None, trainer=None, **model):
+    """Train in a directory, without an evaluation."""
+    seed_everything(3)
+    settings = {"num_envs": 4, "buffer_size": 25, "total_env_steps": 400, "iterations_per_epoch": 4}
+    replay = partial(replay, capacity=1000)
+    module_data = RLDataModule(env, replay=replay, **settings | (data or {}))
+    kind = SquashedActorCritic if algorithm is SAC else DeterministicActorCritic
+    spaces = module_data.observation_space, module_data.action_space
+    chosen = {"batch_size": 64, "learning_rate": 3e-3, "random_env_steps": 100} | model
+    module = algorithm(kind(*spaces, (32,), **(policy or {})), **chosen)
+    quiet = {"limit_val_batches": 0, "logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    RLTrainer(run_dir=str(run_dir), **quiet | (trainer or {})).fit(module, module_data)
+    return module
+
+
+# What the critics come to at the fourfold step inside, of which the last in an episode is cut: Q = 1 + g (3/4 Q + 1/4 X)
+# with X = Q, the true final observation's; 0; or g Q, that of the start.
+CLOSED_FORM = {ReplayBuffer: 1 / (1 - 0.9), LimitIsFailure: 1 / (1 - 0.9 * 3 / 4), ResetIsSuccessor: 1 / (1 - 0.9 * 3 / 4 - 0.81 / 4)}
+
+
+@pytest.mark.parametrize("replay", CLOSED_FORM)
+def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
+    settings = {"gamma": 0.9, "tau": 0.1, "entropy_in_target": False, "updates_per_env_step": 4}
+    module = learn(tmp_path, Corridor, replay=replay, **settings)
+    inside = TensorDict({"observation": torch.ones(3, 1)}, [3])
+    action = torch.tensor([[-0.9], [0.0], [0.9]])
+    with torch.no_grad():
+        q = module.policy.q_values(inside, action)
+    assert q.mean().item() == pytest.approx(CLOSED_FORM[replay], rel=0.06)
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [(SAC, {}), (TD3, {"exploration_std": 0.3})])
+def test_the_actor_learns_a_continuous_action(algorithm, policy, tmp_path):
+    env = partial(ActionProbe, continuous=True)
+    module = learn(tmp_path, env, algorithm=algorithm, policy=policy, updates_per_env_step=3, **({"init_alpha": 0.01, "learn_alpha": False} if algorithm is SAC else {}))
+    seen = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
+    action = module.policy.get_action(seen, deterministic=True)["action"]
+    assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.12)
+
+
+@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 300), (0.3, 90), (2.5, 750)])
+def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
+    module = learn(tmp_path, Corridor, updates_per_env_step=ratio, batch_size=8)
+    assert module.env_steps == 400
+    assert module.updates_done == updates
+    assert module.metrics["train/optimizer_steps"] == 3 * updates  # critics, actor and temperature
+
+
+def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
+    module = learn(tmp_path, Corridor, batch_size=8, policy_delay=3)
+    assert {name: one.guard.passed for name, one in module.objectives.items()} == {"critic": 300, "actor": 100, "alpha": 100}
+
+
+def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
+    seen = []
+
+    class Remembers(ReplayBuffer):
+        def extend(self, rollout):
+            seen.append((rollout["action"][:, :-1].clone(), rollout["sample_log_prob"][:, :-1].clone()))
+            super().extend(rollout)
+
+    learn(tmp_path, Corridor, replay=Remembers, batch_size=8, random_env_steps=200)
+    actions = torch.cat([action for action, _ in seen[:2]]).flatten()
+    assert actions.abs().max() <= 1.0
+    assert actions.std().item() == pytest.approx(1 / 3**0.5, abs=0.06)
+    assert torch.cat([log_prob for _, log_prob in seen[:2]]).unique().tolist() == [pytest.approx(-np.log(2.0))]
+    assert seen[2][1].unique().numel() > 10  # the policy's
+
+
+def message_of(run):
+    with pytest.raises(ConfigurationError) as refused:
+        run()
+    return str(refused.value)
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path):
+    beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
+    assert beyond == (
+        "model.learning_starts=400 (random_env_steps, unless it is set, and at least batch_size) is beyond the budget of "
+        "400 env steps (data.total_env_steps): the run would end before it learns anything. Lower it, or raise the budget."
+    )
+    small = message_of(lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000}))
+    assert small == (
+        "data.replay.capacity=1000 is smaller than model.batch_size=2000: the replay could never give a minibatch of "
+        "different transitions. Raise the capacity (1,000,000 is usual), or lower batch_size."
+    )
+    other = message_of(lambda: SAC(ActorCritic(BOX, BOX)))
+    assert other == (
+        "SAC trains an actor beside Q critics, and ActorCritic is not a SquashedActorCritic: set model.policy: "
+        "{class_path: SquashedActorCritic}, or a subclass of it with networks of your own."
+    )
+    long = message_of(lambda: learn(tmp_path / "c", Corridor, n_steps=6))
+    assert long == (
+        "model.n_steps=6 is longer than an episode, which the env ends after 5 steps: no target would ever sum so many "
+        "rewards. Lower n_steps."
+    )
