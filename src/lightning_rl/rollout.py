@@ -104,7 +104,7 @@ def allocate_rollout(
     fields |= {key: field((), dtype) for key, dtype in STEP_FIELDS.items()}
     fields |= {key: field(shape, dtype) for key, (shape, dtype) in (extra_fields or {}).items()}
     rollout = time_major(TensorDict(fields, size, device=device))
-    hold_final_observations(rollout, observation_space)
+    allocate_final_storage(rollout, observation_space)
     return rollout
 
 
@@ -294,23 +294,23 @@ def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _leaves(f"{name}.{key}", child)
 
 
-def hold_final_observations(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
+def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
     """Give a rollout [N, T+1] room of its own for final observations, as it has for the rest."""
     envs, slots = rollout.batch_size
     none = _zeros(observation_space, (1,), rollout["final_index"].device)
-    held = FinalObservations(none, least=envs, most=envs * (slots - 1))
-    rollout.set_non_tensor("final_observation", held)
+    storage = FinalObservations(none, least=envs, most=envs * (slots - 1))
+    rollout.set_non_tensor("final_observation", storage)
 
 
-def held_by(rollout: TensorDict) -> FinalObservations:
+def final_storage(rollout: TensorDict) -> FinalObservations:
     """Return what holds the final observations of a rollout.
 
     Raises:
         ValueError: where it was joined of several, or has none.
     """
-    held = rollout["final_observation"] if "final_observation" in rollout.keys() else None
-    if isinstance(held, FinalObservations):
-        return held
+    storage = rollout["final_observation"] if "final_observation" in rollout.keys() else None
+    if isinstance(storage, FinalObservations):
+        return storage
     raise ValueError(
         "The rollout has no final observations of its own: it was joined of several, or made by "
         "hand. Ask each part for its successors(rollout), and join those; or make it by "
@@ -320,7 +320,7 @@ def held_by(rollout: TensorDict) -> FinalObservations:
 
 def clear_final_observations(rollout: TensorDict) -> None:
     """Forget the final observations of a rollout that is begun anew in the same storage."""
-    held_by(rollout).clear()
+    final_storage(rollout).clear()
     rollout["final_index"].zero_()
 
 
@@ -335,7 +335,7 @@ class FinalObservationWriter:
     """
 
     def __init__(self, rollout: TensorDict) -> None:
-        self._held = held_by(rollout)
+        self._storage = final_storage(rollout)
         self._index: Tensor = rollout["final_index"].transpose(0, 1)
         self._ends = [rollout[key].transpose(0, 1) for key in ("terminated", "truncated")]
         self._on_cpu = self._index.device.type == "cpu"
@@ -372,12 +372,12 @@ class FinalObservationWriter:
         (rows,) = (self._terminated[step] | self._truncated[step]).nonzero()
         if not rows.size:
             return
-        new = self._held.add(rows.size)
+        new = self._storage.add(rows.size)
 
         def put(kept: Tensor, given: Tensor) -> None:
             kept.numpy()[new] = given.to(kept).numpy()[rows]
 
-        map_tree(put, self._held.rows, observation)
+        map_tree(put, self._storage.rows, observation)
         self._numbers[step][rows] = np.arange(new.start, new.stop)
 
     def _put_aside(self, step: int, observation: Any) -> None:
@@ -385,7 +385,7 @@ class FinalObservationWriter:
         size = (min(LOOK_EVERY, slots - 1), envs)
         terminated, truncated = self._ends
         if self._aside is None:
-            kept = {"observation": self._held.rows}
+            kept = {"observation": self._storage.rows}
             self._aside = map_tree(lambda leaf: leaf.new_empty((*size, *leaf.shape[1:])), kept)
             self._aside["ended"] = terminated.new_empty(size)
         step_aside = {"ended": terminated[step] | truncated[step], "observation": observation}
@@ -398,8 +398,10 @@ class FinalObservationWriter:
     def _append(self, observation: Any, chosen: list[Tensor], steps: Tensor) -> None:
         """Write those at an index of `observation`, whose last part says of which env [M]."""
         rows = chosen[-1]
-        new = self._held.add(len(rows))
-        map_tree(lambda kept, given: kept[new].copy_(given[chosen]), self._held.rows, observation)
+        new = self._storage.add(len(rows))
+        map_tree(
+            lambda kept, given: kept[new].copy_(given[chosen]), self._storage.rows, observation
+        )
         self._index[steps, rows] = torch.arange(new.start, new.stop, device=self._index.device)
 
 
@@ -430,7 +432,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         # They lie where they were written, wherever the rollout was copied to.
         return leaf[index.to(leaf.device)].to(index.device)
 
-    return map_tree(chosen, held_by(rollout).rows)
+    return map_tree(chosen, final_storage(rollout).rows)
 
 
 def successors(rollout: TensorDict) -> Any:
@@ -463,7 +465,8 @@ def successors(rollout: TensorDict) -> Any:
 def rollout_state(rollout: TensorDict) -> dict[str, Any]:
     """Return a copy of a rollout as dicts of tensors, for a file that loads without unpickling."""
     fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
-    finals = map_tree(torch.clone, held_by(rollout).in_use())
+    device = rollout["final_index"].device
+    finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
     return fields | {"final_observation": finals}
 
 
@@ -478,10 +481,10 @@ def rollout_from(state: Mapping[str, Any]) -> TensorDict:
 def copy_rollout(target: TensorDict, source: TensorDict) -> None:
     """Copy a rollout into the storage of another of the same shape and fields."""
     copy_tree(target.exclude("final_observation"), source)
-    held, given = held_by(target), held_by(source)
-    held.clear()
-    held.add(given.count)
-    copy_tree(held.in_use(), given.in_use())
+    storage, given = final_storage(target), final_storage(source)
+    storage.clear()
+    storage.add(given.count)
+    copy_tree(storage.in_use(), given.in_use())
 
 
 def validate(rollout: TensorDict) -> None:
@@ -556,7 +559,7 @@ def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
     """
     trees = {
         "observation": rollout.get("observation"),
-        "final_observation": held_by(rollout).in_use(),
+        "final_observation": final_storage(rollout).in_use(),
         "reward": rollout["reward"],
     }
     for key, tree in trees.items():

@@ -121,11 +121,13 @@ def unread(buffer):
     return int(buffer.statistics()["queue_depth"])
 
 
+def leaves(rollout):
+    """The tensors [N, T'+1, ...] of a rollout."""
+    return rollout.exclude("final_observation").flatten_keys(".").values()
+
+
 def storages(buffer):
-    return {
-        value.untyped_storage().data_ptr()
-        for value in buffer.segments[0].rollout.flatten_keys(".").values()
-    }
+    return {value.untyped_storage().data_ptr() for value in leaves(buffer.segments[0].rollout)}
 
 
 # --- order, ownership, views ---
@@ -150,7 +152,7 @@ def test_a_window_is_a_view_that_flattens_without_a_copy():
     for _ in range(5):  # in every segment of the ring, and after the wrap
         writer.write()
         window = read(buffer)
-        for value in window.flatten_keys(".").values():
+        for value in leaves(window):
             assert value.untyped_storage().data_ptr() in storages(buffer)
             assert value.transpose(0, 1).is_contiguous()
         flat = flat_transitions(window, ["observation", "reward"])

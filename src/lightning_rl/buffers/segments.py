@@ -10,9 +10,9 @@ from tensordict import TensorDict
 
 from lightning_rl.rollout import (
     FieldSpec,
+    allocate_final_storage,
     allocate_rollout,
-    held_by,
-    hold_final_observations,
+    final_storage,
     rollout_from,
     rollout_state,
     step_views,
@@ -77,7 +77,7 @@ def allocate_segments(
     )
     rollouts = [ring[:, i * slots : (i + 1) * slots] for i in range(count)]
     for rollout in rollouts:
-        hold_final_observations(rollout, observation_space)
+        allocate_final_storage(rollout, observation_space)
     return tuple(Segment(i, rollout, step_views(rollout)) for i, rollout in enumerate(rollouts))
 
 
@@ -108,4 +108,4 @@ def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
     """Return shape per step, and dtype, of every leaf."""
     fields = data.exclude("final_observation").flatten_keys(".").items()
     layout = {key: (list(value.shape[2:]), value.dtype) for key, value in fields}
-    return layout | held_by(data).layout()
+    return layout | final_storage(data).layout()
