@@ -358,14 +358,14 @@ class FinalObservationWriter:
         elif ended is None:
             self._put_aside(step, observation)
         elif len(rows := ended.nonzero().squeeze(1)):
-            self._append(observation, [rows], torch.full_like(rows, step))
+            self._append(observation, (rows,), torch.full_like(rows, step))
 
     def finish(self) -> None:
         """Write what was kept aside, which waits for the device."""
         if self._steps:
             slots, rows = self._aside["ended"][: len(self._steps)].nonzero(as_tuple=True)
             steps = torch.tensor(self._steps, device=slots.device)[slots]
-            self._append(self._aside["observation"], [slots, rows], steps)
+            self._append(self._aside["observation"], (slots, rows), steps)
             self._steps.clear()
 
     def _write_now(self, step: int, observation: Any) -> None:
@@ -395,7 +395,7 @@ class FinalObservationWriter:
         if len(self._steps) == size[0]:
             self.finish()
 
-    def _append(self, observation: Any, chosen: list[Tensor], steps: Tensor) -> None:
+    def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
         """Write those at an index of `observation`, whose last part says of which env [M]."""
         rows = chosen[-1]
         new = self._storage.add(len(rows))

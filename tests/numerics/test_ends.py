@@ -110,9 +110,9 @@ class Batched(gymnasium.vector.VectorEnv):
         self.age += 1
         done = self.age == np.arange(self.num_envs) + 2
         final = self._observe()
-        rows = np.full(self.num_envs, None)
+        rows, short = np.full(self.num_envs, None), np.full(self.num_envs, None)
         for i in done.nonzero()[0]:
-            rows[i] = final[i]
+            rows[i], short[i] = final[i], final[i, :1]
         none = np.zeros_like(done)
         info = {
             "whole": {"final_obs": final, "_final_obs": done},
@@ -122,6 +122,7 @@ class Batched(gymnasium.vector.VectorEnv):
             "no rows": {"final_obs": np.full(self.num_envs, None), "_final_obs": none},
             "other rows": {"final_obs": final, "_final_obs": none},
             "one row": {"final_obs": final[:1]},
+            "short rows": {"final_obs": short, "_final_obs": done},
         }[self.how]
         self.age[done] = 0
         reward = np.ones(self.num_envs, np.float32)
@@ -149,6 +150,7 @@ def batched(how):
         ("no rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
         ("other rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
         ("one row", r"GymnasiumEnv returned a final_obs of shape \[1, 2\] instead of \[3, 2\]"),
+        ("short rows", r"Env 'Batched-v0' returned a final_obs of shape \[1, 1\] .*\[1, 2\]: mend"),
     ],
 )
 def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
