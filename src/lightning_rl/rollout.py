@@ -229,12 +229,14 @@ class FinalObservations:
     Attributes:
         rows: [C, *observation], of which the first 1 + `count` are in use.
         count: M, how many episodes have ended.
+        aside: the steps whose final observations a writer has yet to write.
     """
 
     def __init__(self, rows: Any, least: int = 1, most: int | None = None) -> None:
         self.rows = map_tree(lambda leaf: leaf, rows)  # dicts of tensors: quicker than TensorDicts
         self._capacity = len(next(leaf for _, leaf in _leaves("", rows)))
         self.count = self._capacity - 1
+        self.aside: list[int] = []
         self._least, self._most = least, most
 
     @property
@@ -243,8 +245,9 @@ class FinalObservations:
         return sum(leaf.nbytes for _, leaf in _leaves("", self.rows))
 
     def clear(self) -> None:
-        """Forget the rows, and keep their memory."""
+        """Forget the rows, those of a rollout that was broken off included; keep their memory."""
         self.count = 0
+        self.aside.clear()
 
     def add(self, number: int) -> slice:
         """Take so many rows into use, and return which, for the caller to write.
@@ -343,7 +346,6 @@ class FinalObservationWriter:
             columns = (list(field.numpy()) for field in (self._index, *self._ends))
             self._numbers, self._terminated, self._truncated = columns
         self._aside: Any = None  # "ended" [W, N] and "observation" [W, N, ...], where it is needed
-        self._steps: list[int] = []  # of those W
 
     def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
         """Write those of the envs that ended by a step: `terminated` or `truncated` by then.
@@ -362,11 +364,11 @@ class FinalObservationWriter:
 
     def finish(self) -> None:
         """Write what was kept aside, which waits for the device."""
-        if self._steps:
-            slots, rows = self._aside["ended"][: len(self._steps)].nonzero(as_tuple=True)
-            steps = torch.tensor(self._steps, device=slots.device)[slots]
+        if aside := self._storage.aside:
+            slots, rows = self._aside["ended"][: len(aside)].nonzero(as_tuple=True)
+            steps = torch.tensor(aside, device=slots.device)[slots]
             self._append(self._aside["observation"], (slots, rows), steps)
-            self._steps.clear()
+            aside.clear()
 
     def _write_now(self, step: int, observation: Any) -> None:
         (rows,) = (self._terminated[step] | self._truncated[step]).nonzero()
@@ -389,10 +391,10 @@ class FinalObservationWriter:
             self._aside = map_tree(lambda leaf: leaf.new_empty((*size, *leaf.shape[1:])), kept)
             self._aside["ended"] = terminated.new_empty(size)
         step_aside = {"ended": terminated[step] | truncated[step], "observation": observation}
-        at = len(self._steps)
+        at = len(self._storage.aside)
         map_tree(lambda kept, given: kept[at].copy_(given), self._aside, step_aside)
-        self._steps.append(step)
-        if len(self._steps) == size[0]:
+        self._storage.aside.append(step)
+        if at + 1 == size[0]:
             self.finish()
 
     def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
@@ -425,7 +427,7 @@ def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
         raise ValueError(
             f"The rollout has no final observation of env {int(rows[at])} at step "
             f"{int(steps[at])}, where its episode was truncated: its return goes on with the value "
-            "of that observation. Write it by FinalObservationWriter(rollout) when it ends."
+            "of that observation. Write it by FinalObservationWriter(rollout), and then finish()."
         )
 
     def chosen(leaf: Tensor) -> Tensor:

@@ -225,6 +225,16 @@ def test_steps_without_any_are_left_out_there_too():
     assert torch.equal(final_observations(rollout, rows, steps), finals[rows, steps])
 
 
+def test_what_was_kept_aside_of_a_rollout_that_was_broken_off_is_forgotten():
+    (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
+    writer = as_on_an_accelerator(other)
+    for t in range(LOOK_EVERY + 3):
+        writer.write(t, -finals[:, t])
+    clear_final_observations(other)
+    write(other, finals, writer)
+    assert_same(rollout_state(one), rollout_state(other))
+
+
 def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
     (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
     writer = as_on_an_accelerator(other)
@@ -299,7 +309,7 @@ def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed
     message = (
         "The rollout has no final observation of env 2 at step 5, where its episode was truncated: "
         "its return goes on with the value of that observation. Write it by "
-        "FinalObservationWriter(rollout) when it ends."
+        "FinalObservationWriter(rollout), and then finish()."
     )
     for ask in (successors, lambda rollout: write_values(Values(), rollout)):
         with pytest.raises(ValueError, match="env 2 at step 5") as error:
