@@ -24,6 +24,7 @@ from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube, ranks
 from lightning_rl.collectors import Collector, SyncCollector
+from lightning_rl.rollout import rollout_from, rollout_state
 
 RECORDED, STEPS, ITERATIONS = 16, 16, 3
 """Envs of all ranks together and their steps, in the rollouts that all runs learn the same from."""
@@ -58,7 +59,7 @@ def _record(findings: Findings) -> None:
     for version in range(ITERATIONS):
         rollout = collector.collect().clone()
         rollout["policy_version"].fill_(version)
-        rollouts.append(rollout.cpu().to_dict())
+        rollouts.append(rollout_state(rollout.cpu()))
     torch.save(rollouts, findings.directory / "rollouts.pt")
 
 
@@ -70,8 +71,7 @@ class Replayed(Collector):
         rows = slice(ranks.rank() * self.env.num_envs, (ranks.rank() + 1) * self.env.num_envs)
         device = self.policy.version.device
         self.rollouts = [
-            TensorDict(fields, [RECORDED, STEPS + 1])[rows].to(device)
-            for fields in torch.load(path, weights_only=True)
+            rollout_from(state)[rows].to(device) for state in torch.load(path, weights_only=True)
         ]
 
     def collect(self) -> TensorDict:

@@ -10,7 +10,7 @@ import torch
 
 from lightning_rl.errors import ConfigurationError
 
-SCHEMA = 3
+SCHEMA = 4
 """Grows when what a checkpoint holds changes so that another version could not read it."""
 
 CONFIG_KEY = "rl_config"

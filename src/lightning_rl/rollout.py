@@ -8,7 +8,7 @@ flatten to [T*N] without a copy.
 | key                           | shape [N, T+1, ...] | dtype   | written by                    |
 |-------------------------------|---------------------|---------|-------------------------------|
 | observation (tensor or tree)  | env's               | env's   | collector                     |
-| final_observation (likewise)  | env's               | env's   | collector, at episode ends    |
+| final_index, at episode ends  | -                   | int64   | collector: see below          |
 | action                        | env's               | env's   | policy                        |
 | sample_log_prob               | -                   | float32 | policy (the behaviour policy) |
 | value                         | -                   | float32 | algorithm, one batched pass   |
@@ -33,6 +33,11 @@ learner got it, has ended; it does not after a reset, nor where a rollout in bet
 
 `state` is zero where an episode begins, and what the policy returned as `next_state` elsewhere.
 `executed_action` is `action`, within its bounds where the env clips, unless the env named another.
+
+The true final observations are rows of their own, one per episode that ended, in
+`FinalObservations`: it lies in the rollout as `final_observation`, one object for all its slices.
+`final_index` says which row is of which step, from 1; 0 is none. `FinalObservationWriter` writes
+them, `successors` and `final_observations` read them.
 
 An algorithm adds fields of its own (`advantage`, `return`).
 """
@@ -62,8 +67,15 @@ STEP_FIELDS: dict[str, torch.dtype] = {
     "done": torch.bool,
     "success": torch.bool,
     "policy_version": torch.int64,
+    "final_index": torch.int64,
 }
 """The fields with one number per env and step."""
+
+LOOK_EVERY = 16
+"""Steps between two looks at something that lies on a device other than the CPU.
+
+A look waits for the device.
+"""
 
 
 def allocate_rollout(
@@ -85,21 +97,26 @@ def allocate_rollout(
     def field(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros((*size, *shape), dtype=dtype, device=device)
 
-    def tree(space: gymnasium.Space[Any]) -> Tensor | TensorDict:
-        if isinstance(space, gymnasium.spaces.Dict):
-            return TensorDict(
-                {key: tree(child) for key, child in space.items()}, size, device=device
-            )
-        return field(*space_spec(space))
-
     fields: dict[str, Tensor | TensorDict] = {
-        "observation": tree(observation_space),
-        "final_observation": tree(observation_space),
+        "observation": _zeros(observation_space, size, device),
         "action": field(*space_spec(action_space)),
     }
     fields |= {key: field((), dtype) for key, dtype in STEP_FIELDS.items()}
     fields |= {key: field(shape, dtype) for key, (shape, dtype) in (extra_fields or {}).items()}
-    return time_major(TensorDict(fields, size, device=device))
+    rollout = time_major(TensorDict(fields, size, device=device))
+    allocate_final_storage(rollout, observation_space)
+    return rollout
+
+
+def _zeros(
+    space: gymnasium.Space[Any], size: tuple[int, ...], device: torch.device | str
+) -> Tensor | TensorDict:
+    """Return zeros for elements of a space, [*size, ...]."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        fields = {key: _zeros(child, size, device) for key, child in space.items()}
+        return TensorDict(fields, size, device=device)
+    shape, dtype = space_spec(space)
+    return torch.zeros((*size, *shape), dtype=dtype, device=device)
 
 
 def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
@@ -146,9 +163,9 @@ def step_views(rollout: TensorDict) -> list[TensorDict]:
     """Return, for each of the T+1 slots, a TensorDict [N] of views that write into the rollout.
 
     Make them once per allocation: slicing a TensorDict costs several times what the write itself
-    does.
+    does. Final observations are no part of a slot.
     """
-    return list(time_major(rollout).unbind(0))
+    return list(time_major(rollout.exclude("final_observation")).unbind(0))
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -193,6 +210,233 @@ def transition_view(rollout: TensorDict) -> TensorDict:
     return transitions
 
 
+class FinalObservations:
+    """The true final observations of a rollout: a row for each episode that ended, no other.
+
+    A rollout holds it as `final_observation`, as data that is no tensor: slices and views of the
+    rollout share it, and their `final_index`, a field as any other, says which rows are theirs. A
+    clone of a rollout has a copy. Rollouts that are joined had several, which is refused where one
+    asks for them.
+
+    Memory is taken when a row wants it, twice as much as before each time, and kept.
+
+    Args:
+        rows: [1 + M, *observation], a tensor or a tree, of M episodes; the first row is zeros, and
+            stands for all that ended without a word.
+        least: rows to take memory for at first.
+        most: M at most; no limit where not given.
+
+    Attributes:
+        rows: [C, *observation], of which the first 1 + `count` are in use.
+        count: M, how many episodes have ended.
+        aside: the steps whose final observations a writer has yet to write.
+    """
+
+    def __init__(self, rows: Any, least: int = 1, most: int | None = None) -> None:
+        self.rows = map_tree(lambda leaf: leaf, rows)  # dicts of tensors: quicker than TensorDicts
+        self._capacity = len(next(leaf for _, leaf in _leaves("", rows)))
+        self.count = self._capacity - 1
+        self.aside: list[int] = []
+        self._least, self._most = least, most
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that was taken."""
+        return sum(leaf.nbytes for _, leaf in _leaves("", self.rows))
+
+    def clear(self) -> None:
+        """Forget the rows, those of a rollout that was broken off included; keep their memory."""
+        self.count = 0
+        self.aside.clear()
+
+    def add(self, number: int) -> slice:
+        """Take so many rows into use, and return which, for the caller to write.
+
+        Raises:
+            RuntimeError: where there are more than a rollout has steps.
+        """
+        new = slice(self.count + 1, self.count + 1 + number)
+        if new.stop > self._capacity:
+            self._grow(new.stop)
+        self.count += number
+        return new
+
+    def layout(self) -> dict[str, tuple[list[int], torch.dtype]]:
+        """Return shape of a row, and dtype, of every leaf."""
+        leaves = _leaves("final_observation", self.rows)
+        return {name: (list(leaf.shape[1:]), leaf.dtype) for name, leaf in leaves}
+
+    def in_use(self) -> Any:
+        """Return the zeros and the rows that were written, [1 + M, ...], as views."""
+        return map_tree(lambda leaf: leaf[: self.count + 1], self.rows)
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(needed, 2 * self._capacity, 1 + self._least)
+        if self._most is not None:
+            capacity = min(capacity, 1 + self._most)
+            if needed > capacity:
+                raise RuntimeError(
+                    f"More than {self._most} episodes have ended in a rollout of as many steps: "
+                    "call clear_final_observations(rollout) when a rollout is begun anew."
+                )
+
+        def grown(leaf: Tensor) -> Tensor:
+            larger = leaf.new_empty((capacity, *leaf.shape[1:]))
+            larger[: self.count + 1] = leaf[: self.count + 1]
+            return larger
+
+        self.rows, self._capacity = map_tree(grown, self.rows), capacity
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a tree, by the name of the tree and the keys that lead to them."""
+    if isinstance(tree, Tensor):
+        yield name, tree
+        return
+    for key, child in tree.items():
+        yield from _leaves(f"{name}.{key}", child)
+
+
+def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
+    """Give a rollout [N, T+1] room of its own for final observations, as it has for the rest."""
+    envs, slots = rollout.batch_size
+    none = _zeros(observation_space, (1,), rollout["final_index"].device)
+    storage = FinalObservations(none, least=envs, most=envs * (slots - 1))
+    rollout.set_non_tensor("final_observation", storage)
+
+
+def final_storage(rollout: TensorDict) -> FinalObservations:
+    """Return what holds the final observations of a rollout.
+
+    Raises:
+        ValueError: where it was joined of several, or has none.
+    """
+    storage = rollout["final_observation"] if "final_observation" in rollout.keys() else None
+    if isinstance(storage, FinalObservations):
+        return storage
+    raise ValueError(
+        "The rollout has no final observations of its own: it was joined of several, or made by "
+        "hand. Ask each part for its successors(rollout), and join those; or make it by "
+        "allocate_rollout."
+    )
+
+
+def clear_final_observations(rollout: TensorDict) -> None:
+    """Forget the final observations of a rollout that is begun anew in the same storage."""
+    final_storage(rollout).clear()
+    rollout["final_index"].zero_()
+
+
+class FinalObservationWriter:
+    """Writes true final observations into a rollout: of the envs whose episode ended, no others.
+
+    On a CPU at once. On another device, where to know who has ended is to wait for it, those of
+    all envs are kept aside, for `LOOK_EVERY` steps at most; so call `finish` after the last step.
+
+    Args:
+        rollout: [N, T+1]; made once per allocation.
+    """
+
+    def __init__(self, rollout: TensorDict) -> None:
+        self._storage = final_storage(rollout)
+        self._index: Tensor = rollout["final_index"].transpose(0, 1)
+        self._ends = [rollout[key].transpose(0, 1) for key in ("terminated", "truncated")]
+        self._on_cpu = self._index.device.type == "cpu"
+        if self._on_cpu:  # NumPy enters a copy of a few numbers in a fraction of torch's time
+            columns = (list(field.numpy()) for field in (self._index, *self._ends))
+            self._numbers, self._terminated, self._truncated = columns
+        self._aside: Any = None  # "ended" [W, N] and "observation" [W, N, ...], where it is needed
+
+    def write(self, step: int, observation: Any, ended: Tensor | None = None) -> None:
+        """Write those of the envs that ended by a step: `terminated` or `truncated` by then.
+
+        Args:
+            step: of the rollout, from 0.
+            observation: [N, ...], a tensor or a tree; rows of other envs are not read.
+            ended: [N] bool, which envs, where a CPU knows it and the rollout is on another device.
+        """
+        if self._on_cpu:
+            self._write_now(step, observation)
+        elif ended is None:
+            self._put_aside(step, observation)
+        elif len(rows := ended.nonzero().squeeze(1)):
+            self._append(observation, (rows,), torch.full_like(rows, step))
+
+    def finish(self) -> None:
+        """Write what was kept aside, which waits for the device."""
+        if aside := self._storage.aside:
+            slots, rows = self._aside["ended"][: len(aside)].nonzero(as_tuple=True)
+            steps = torch.tensor(aside, device=slots.device)[slots]
+            self._append(self._aside["observation"], (slots, rows), steps)
+            aside.clear()
+
+    def _write_now(self, step: int, observation: Any) -> None:
+        (rows,) = (self._terminated[step] | self._truncated[step]).nonzero()
+        if not rows.size:
+            return
+        new = self._storage.add(rows.size)
+
+        def put(kept: Tensor, given: Tensor) -> None:
+            kept.numpy()[new] = given.to(kept).numpy()[rows]
+
+        map_tree(put, self._storage.rows, observation)
+        self._numbers[step][rows] = np.arange(new.start, new.stop)
+
+    def _put_aside(self, step: int, observation: Any) -> None:
+        slots, envs = self._index.shape
+        size = (min(LOOK_EVERY, slots - 1), envs)
+        terminated, truncated = self._ends
+        if self._aside is None:
+            kept = {"observation": self._storage.rows}
+            self._aside = map_tree(lambda leaf: leaf.new_empty((*size, *leaf.shape[1:])), kept)
+            self._aside["ended"] = terminated.new_empty(size)
+        step_aside = {"ended": terminated[step] | truncated[step], "observation": observation}
+        at = len(self._storage.aside)
+        map_tree(lambda kept, given: kept[at].copy_(given), self._aside, step_aside)
+        self._storage.aside.append(step)
+        if at + 1 == size[0]:
+            self.finish()
+
+    def _append(self, observation: Any, chosen: tuple[Tensor, ...], steps: Tensor) -> None:
+        """Write those at an index of `observation`, whose last part says of which env [M]."""
+        rows = chosen[-1]
+        new = self._storage.add(len(rows))
+        map_tree(
+            lambda kept, given: kept[new].copy_(given[chosen]), self._storage.rows, observation
+        )
+        self._index[steps, rows] = torch.arange(new.start, new.stop, device=self._index.device)
+
+
+def final_observations(rollout: TensorDict, rows: Tensor, steps: Tensor) -> Any:
+    """Return the true final observations [M, ...] of M steps, a tensor or a dict of them.
+
+    Zeros of a step that failed or succeeded where its env gave none: nothing goes on from there.
+
+    Args:
+        rollout: [N, T+1].
+        rows: [M], which envs.
+        steps: [M], at which step of theirs an episode ended.
+
+    Raises:
+        ValueError: of an episode that time cut, where there is none.
+    """
+    index = rollout["final_index"][rows, steps]
+    missing = (index == 0) & ~rollout["terminated"][rows, steps]
+    if missing.any():
+        at = int(missing.nonzero()[0])
+        raise ValueError(
+            f"The rollout has no final observation of env {int(rows[at])} at step "
+            f"{int(steps[at])}, where its episode was truncated: its return goes on with the value "
+            "of that observation. Write it by FinalObservationWriter(rollout), and then finish()."
+        )
+
+    def chosen(leaf: Tensor) -> Tensor:
+        # They lie where they were written, wherever the rollout was copied to.
+        return leaf[index.to(leaf.device)].to(index.device)
+
+    return map_tree(chosen, final_storage(rollout).rows)
+
+
 def successors(rollout: TensorDict) -> Any:
     """Return the observation that followed each step [N, T, ...], a tensor or a tree.
 
@@ -201,18 +445,48 @@ def successors(rollout: TensorDict) -> Any:
 
     Args:
         rollout: [N, T+1].
+
+    Raises:
+        ValueError: where time cut an episode and its final observation is not there.
     """
     validate(rollout)
+    rows, steps = rollout["done"][:, :-1].nonzero(as_tuple=True)
+    size = rollout["done"][:, :-1].shape
 
     def after(observation: Any, final: Any) -> Any:
         if isinstance(observation, Tensor):
-            ended = done.view(*done.shape, *[1] * (observation.dim() - 2))
-            return torch.where(ended, final[:, :-1], observation[:, 1:])
-        fields = {key: after(child, final.get(key)) for key, child in observation.items()}
-        return TensorDict(fields, done.shape, device=observation.device)
+            following = observation[:, 1:].clone()
+            following[rows, steps] = final
+            return following
+        fields = {key: after(child, final[key]) for key, child in observation.items()}
+        return TensorDict(fields, size, device=observation.device)
 
-    done: Tensor = rollout["done"][:, :-1]
-    return after(rollout.get("observation"), rollout.get("final_observation"))
+    return after(rollout.get("observation"), final_observations(rollout, rows, steps))
+
+
+def rollout_state(rollout: TensorDict) -> dict[str, Any]:
+    """Return a copy of a rollout as dicts of tensors, for a file that loads without unpickling."""
+    fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
+    device = rollout["final_index"].device
+    finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
+    return fields | {"final_observation": finals}
+
+
+def rollout_from(state: Mapping[str, Any]) -> TensorDict:
+    """Return the rollout [N, T+1] of a `rollout_state`."""
+    fields = {key: value for key, value in state.items() if key != "final_observation"}
+    rollout = TensorDict(fields, fields["reward"].shape)
+    rollout.set_non_tensor("final_observation", FinalObservations(state["final_observation"]))
+    return rollout
+
+
+def copy_rollout(target: TensorDict, source: TensorDict) -> None:
+    """Copy a rollout into the storage of another of the same shape and fields."""
+    copy_tree(target.exclude("final_observation"), source)
+    storage, given = final_storage(target), final_storage(source)
+    storage.clear()
+    storage.add(given.count)
+    copy_tree(storage.in_use(), given.in_use())
 
 
 def validate(rollout: TensorDict) -> None:
@@ -262,24 +536,38 @@ def check_finite(rollout: TensorDict) -> None:
 def _first_fault(rollout: TensorDict) -> str | None:
     """Say what is not finite, or return None."""
     for name, field in _returned(rollout):
-        if not field.sum().isfinite() and not (finite := field.isfinite()).all():
-            row, step, *entry = (~finite).nonzero()[0].tolist()
-            value = field[(row, step, *entry)].item()
-            where = f", entry {entry}" if entry else ""
-            return (
-                f"The env returned a {name} that is not finite: {value} in env {row}, at step "
-                f"{step} of the rollout{where}. Training cannot go on from it; mend the env, or "
-                "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
-            )
+        if field.sum().isfinite():
+            continue
+        faulty, found = ~field.isfinite(), field
+        if name.startswith("final_observation"):  # of the steps that are in this rollout
+            index = rollout["final_index"].to(field.device)
+            faulty, found = faulty[index], field[index]
+        if not faulty.any():
+            continue
+        row, step, *entry = place = faulty.nonzero()[0].tolist()
+        where = f", entry {entry}" if entry else ""
+        return (
+            f"The env returned a {name} that is not finite: {found[tuple(place)].item()} in env "
+            f"{row}, at step {step} of the rollout{where}. Training cannot go on from it; mend the "
+            "env, or bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+        )
     return None
 
 
 def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the env wrote into a rollout, as far as it may be NaN."""
-    fields = rollout.select("observation", "final_observation", "reward", strict=False)
-    for name, field in fields.flatten_keys(".").items():
-        if field.is_floating_point():
-            yield name, field
+    """Yield what the env wrote into a rollout, as far as it may be NaN.
+
+    [N, T+1, ...], but final observations as the rows that they are.
+    """
+    trees = {
+        "observation": rollout.get("observation"),
+        "final_observation": final_storage(rollout).in_use(),
+        "reward": rollout["reward"],
+    }
+    for key, tree in trees.items():
+        for name, field in _leaves(key, tree):
+            if field.is_floating_point():
+                yield name, field
 
 
 def flat_transitions(

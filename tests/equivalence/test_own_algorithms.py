@@ -39,8 +39,7 @@ OFF_POLICY = '''
             return min(self.count, self.capacity)
 
         def extend(self, rollout):
-            after = rollout.exclude("final_observation")
-            fresh = flat_transitions(after, self.FIELDS[:-1])
+            fresh = flat_transitions(rollout, self.FIELDS[:-1])
             fresh["next"] = successors(rollout).transpose(0, 1).flatten(0, 1)
             for key in self.FIELDS:
                 slots = torch.arange(self.count, self.count + len(fresh)) % self.capacity

@@ -14,7 +14,14 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, WriterError
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import flat_transitions, time_major, validate
+from lightning_rl.rollout import (
+    FinalObservationWriter,
+    clear_final_observations,
+    final_observations,
+    flat_transitions,
+    time_major,
+    validate,
+)
 from tests.helpers import assert_same
 
 N, T = 2, 3
@@ -96,6 +103,24 @@ def check(window, first=None):
     return begin
 
 
+def write_with_finals(writer, num_steps=T):
+    """Write a window as collectors do, whose episodes end as `write_transition` says."""
+    first, segment = writer.step, writer.write(num_steps)
+    clear_final_observations(segment.rollout)
+    finals = FinalObservationWriter(segment.rollout)
+    for t in range(num_steps):
+        finals.write(t, observation_of(first + t + 500))
+
+
+def check_finals(window, first):
+    """Assert that a window has true final observations of its own."""
+    rows, steps = window["done"].nonzero(as_tuple=True)
+    for key, ends in final_observations(window, rows, steps).items():
+        for row, t, end in zip(rows.tolist(), steps.tolist(), ends, strict=True):
+            assert torch.equal(end, observation_of(first + t + 500)[key][row]), (key, t)
+    return len(rows)
+
+
 def in_thread(target):
     """Run a function in a thread; what it returns or raises lands in the list beside the thread."""
     outcome = []
@@ -121,11 +146,13 @@ def unread(buffer):
     return int(buffer.statistics()["queue_depth"])
 
 
+def leaves(rollout):
+    """The tensors [N, T'+1, ...] of a rollout."""
+    return rollout.exclude("final_observation").flatten_keys(".").values()
+
+
 def storages(buffer):
-    return {
-        value.untyped_storage().data_ptr()
-        for value in buffer.segments[0].rollout.flatten_keys(".").values()
-    }
+    return {value.untyped_storage().data_ptr() for value in leaves(buffer.segments[0].rollout)}
 
 
 # --- order, ownership, views ---
@@ -150,7 +177,7 @@ def test_a_window_is_a_view_that_flattens_without_a_copy():
     for _ in range(5):  # in every segment of the ring, and after the wrap
         writer.write()
         window = read(buffer)
-        for value in window.flatten_keys(".").values():
+        for value in leaves(window):
             assert value.untyped_storage().data_ptr() in storages(buffer)
             assert value.transpose(0, 1).is_contiguous()
         flat = flat_transitions(window, ["observation", "reward"])
@@ -505,7 +532,7 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
     buffer = make(max_staleness=3)
     writer = Writer(buffer)
     for num_steps in (3, 2, 3, 1, 3):
-        writer.write(num_steps)
+        write_with_finals(writer, num_steps)
         if writer.step == 3:
             read(buffer)
     state = saved(buffer)
@@ -523,9 +550,13 @@ def test_a_restored_buffer_goes_on_as_the_saved_one():
     writer.buffer = restored
     writer.write(2)  # its slot 0 is the end of the last restored window
     begin = 3
-    for num_steps in (2, 3, 1, 3, 2):
-        check(read(restored), first=begin)
+    ends = 0
+    for num_steps in (2, 3, 1, 3):
+        check(window := read(restored), first=begin)
+        ends += check_finals(window, first=begin)
         begin += num_steps
+    assert ends == 12
+    check(read(restored), first=begin)
     statistics = restored.statistics()
     assert statistics["written_steps"] == statistics["read_steps"] == N * 14
     assert statistics["dropped_steps"] == 0

@@ -16,6 +16,7 @@ from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.envs.tasks import gymnasium_tasks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
+from lightning_rl.rollout import final_observations, successors
 from tests.helpers import assert_same
 from tests.numerics.test_collection import episodes_by_hand
 
@@ -74,7 +75,7 @@ def test_a_time_out_without_its_final_observation_is_refused_in_the_background_t
 def test_a_time_out_with_its_final_observation_and_an_end_without_one_are_fine():
     given = Limited(final=lambda observation: {"final_obs": observation})
     rollout = collector_of(given).collect()
-    assert rollout["final_observation"][:, 3].tolist() == [[4.0, 4.0]] * 3
+    assert successors(rollout)[:, 3].tolist() == [[4.0, 4.0]] * 3
     assert rollout["truncated"].sum() == 6
     assert collector_of(Limited(terminated=True)).collect()["terminated"].sum() == 6
 
@@ -109,9 +110,9 @@ class Batched(gymnasium.vector.VectorEnv):
         self.age += 1
         done = self.age == np.arange(self.num_envs) + 2
         final = self._observe()
-        rows = np.full(self.num_envs, None)
+        rows, short = np.full(self.num_envs, None), np.full(self.num_envs, None)
         for i in done.nonzero()[0]:
-            rows[i] = final[i]
+            rows[i], short[i] = final[i], final[i, :1]
         none = np.zeros_like(done)
         info = {
             "whole": {"final_obs": final, "_final_obs": done},
@@ -121,6 +122,7 @@ class Batched(gymnasium.vector.VectorEnv):
             "no rows": {"final_obs": np.full(self.num_envs, None), "_final_obs": none},
             "other rows": {"final_obs": final, "_final_obs": none},
             "one row": {"final_obs": final[:1]},
+            "short rows": {"final_obs": short, "_final_obs": done},
         }[self.how]
         self.age[done] = 0
         reward = np.ones(self.num_envs, np.float32)
@@ -148,6 +150,7 @@ def batched(how):
         ("no rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
         ("other rows", r"Env 'Batched-v0' truncated the episode of env 0 without .*final_obs"),
         ("one row", r"GymnasiumEnv returned a final_obs of shape \[1, 2\] instead of \[3, 2\]"),
+        ("short rows", r"Env 'Batched-v0' returned a final_obs of shape \[1, 1\] .*\[1, 2\]: mend"),
     ],
 )
 def test_a_batched_gymnasium_env_owes_its_final_observations_too(how, message):
@@ -160,7 +163,7 @@ def test_a_batched_gymnasium_env_may_give_them_in_each_of_its_ways(how):
     rollout = collector_of(batched(how)).collect()
     rows, steps = rollout["truncated"].nonzero(as_tuple=True)
     expected = (rows + 2)[:, None].expand(-1, 2).float()
-    assert torch.equal(rollout["final_observation"][rows, steps], expected)
+    assert torch.equal(final_observations(rollout, rows, steps), expected)
     assert len(rows) > 3
 
 
@@ -237,10 +240,15 @@ def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, l
 
 def test_a_cut_is_bootstrapped_and_a_failure_is_not():
     rollout = collector_of(Mill(12)).collect()
-    kinds = rollout["final_observation"][..., 0]
-    assert (kinds[rollout["truncated"]] >= 2).all()
-    assert (kinds[rollout["terminated"]] <= 1).all()
-    assert torch.equal(rollout["success"], rollout["terminated"] & (kinds == 0))
+    rows, steps = rollout["done"].nonzero(as_tuple=True)
+    kinds = final_observations(rollout, rows, steps)[:, 0]
+    truncated, terminated, success = (
+        rollout[key][rows, steps] for key in ("truncated", "terminated", "success")
+    )
+    assert (kinds[truncated] >= 2).all()
+    assert (kinds[terminated] <= 1).all()
+    assert torch.equal(success, terminated & (kinds == 0))
+    assert not rollout["success"][~rollout["done"]].any()
 
 
 def test_episodes_that_fail_or_are_cut_are_evaluated_as_such():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
-from lightning_rl.rollout import FieldSpec, flat_transitions
+from lightning_rl.rollout import FieldSpec, final_observations, flat_transitions
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def write_values(
     rollout["final_value"].zero_()
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     if len(rows):
-        finals = {"observation": rollout["final_observation"][rows, steps]}
+        finals = {"observation": final_observations(rollout, rows, steps)}
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
 
 

@@ -20,7 +20,7 @@ from lightning_rl.buffers.segments import (
 )
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.errors import require
-from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_tree
+from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_rollout
 
 
 class CircularBuffer:
@@ -265,7 +265,7 @@ class CircularBuffer:
                     continue
                 segment = self._free.popleft() if self._free else self._drop_oldest()
                 window = Window(segment, saved.batch_size[1] - 1, kept["notes"])
-                copy_tree(window.rollout(), saved)
+                copy_rollout(window.rollout(), saved)
                 self._unread.append(window)
 
     # --- with the lock held ---

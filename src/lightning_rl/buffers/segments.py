@@ -8,7 +8,15 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.rollout import FieldSpec, allocate_rollout, step_views
+from lightning_rl.rollout import (
+    FieldSpec,
+    allocate_final_storage,
+    allocate_rollout,
+    final_storage,
+    rollout_from,
+    rollout_state,
+    step_views,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +47,12 @@ class Window(NamedTuple):
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything, for a checkpoint."""
-        return {"fields": self.rollout().clone().to_dict(), "notes": self.notes}
+        return {"fields": rollout_state(self.rollout()), "notes": self.notes}
 
 
 def saved_rollout(state: dict[str, Any]) -> TensorDict:
     """Return the rollout [N, T'+1] that a saved window holds."""
-    fields = state["fields"]
-    return TensorDict(fields, fields["reward"].shape)
+    return rollout_from(state["fields"])
 
 
 def allocate_segments(
@@ -69,6 +76,8 @@ def allocate_segments(
         device=device,
     )
     rollouts = [ring[:, i * slots : (i + 1) * slots] for i in range(count)]
+    for rollout in rollouts:
+        allocate_final_storage(rollout, observation_space)
     return tuple(Segment(i, rollout, step_views(rollout)) for i, rollout in enumerate(rollouts))
 
 
@@ -97,5 +106,6 @@ def check_fits(segment: Segment, rollout: TensorDict) -> None:
 
 def _layout(data: TensorDict) -> dict[str, tuple[list[int], torch.dtype]]:
     """Return shape per step, and dtype, of every leaf."""
-    leaves = data.flatten_keys(".").items()
-    return {key: (list(value.shape[2:]), value.dtype) for key, value in leaves}
+    fields = data.exclude("final_observation").flatten_keys(".").items()
+    layout = {key: (list(value.shape[2:]), value.dtype) for key, value in fields}
+    return layout | final_storage(data).layout()

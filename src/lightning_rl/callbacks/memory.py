@@ -9,7 +9,7 @@ from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.optim.update import CPU_MICRO_BATCH
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import flat_transitions
+from lightning_rl.rollout import final_storage, flat_transitions
 
 WORTH_SAYING = 64 * 2**20
 """Bytes below which nothing is printed."""
@@ -64,7 +64,8 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
         "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published
         "gradients": trained,
         "optimizer": averages * trained,
-        "rollouts": (collector.num_rollouts + 1) * rollout.bytes(),  # one more: laid out flat
+        "rollouts": (collector.num_rollouts + 1) * rollout.bytes()  # one more: laid out flat
+        + collector.num_rollouts * final_storage(rollout).nbytes,
         f"activations of {at_once} samples": at_once * each,
     }
 

@@ -20,13 +20,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
-from lightning_rl.rollout import copy_tree, time_major
-
-LOOK_EVERY = 16
-"""Steps between two looks, on a device other than the CPU, at whether all rows have finished.
-
-A look waits for the device.
-"""
+from lightning_rl.rollout import LOOK_EVERY, clear_final_observations, copy_tree, time_major
 
 Chooser = Callable[[Observation, Tensor], Tensor]
 """Gives the actions [N, *A] for an observation [N, ...] and the rows [N] bool that still run."""
@@ -213,7 +207,6 @@ class RolloutLoop:
         self._take_up_weights = take_up_weights
         self.reports_success = False
         self._reports = EnvReports()
-        self._with_final: list[int] = []
         self._writers = [
             SegmentWriter(
                 time_major(segment.rollout),
@@ -271,6 +264,7 @@ class RolloutLoop:
             if may_end_early and self._all_have_finished(storage, steps):
                 break
         self._close(writer, since, steps)
+        stepper.finish()
         self._check_ends(storage, steps)
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
@@ -301,7 +295,7 @@ class RolloutLoop:
         self.rollouts += 1
         self._finished.zero_()
         self._writers[segment.index].storage["success"].zero_()
-        self._with_final.clear()
+        clear_final_observations(segment.rollout)
         return begins_anew
 
     def _close(self, writer: SegmentWriter, start: int, stop: int) -> None:
@@ -314,8 +308,6 @@ class RolloutLoop:
 
     def _record(self, success: Sequence[Tensor], t: int, info: dict[str, Any]) -> None:
         """Write what only some envs say, or only at some steps."""
-        if "final_obs" in info:
-            self._with_final.append(t)
         if "success" in info:
             success[t].copy_(info["success"])
             self.reports_success = True
@@ -324,15 +316,14 @@ class RolloutLoop:
     def _check_ends(self, storage: TensorDict, steps: int) -> None:
         """Refuse a rollout in which time cut an episode and the env hid what it had come to.
 
-        Once per rollout, and without a look at a device where every step had a final observation.
+        Once per rollout, as it waits for a device.
 
         Raises:
             ConfigurationError: naming the env, the key, and what to return.
         """
-        if len(self._with_final) < steps:
-            cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
-            cut[self._with_final] = False
-            refuse_missing_end(type(self._env).__name__, cut.cpu())
+        cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
+        missing = cut & (storage["final_index"][:steps] == 0)
+        refuse_missing_end(type(self._env).__name__, missing.cpu())
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
         """Tell whether each row has finished an episode, so that no further step is wanted."""

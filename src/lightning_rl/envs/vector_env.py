@@ -17,6 +17,7 @@ from lightning_rl.envs.step_results import check_like
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
     FieldSpec,
+    FinalObservationWriter,
     copy_tree,
     intervention_fields,
     step_views,
@@ -160,6 +161,9 @@ class RolloutStepper(ABC):
             ConfigurationError: for what does not have the shape that the env announced.
         """
 
+    def finish(self) -> None:  # noqa: B027  # most write all they have to at each step
+        """Write what is left to write, after the last step of a rollout."""
+
 
 class StepwiseStepper(RolloutStepper):
     """Calls `VectorEnv.step` and copies the tensors: works for every env, on every device.
@@ -172,13 +176,14 @@ class StepwiseStepper(RolloutStepper):
     def __init__(self, env: VectorEnv, rollout: TensorDict) -> None:
         self._env = env
         storage = time_major(rollout)
-        self._observations, self._final_observations, self._actions = (
-            [step.get(key) for step in step_views(rollout)]
-            for key in ("observation", "final_observation", "action")
+        self._observations, self._actions = (
+            [step.get(key) for step in step_views(rollout)] for key in ("observation", "action")
         )
+        self._finals = FinalObservationWriter(rollout)
         self._results = [storage[key].unbind(0) for key in RESULTS]
         self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
         self._intervened = env.reports_interventions
+        self._remote = storage["terminated"].device.type != "cpu"
 
     def step(self, t: int) -> dict[str, Any]:
         observation, *results, info = self._env.step(self._actions[t])
@@ -192,8 +197,16 @@ class StepwiseStepper(RolloutStepper):
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:
-            _copy_final(self._env, self._final_observations[t], info["final_obs"])
+            _, terminated, truncated = results
+            _check_final(self._env, self._observations[t], info["final_obs"])
+            # On an accelerator the storage knows too, but would have to be asked for it.
+            known = terminated.device.type == "cpu" and self._remote
+            ended = terminated.bool() | truncated.bool() if known else None
+            self._finals.write(t, info["final_obs"], ended)
         return info
+
+    def finish(self) -> None:
+        self._finals.finish()
 
 
 def interventions(env: VectorEnv, action: Tensor, info: dict[str, Any]) -> dict[str, Tensor]:
@@ -236,7 +249,8 @@ class ArrayStepper(RolloutStepper):
             list(storage[key].numpy())
             for key in ("action", "observation", "reward", "terminated", "truncated")
         )
-        self._final_observations = storage["final_observation"].unbind(0)
+        self._slots = storage["observation"].unbind(0)
+        self._finals = FinalObservationWriter(rollout)
         self._num_envs, self._size = self._rewards[0].size, self._observations[0].size
         self._dtype: Any = None
 
@@ -263,7 +277,8 @@ class ArrayStepper(RolloutStepper):
             self._look_at(t, observation, results)
             raise
         if "final_obs" in info:
-            _copy_final(self._env, self._final_observations[t], info["final_obs"])
+            _check_final(self._env, self._slots[t], info["final_obs"])
+            self._finals.write(t, info["final_obs"])
         return info
 
     def _look_at(self, t: int, observation: Any, results: Sequence[Any]) -> None:
@@ -286,10 +301,9 @@ def _check(
         check_like(name, result, slot, field)
 
 
-def _copy_final(env: Any, slot: Any, final: Any) -> None:
-    """Copy true final observations [N, ...], which come now and then: each time they are looked at.
+def _check_final(env: Any, slot: Any, final: Any) -> None:
+    """Compare true final observations [N, ...] to the slot of an observation, whenever they come.
 
-    Those of one finished env alone, or of one env for all, would be broadcast.
+    Those of one finished env alone would be taken for the first env's.
     """
     check_like(type(env).__name__, final, slot, "final_obs")
-    copy_tree(slot, final)

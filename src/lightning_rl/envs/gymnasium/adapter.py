@@ -8,18 +8,19 @@ import os
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector.utils import create_empty_array
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.step_results import (
+    check_like,
     read_arrays,
     read_interventions,
     refuse_missing_end,
@@ -246,6 +247,7 @@ class GymnasiumEnv(VectorEnv):
         self.reports_interventions = bool(self._env.metadata.get("reports_interventions", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
+        self._finals: Any = None
 
     def _forget_episodes(self) -> None:
         """Empty the log of actions: all episodes begin here."""
@@ -288,11 +290,7 @@ class GymnasiumEnv(VectorEnv):
             if not self._replayable:
                 self._check_ends(info, truncated & ~terminated)
             if isinstance(final, np.ndarray) and final.dtype == object:
-                rows = [
-                    map_tree(itemgetter(i), self._observation) if row is None else row
-                    for i, row in enumerate(final)
-                ]
-                final = _stack(self.single_observation_space, rows)
+                final = self._final_rows(final)
             result["final_obs"] = wrap_arrays(final)
         if self._replayable:
             said = info.get("said", {})
@@ -304,6 +302,27 @@ class GymnasiumEnv(VectorEnv):
                 taken["executed_action"] -= self._first_action
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         return result | to_tensors(said)
+
+    def _final_rows(self, rows: np.ndarray) -> Any:
+        """Return arrays [N, ...], used again by the next step, with the rows that are not None.
+
+        Raises:
+            ConfigurationError: for one of another shape than that of the space.
+        """
+        if self._finals is None:
+            space = self.single_observation_space
+            self._finals = create_empty_array(space, self.num_envs, np.zeros)
+
+        def put(i: int, array: np.ndarray, row: Any) -> None:
+            if np.shape(row) != array.shape[1:]:  # it might be broadcast
+                place = array[i : i + 1]
+                check_like(f"Env '{self.id}'", np.asarray(row)[None], place, "final_obs")
+            array[i] = row
+
+        for i, row in enumerate(rows):
+            if row is not None:
+                map_tree(partial(put, i), self._finals, row)
+        return self._finals
 
     def _check_ends(self, info: dict[str, Any], cut: np.ndarray) -> None:
         """Refuse that a batched env gives final observations of other envs than those cut [N]."""

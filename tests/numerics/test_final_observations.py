@@ -1,0 +1,358 @@
+"""True final observations: a row for each episode that ended, found again from every slice of a rollout."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+from tensordict import TensorDict
+
+from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
+from lightning_rl.algorithms.rollout_evaluation import write_values
+from lightning_rl.envs import TorchEnv
+from lightning_rl.rollout import (
+    LOOK_EVERY,
+    FinalObservations,
+    FinalObservationWriter,
+    allocate_rollout,
+    check_finite,
+    clear_final_observations,
+    copy_rollout,
+    final_observations,
+    final_storage,
+    map_tree,
+    rollout_from,
+    rollout_state,
+    successors,
+)
+from tests.helpers import assert_same
+from tests.numerics.test_ends import Mill
+
+N, T = 4, 37
+PLAIN = Box(-9, 9, (3,), np.float32)
+TREE = Dict({"image": Box(0, 255, (2, 2), np.uint8), "arm": Dict({"q": PLAIN})})
+
+
+def numbered(space, seed=0):
+    """A rollout without final observations, with random ends; and those, dense [N, T, ...]."""
+    torch.manual_seed(seed)
+    rollout = allocate_rollout(space, Discrete(2), N, T)
+    map_tree(lambda field: field.copy_(100 * torch.rand(field.shape)), rollout.get("observation"))
+    for key in ("terminated", "truncated"):
+        rollout[key][:, :-1] = torch.rand(N, T) < 0.15
+    torch.logical_or(rollout["terminated"], rollout["truncated"], out=rollout["done"])
+    finals = map_tree(
+        lambda field: (100 * torch.rand(field[:, :-1].shape)).to(field.dtype),
+        rollout.get("observation"),
+    )
+    return rollout, finals
+
+
+def write(rollout, finals, writer=None):
+    writer = writer or FinalObservationWriter(rollout)
+    for t in range(T):
+        writer.write(t, map_tree(lambda field, t=t: field[:, t].clone(), finals))
+    writer.finish()
+
+
+def written(space, seed=0):
+    rollout, finals = numbered(space, seed)
+    write(rollout, finals)
+    return rollout, finals
+
+
+def expected_successors(rollout, finals):
+    """By definition, from the dense ones, of the same rows and steps."""
+    done = rollout["done"][:, :-1]
+
+    def after(observation, final):
+        ended = done.view(*done.shape, *[1] * (observation.dim() - 2))
+        return torch.where(ended, final, observation[:, 1:])
+
+    return map_tree(after, rollout.get("observation"), finals)
+
+
+def plain(tree):
+    return map_tree(lambda field: field, tree)
+
+
+CUTS = {
+    "whole": (slice(None), slice(None)),
+    "some envs": (slice(1, 3), slice(None)),
+    "the first steps": (slice(None), slice(None, 9)),
+    "later steps": (slice(None), slice(5, 20)),
+    "envs in another order": (torch.tensor([2, 0]), slice(None)),
+    "both": (slice(2, None), slice(11, None)),
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("space", [PLAIN, TREE], ids=["tensor", "tree"])
+def test_each_slice_of_a_rollout_finds_its_own(space, cut):
+    rollout, finals = written(space)
+    rows, steps = cut
+    part = rollout[rows][:, steps]
+    following = slice(steps.start, None if steps.stop is None else steps.stop - 1)
+    theirs = map_tree(lambda field: field[rows][:, following], finals)
+    for copy in (part, part.clone(), part.to("cpu"), rollout_from(rollout_state(part))):
+        assert_same(plain(successors(copy)), plain(expected_successors(part, theirs)))
+
+
+def test_a_clone_has_rows_of_its_own_and_a_view_shares_them():
+    rollout, finals = written(PLAIN)
+    copy, view = rollout.clone(), rollout[:, :9]
+    clear_final_observations(rollout)
+    rollout["done"].zero_()
+    assert final_storage(view).count == 0
+    assert_same(successors(copy), expected_successors(copy, finals))
+
+
+def test_rollouts_that_are_joined_are_refused_and_parts_of_one_are_not():
+    (one, finals), (other, _) = written(PLAIN), written(PLAIN, 1)
+    parts = torch.cat([one[2:], one[:2]])
+    joined = map_tree(lambda field: torch.cat([field[2:], field[:2]]), finals)
+    assert_same(successors(parts), expected_successors(parts, joined))
+    with pytest.raises(ValueError, match="joined of several") as error:
+        successors(torch.cat([one, other]))
+    assert str(error.value) == (
+        "The rollout has no final observations of its own: it was joined of several, or made by "
+        "hand. Ask each part for its successors(rollout), and join those; or make it by "
+        "allocate_rollout."
+    )
+
+
+# --- memory ---
+
+
+class Pictures(TorchEnv):
+    """Shows its own age, for episodes of as many steps as the start draws: 8 to 23."""
+
+    start_size = 1
+
+    def __init__(self, num_envs=8):
+        super().__init__(num_envs, Box(0, 255, (64, 64, 3), np.uint8), Discrete(2), 1000)
+
+    def initial_state(self, uniform):
+        left = (uniform * 16).floor() + 8
+        return TensorDict({"age": torch.zeros_like(left), "left": left}, [len(uniform)])
+
+    def observe(self, state):
+        return state["age"].byte()[:, None, None].expand(-1, 64, 64, 3).contiguous()
+
+    def transition(self, state, action):
+        moved = TensorDict({"age": state["age"] + 1, "left": state["left"] - 1}, state.batch_size)
+        reward = torch.ones(self.num_envs)
+        return moved, reward, moved["left"].squeeze(1) <= 0, {}
+
+
+def test_a_rollout_of_pictures_takes_little_more_than_its_observations():
+    env, steps = Pictures(), 64
+    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 8, steps)
+    picture, stepper = 64 * 64 * 3, env.rollout_stepper(rollout)
+    observations, storage = rollout["observation"].nbytes, final_storage(rollout)
+    for _ in range(3):
+        clear_final_observations(rollout)
+        rollout["observation"][:, 0] = env.reset(seed=1)[0]
+        for t in range(steps):
+            stepper.step(t)
+        stepper.finish()
+        ended = int((rollout["terminated"] | rollout["truncated"]).sum())
+        assert storage.count == ended > 20
+        assert ended * picture < storage.nbytes <= (2 * ended + 2) * picture
+    assert rollout.bytes() + storage.nbytes < 0.6 * 2 * observations
+    rows, at = rollout["terminated"].nonzero(as_tuple=True)
+    ages = rollout["observation"][rows, at, 0, 0, 0] + 1
+    assert torch.equal(final_observations(rollout, rows, at)[:, 0, 0, 0], ages)
+
+
+def test_memory_doubles_is_kept_and_never_exceeds_a_row_per_step():
+    storage = FinalObservations(torch.zeros(1, 2), least=3, most=20)
+    sizes = []
+    for i in range(20):
+        new = storage.add(1)
+        storage.rows[new] = i + 1.0
+        sizes.append(len(storage.rows))
+    assert sizes == [4] * 3 + [8] * 4 + [16] * 8 + [21] * 5
+    assert storage.rows[:, 0].tolist() == list(range(21))
+    with pytest.raises(RuntimeError) as error:
+        storage.add(1)
+    assert str(error.value) == (
+        "More than 20 episodes have ended in a rollout of as many steps: call "
+        "clear_final_observations(rollout) when a rollout is begun anew."
+    )
+    storage.clear()
+    assert len(storage.rows) == 21
+    assert storage.add(2) == slice(1, 3)
+
+
+# --- on another device ---
+
+
+def as_on_an_accelerator(rollout):
+    """Force the rule for devices other than the CPU."""
+    writer = FinalObservationWriter(rollout)
+    writer._on_cpu = False
+    return writer
+
+
+@pytest.mark.parametrize("space", [PLAIN, TREE], ids=["tensor", "tree"])
+def test_where_a_look_waits_there_are_few_and_the_rows_are_the_same(space, monkeypatch):
+    (one, finals), (other, _) = written(space), numbered(space)
+    looks = []
+    nonzero = torch.Tensor.nonzero
+    monkeypatch.setattr(
+        torch.Tensor, "nonzero", lambda *args, **kw: looks.append(1) or nonzero(*args, **kw)
+    )
+    writer = as_on_an_accelerator(other)
+    for _ in range(2):
+        clear_final_observations(other)
+        looks.clear()
+        write(other, finals, writer)
+        assert len(looks) == -(-T // LOOK_EVERY)
+        assert_same(rollout_state(one), rollout_state(other))
+
+
+def test_steps_without_any_are_left_out_there_too():
+    rollout, finals = numbered(PLAIN)
+    writer = as_on_an_accelerator(rollout)
+    for t in range(0, T, 2):
+        writer.write(t, finals[:, t])
+    writer.finish()
+    even = torch.arange(T + 1) % 2 == 0
+    assert torch.equal(rollout["final_index"] > 0, rollout["done"] & even)
+    rows, steps = (rollout["done"] & even).nonzero(as_tuple=True)
+    assert torch.equal(final_observations(rollout, rows, steps), finals[rows, steps])
+
+
+def test_what_was_kept_aside_of_a_rollout_that_was_broken_off_is_forgotten():
+    (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
+    writer = as_on_an_accelerator(other)
+    for t in range(LOOK_EVERY + 3):
+        writer.write(t, -finals[:, t])
+    clear_final_observations(other)
+    write(other, finals, writer)
+    assert_same(rollout_state(one), rollout_state(other))
+
+
+def test_what_the_cpu_knows_is_written_without_a_look_at_the_device():
+    (one, finals), (other, _) = written(PLAIN), numbered(PLAIN)
+    writer = as_on_an_accelerator(other)
+    for t in range(T):
+        writer.write(t, finals[:, t], other["done"][:, t])
+    assert_same(rollout_state(one), rollout_state(other))
+
+
+def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
+    def collected():
+        env = Mill(12)
+        torch.manual_seed(0)
+        policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+        collector = SyncCollector(env, policy, 21, 1)
+        return [rollout_state(collector.collect()) for _ in range(3)]
+
+    expected = collected()
+    assert all(state["done"].any() for state in expected)
+    put_aside = FinalObservationWriter._put_aside
+    monkeypatch.setattr(FinalObservationWriter, "_write_now", put_aside)
+    assert_same(collected(), expected)
+
+
+# --- in the background ---
+
+
+def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread_rollouts(tmp_path):
+    def made():
+        env = Mill(12)
+        torch.manual_seed(0)
+        policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
+        return AsyncCollector(env, policy, 21, 1, max_staleness=2, timeout_s=20)
+
+    def collected(collector, count):
+        return [rollout_state(collector.collect()) for _ in range(count)]
+
+    collector, resumed = made(), made()
+    first = collector.collect()
+    kept = rollout_state(first)
+    collector.policy.version += 1
+    collector.publish()
+    deadline = time.monotonic() + 20
+    while collector.metrics()["async/queue_depth"] < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert_same(rollout_state(first), kept)  # the thread has written two more meanwhile
+    torch.save(collector.state_dict(), tmp_path / "collector.pt")
+    expected = collected(collector, 2)
+    resumed.policy.version += 1
+    resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
+    assert_same(collected(resumed, 2), expected)
+    for state in (kept, *expected):
+        ended = int(state["done"].sum())
+        assert len(state["final_observation"]) == 1 + ended > 1
+        assert state["truncated"].any()
+        rows = state["final_index"][state["done"]]
+        assert sorted(rows.tolist()) == list(range(1, 1 + ended))
+    for one in (collector, resumed):
+        one.close()
+
+
+# --- what is not there ---
+
+
+def test_a_truncated_episode_without_one_is_refused_and_a_failed_one_is_followed_by_zeros():
+    rollout, finals = numbered(PLAIN)
+    rollout["truncated"].zero_()
+    rollout["done"].copy_(rollout["terminated"])
+    assert_same(successors(rollout), expected_successors(rollout, torch.zeros_like(finals)))
+    rollout["truncated"][2, 5] = rollout["done"][2, 5] = True
+    rollout["terminated"][2, 5] = False
+    message = (
+        "The rollout has no final observation of env 2 at step 5, where its episode was truncated: "
+        "its return goes on with the value of that observation. Write it by "
+        "FinalObservationWriter(rollout), and then finish()."
+    )
+    for ask in (successors, lambda rollout: write_values(Values(), rollout)):
+        with pytest.raises(ValueError, match="env 2 at step 5") as error:
+            ask(rollout)
+        assert str(error.value) == message
+
+
+class Values:
+    """Values an observation by the sum of its entries."""
+
+    micro_batch_size = None
+
+    def get_value(self, td):
+        return {"value": td["observation"].sum(-1)}
+
+
+def test_a_truncated_step_is_worth_what_its_final_observation_is():
+    rollout, finals = written(PLAIN)
+    write_values(Values(), rollout)
+    cut = (rollout["truncated"] & ~rollout["terminated"])[:, :-1]
+    assert torch.equal(rollout["final_value"][:, :-1], torch.where(cut, finals.sum(-1), 0.0))
+
+
+def test_one_that_is_not_finite_is_named_by_env_and_step():
+    rollout, finals = numbered(PLAIN)
+    env, step = (int(i) for i in rollout["done"][:, 20:].nonzero()[0])
+    finals[env, 20 + step, 1] = torch.nan
+    write(rollout, finals)
+    with pytest.raises(FloatingPointError) as error:
+        check_finite(rollout)
+    assert str(error.value) == (
+        f"The env returned a final_observation that is not finite: nan in env {env}, at step "
+        f"{20 + step} of the rollout, entry [1]. Training cannot go on from it; mend the env, or "
+        "bound what it returns by a wrapper. last.ckpt holds the last epoch's end."
+    )
+    check_finite(rollout[:, :20])  # it is of a step that was cut off
+    clear_final_observations(rollout)
+    check_finite(rollout)
+
+
+def test_a_copied_rollout_has_the_rows_of_its_source():
+    (source, finals), (target, _) = written(TREE), written(TREE, 1)
+    copy_rollout(target, source)
+    assert_same(rollout_state(target), rollout_state(source))
+    clear_final_observations(source)
+    assert_same(plain(successors(target)), plain(expected_successors(target, finals)))
