@@ -11,7 +11,8 @@ from torch.fx import GraphModule
 
 from lightning_rl.optim.compiled.choice import Choice
 from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
-from lightning_rl.optim.compiled.onednn import ProductChoice, route_products
+from lightning_rl.optim.compiled.onednn import route_products
+from lightning_rl.optim.compiled.products import choose_products
 from lightning_rl.optim.compiled.reads import Place, Read, Reads
 from lightning_rl.torch_private import list_options, make_fx, standalone_compile
 
@@ -56,7 +57,10 @@ class Graphs:
     def __init__(self, root: Any, device: torch.device, choice: Choice | None = None) -> None:
         self.available = True
         self._choice = choice or Choice(True, None)
-        self._products = ProductChoice(self._choice)
+        if device.type == "cpu":
+            choose_products(
+                self._choice
+            )  # here, where all ranks are: a graph is made by each alone
         self.captured = False
         self.have_served = False
         self._root = root
@@ -147,7 +151,7 @@ class Graphs:
     ) -> "_Compiled":
         reads = Reads(self._root, varying.values(), self._device)
         function, noted = make()
-        graph = compile_graph(function, inputs, moving, reads, self._products)
+        graph = compile_graph(function, inputs, moving, reads, self._choice.products)
         self.captured |= captures(inputs)
         return _Compiled(graph, reads, noted)
 
@@ -180,7 +184,7 @@ def compile_graph(
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
     reads: Reads | None = None,
-    products: ProductChoice | None = None,
+    products: str | None = None,
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -198,7 +202,8 @@ def compile_graph(
         moving: which of them, only read, lie elsewhere at each call.
         reads: record what the function reads of Python objects. The graph is right as long as
             `reads.hold()`.
-        products: says what multiplies matrices; where not given, what suits the CPU.
+        products: what multiplies float32 matrices on a CPU: `onednn`, whose operator must be ready,
+            or torch's own way, MKL.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
@@ -214,7 +219,7 @@ def compile_graph(
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-        if (products or ProductChoice()).is_onednn:
+        if products == "onednn":
             route_products(traced)
     compiled = standalone_compile(
         traced,
