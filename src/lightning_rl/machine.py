@@ -26,6 +26,8 @@ class MachineSettings:
             `process`. Results are the same. What an earlier trainer of the process has set stays.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
             the same but for their last digits.
+        skip_signal_exchange: with several processes, leave out what Lightning asks rank 0 before
+            each batch, for 2 ms by gloo: whether it has got a signal. Signals come to us.
         mujoco_profiler: leave MuJoCo's own profiler on, which its Python bindings switch on, and
             which takes a tenth of a step; for who reads `MjData.timer`. Physics is the same.
     """
@@ -35,6 +37,7 @@ class MachineSettings:
     shared_memory_sums: bool = True
     keep_freed_memory: bool = True
     numpy_acting: bool = True
+    skip_signal_exchange: bool = True
     mujoco_profiler: bool = False
 
 
@@ -44,6 +47,7 @@ PLAIN = MachineSettings(
     shared_memory_sums=False,
     keep_freed_memory=False,
     numpy_acting=False,
+    skip_signal_exchange=False,
     mujoco_profiler=True,
 )
 """Nothing that is done for speed alone: what benchmarks compare with."""

@@ -18,7 +18,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.torch_private import TorchDispatchMode
+from lightning_rl.torch_private import (
+    MODULE_INTERNALS,
+    READ_NUMBER,
+    TorchDispatchMode,
+    buffers_and_modules_of,
+    version_of,
+)
 
 Place = tuple[int, str]
 """The identity of an object, and the name of one of its attributes."""
@@ -27,9 +33,6 @@ PLAIN = (int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dt
 CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
 NO_OBJECTS = (Tensor, TensorDictBase, type, ModuleType, FunctionType, BuiltinFunctionType)
 """What is compared as a whole: nobody looks at what is read of it."""
-
-INTERNALS = (frozenset(vars(nn.Module())) | {"_compiled_call_impl"}) - {"training"}
-"""What `nn.Module` reads of itself at each call."""
 
 _MISSING = object()
 
@@ -124,7 +127,7 @@ class Reads:
 
     def look_into(self, tensor: Tensor, value: Any) -> None:
         """Record that Python got a tensor's value."""
-        self._looked_into.append((tensor, tensor._version, value))
+        self._looked_into.append((tensor, version_of(tensor), value))
 
     def rebind(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
         """Have `take` called where another tensor of the same layout stands in a tensor's place."""
@@ -140,7 +143,7 @@ class Reads:
             if not _same(mapping.get(name), snapshot):
                 return False
         for tensor, version, value in self._looked_into:
-            if tensor._version != version and tensor.item() != value:
+            if version_of(tensor) != version and tensor.item() != value:
                 return False
         return True
 
@@ -256,7 +259,7 @@ class _Patches:
         self._own[cls] = own
 
     def _note(self, owner: Any, name: str, value: Any) -> Any:
-        if name.startswith("__") or (name in INTERNALS and isinstance(owner, nn.Module)):
+        if name.startswith("__") or (name in MODULE_INTERNALS and isinstance(owner, nn.Module)):
             return value
         mapping: Mapping[str, Any] = _instance_dict(owner)
         if name not in mapping:
@@ -272,7 +275,7 @@ class _Patches:
         """Note what `nn.Module.__getattr__` is about to find: a buffer, or a module inside."""
         if not isinstance(owner, nn.Module):
             return
-        for mapping in (_instance_dict(owner)["_buffers"], _instance_dict(owner)["_modules"]):
+        for mapping in buffers_and_modules_of(owner):
             if mapping.get(name) is not None:
                 self.reach(mapping[name])
                 self._reads.note(owner, name, mapping, mapping[name])
@@ -292,7 +295,7 @@ class _LooksIntoTensors(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if function is READ_NUMBER:
             self._reads.look_into(args[0], result)
         return result
 
