@@ -4,6 +4,7 @@ Tried with lightning 2.6.6. `OF_LIGHTNING` says what that is, and a test fails b
 another version lacks.
 """
 
+import subprocess
 from typing import Any, Protocol
 
 from lightning.pytorch import LightningModule, Trainer
@@ -18,6 +19,7 @@ OF_LIGHTNING = {
     "lightning.pytorch.loops.optimization.manual._ManualOptimization": ("optim_step_progress",),
     "lightning.pytorch.core.module.LightningModule": ("_trainer",),
     "lightning.pytorch.strategies.DDPStrategy": ("_start_method",),
+    "lightning.pytorch.strategies.launchers._SubprocessScriptLauncher": ("procs",),
     "lightning.pytorch.loggers.TensorBoardLogger": ("_experiment", "_kwargs"),
     "lightning.pytorch.cli.LightningCLI": ("_parse_ckpt_path",),
 }
@@ -56,6 +58,12 @@ def trainer_of(module: LightningModule) -> Trainer | None:
 def start_method_of(strategy: Strategy) -> str:
     """Return how a strategy starts its processes: `popen`, or by fork or spawn, as notebooks do."""
     return str(getattr(strategy, "_start_method", "popen"))
+
+
+def processes_launched_by(strategy: Strategy) -> list[subprocess.Popen[bytes]]:
+    """Return the processes of the other ranks that this one has started; none on most."""
+    processes: list[subprocess.Popen[bytes]] = getattr(strategy.launcher, "procs", [])
+    return processes
 
 
 def has_writer(logger: TensorBoardLogger) -> bool:

@@ -221,7 +221,7 @@ def never():
 
 @pytest.mark.parametrize("before", ["mkl", "onednn"])
 def test_products_stay_with_what_multiplied_them_before(before, monkeypatch):
-    monkeypatch.setattr(products, "is_ready", lambda: True)
+    monkeypatch.setattr(products, "load_operator", lambda: True)
     run = resumed(before)
     choose_products(run, never)
     assert (run.products, run.products_why) == (before, "as in the checkpoint")
@@ -237,7 +237,7 @@ def test_products_stay_with_what_multiplied_them_before(before, monkeypatch):
 )
 def test_other_products_than_before_are_said(setting, ready, why, monkeypatch):
     monkeypatch.setattr(machine, "_in_force", MachineSettings(products=setting))
-    monkeypatch.setattr(products, "is_ready", lambda: ready)
+    monkeypatch.setattr(products, "load_operator", lambda: ready)
     run = resumed("onednn")
     with warns(
         "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's: "

@@ -1,10 +1,11 @@
 """What is done for speed alone can be left out, to the same results, and `run.json` says so."""
 
 import json
+from dataclasses import asdict
 
 import torch
 
-from lightning_rl.machine import MachineSettings, settings
+from lightning_rl.machine import PLAIN, MachineSettings, settings
 from tests.helpers import assert_same_run, train
 
 SHORT = {"total_env_steps": 4 * 16 * 3}
@@ -38,3 +39,9 @@ def test_the_next_trainer_of_a_process_begins_with_its_own(tmp_path):
     run(tmp_path / "without", numpy_acting=False)
     run(tmp_path / "with")
     assert settings() == MachineSettings()
+
+
+def test_plain_leaves_out_all_of_it():
+    """A new setting too: its value there is another one than its default."""
+    default, plain = asdict(MachineSettings()), asdict(PLAIN)
+    assert not [name for name in default if default[name] == plain[name]]

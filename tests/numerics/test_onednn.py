@@ -11,7 +11,7 @@ from lightning_rl.optim.compiled import graphs, onednn
 
 @pytest.fixture
 def product():
-    if not onednn.is_ready():
+    if not onednn.load_operator():
         pytest.skip("the operator cannot be compiled here")
     return torch.ops.lightning_rl.product.default
 
@@ -127,5 +127,5 @@ def test_other_products_stay_where_they_are():
 
 def test_without_a_compiler_the_products_stay_with_mkl(monkeypatch, caplog):
     monkeypatch.setattr(onednn, "SOURCE", onednn.SOURCE.with_suffix(".missing"))
-    assert not onednn.is_ready.__wrapped__()
+    assert not onednn.load_operator.__wrapped__()
     assert "stay with MKL" in caplog.text

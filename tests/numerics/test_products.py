@@ -31,7 +31,7 @@ def vectors(monkeypatch):
     """A CPU with AVX-512, and an operator that is ready; how often it was asked for."""
     asked = []
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "cpu_name": "Z"})
-    monkeypatch.setattr(products, "is_ready", lambda: asked.append(0) or True)
+    monkeypatch.setattr(products, "load_operator", lambda: asked.append(0) or True)
     return asked
 
 
@@ -93,14 +93,14 @@ def test_where_nothing_can_be_kept_it_is_measured_each_time(cache, vectors):
 
 def test_without_avx512_nothing_is_compiled_and_nothing_measured(cache, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": False})
-    monkeypatch.setattr(products, "is_ready", never)
+    monkeypatch.setattr(products, "load_operator", never)
     no_vectors = "the CPU has no AVX-512, without which oneDNN is not faster"
     assert find_products(never) == Products("mkl", no_vectors)
     assert not cache.exists()
 
 
 def test_without_a_compiler_nothing_is_kept(cache, vectors, monkeypatch):
-    monkeypatch.setattr(products, "is_ready", lambda: False)
+    monkeypatch.setattr(products, "load_operator", lambda: False)
     assert find_products(never) == Products("mkl", "oneDNN's operator cannot be compiled here")
     assert not cache.exists()
 

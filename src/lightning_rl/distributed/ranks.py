@@ -139,7 +139,7 @@ def way_of_sums() -> str | None:
     return "shared memory" if shared else str(dist.get_backend())
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Close the connections to the other ranks, as the last thing before the process ends.
 
     Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.

@@ -19,6 +19,7 @@ from lightning_rl.policies.distributions import (
     DiagonalGaussian,
     RescaledGaussian,
     TanhGaussian,
+    gumbel_,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout import FieldSpec, flat_transitions, time_major
@@ -148,7 +149,7 @@ class NumpyActor(RolloutActor):
             )
         noise = self._noise[start:]
         if isinstance(distribution, Categorical):
-            noise.exponential_(generator=generator).log_().neg_()  # Gumbel's distribution
+            gumbel_(noise, generator)
         else:
             noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
         if isinstance(distribution, TanhGaussian):

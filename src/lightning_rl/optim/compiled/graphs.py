@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from lightning_rl.optim.compiled.choice import Choice
-from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
+from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
 from lightning_rl.optim.compiled.onednn import route_products
 from lightning_rl.optim.compiled.products import choose_products
 from lightning_rl.optim.compiled.reads import Place, Read, Reads
@@ -69,7 +69,7 @@ class Graphs:
         self._varying: dict[Place, Read] = {}
         self._constant: set[Place] = set()  # numbers that cannot vary
 
-    def tried(self, call: Callable[[], T]) -> T | None:
+    def attempt(self, call: Callable[[], T]) -> T | None:
         """Return what a call of graphs gives, or None where they are not to be had.
 
         In that case `choice` hears why, and it is not tried again.
@@ -118,7 +118,7 @@ class Graphs:
         """Return the graph that is right for what its function would read now; see `call`."""
         known = self._compiled.setdefault(key, [])
         for compiled in known:
-            if compiled.reads.hold():
+            if compiled.reads.still_hold():
                 return compiled
         changed = known[0].reads.changed() if known else []
         if len(known) >= MOST_GRAPHS:
@@ -152,7 +152,7 @@ class Graphs:
         reads = Reads(self._root, varying.values(), self._device)
         function, noted = make()
         graph = compile_graph(function, inputs, moving, reads, self._choice.products)
-        self.captured |= captures(inputs)
+        self.captured |= is_worth_capturing(inputs)
         return _Compiled(graph, reads, noted)
 
 
@@ -201,7 +201,7 @@ def compile_graph(
         inputs: to trace and compile it with.
         moving: which of them, only read, lie elsewhere at each call.
         reads: record what the function reads of Python objects. The graph is right as long as
-            `reads.hold()`.
+            `reads.still_hold()`.
         products: what multiplies float32 matrices on a CPU: `onednn`, whose operator must be ready,
             or torch's own way, MKL.
 
@@ -229,7 +229,7 @@ def compile_graph(
     )
 
     graph: Graph = compiled
-    if captures((*inputs, *held)):
+    if is_worth_capturing((*inputs, *held)):
         # What is held is among its inputs: it begins anew where another tensor takes its place.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
     if not held:

@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 @functools.cache
-def is_ready() -> bool:
+def load_operator() -> bool:
     """Compile and load the operator; tell whether that was possible.
 
     Inductor keeps what it has compiled, for the next process too.

@@ -22,7 +22,7 @@ from lightning_rl.errors import WriteError
 from lightning_rl.files import write_atomically
 from lightning_rl.machine import settings
 from lightning_rl.optim.compiled.choice import DIFFERS, Choice, cpu
-from lightning_rl.optim.compiled.onednn import is_ready
+from lightning_rl.optim.compiled.onednn import load_operator
 
 FASTER = 1.25
 """How many times as fast oneDNN must be. Below that a busy machine could decide one way or the
@@ -59,7 +59,7 @@ def choose_products(choice: Choice, measure: Callable[[], float] | None = None) 
         measure: in place of `speed_ratio`.
     """
     before, products = choice.products_before, _wanted(choice, measure or speed_ratio)
-    if products.name == "onednn" and ranks.agree(not is_ready()):
+    if products.name == "onednn" and ranks.agree(not load_operator()):
         products = Products("mkl", "oneDNN's operator cannot be compiled here")
     if before is not None and before != products.name:
         names = {"mkl": "MKL", "onednn": "oneDNN"}
@@ -93,7 +93,7 @@ def find_products(measure: Callable[[], float]) -> Products:
     path = _answer_path()
     ratio, source = _kept(path), f"as an earlier run has measured, see {path}"
     if ratio is None:
-        if not is_ready():
+        if not load_operator():
             return Products("mkl", "oneDNN's operator cannot be compiled here")
         ratio, source = measure(), "as measured when this run began"
         _keep(path, ratio)

@@ -97,7 +97,7 @@ class Reads:
         self._plain: list[tuple[Callable[[Any], Any], Mapping[str, Any], Any]] = []
         self._objects: list[tuple[Mapping[str, Any], str, Any]] = []
         self._snapshots: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._looked_into: list[tuple[Tensor, int, Any]] = []
+        self._tensor_reads: list[tuple[Tensor, int, Any]] = []
         self._takers: dict[Place, list[Callable[[Tensor], None]]] = {}
 
     @contextmanager
@@ -106,7 +106,7 @@ class Reads:
         patches = _Patches(self)
         patches.reach(self.root)
         try:
-            with _LooksIntoTensors(self):
+            with _NotesTensorReads(self):
                 yield
         finally:
             patches.undo()
@@ -125,9 +125,9 @@ class Reads:
             self._reads[place] = Read(place, label, mapping, name, value)
         return self.tensors.get(place, value)
 
-    def look_into(self, tensor: Tensor, value: Any) -> None:
+    def note_tensor_read(self, tensor: Tensor, value: Any) -> None:
         """Record that Python got a tensor's value."""
-        self._looked_into.append((tensor, version_of(tensor), value))
+        self._tensor_reads.append((tensor, version_of(tensor), value))
 
     def rebind(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
         """Have `take` called where another tensor of the same layout stands in a tensor's place."""
@@ -135,14 +135,14 @@ class Reads:
             if read.value is tensor:
                 self._takers.setdefault(place, []).append(take)
 
-    def hold(self) -> bool:
+    def still_hold(self) -> bool:
         """Tell whether all is as it was; varying numbers and tensors are taken up as they are."""
-        if not self._is_unchanged() and not self._take_up():
+        if not self._is_unchanged() and not self._adopt_new_values():
             return False
         for mapping, name, snapshot in self._snapshots:
             if not _same(mapping.get(name), snapshot):
                 return False
-        for tensor, version, value in self._looked_into:
+        for tensor, version, value in self._tensor_reads:
             if version_of(tensor) != version and tensor.item() != value:
                 return False
         return True
@@ -183,7 +183,7 @@ class Reads:
                 return False
         return True
 
-    def _take_up(self) -> bool:
+    def _adopt_new_values(self) -> bool:
         """Take up whatever is not the same object, where the graph allows for it."""
         for place, read in self._reads.items():
             old, now = self._expected[place], read.now()
@@ -281,7 +281,7 @@ class _Patches:
                 self._reads.note(owner, name, mapping, mapping[name])
 
 
-class _LooksIntoTensors(TorchDispatchMode):
+class _NotesTensorReads(TorchDispatchMode):
     """Notice where Python gets the value of a tensor that the function holds.
 
     That of an input, or of what is computed in the trace, is refused by the trace itself.
@@ -296,7 +296,7 @@ class _LooksIntoTensors(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         if function is READ_NUMBER:
-            self._reads.look_into(args[0], result)
+            self._reads.note_tensor_read(args[0], result)
         return result
 
 

@@ -58,7 +58,7 @@ class CompiledUpdate(Update):
         scalars = None
         if self._has_graph_for(minibatch):
             with self.phase("minibatch, compiled"):
-                scalars = self.graphs.tried(lambda: self._step_by_graph(minibatch))
+                scalars = self.graphs.attempt(lambda: self._step_by_graph(minibatch))
         if scalars is None:
             super().step(minibatch)
         elif self.accepts(scalars) and self._adam is None:  # else the graph has stepped
@@ -78,7 +78,7 @@ class CompiledUpdate(Update):
         """Return scalars and gradients of this rank's part [B], as `flattened` does."""
         sums = None
         if self._has_graph_for(minibatch):
-            sums = self.graphs.tried(lambda: self._add_up(minibatch))
+            sums = self.graphs.attempt(lambda: self._add_up(minibatch))
         return super().local_sums(minibatch) if sums is None else sums
 
     def step_by(self, total: Tensor) -> None:
@@ -88,7 +88,7 @@ class CompiledUpdate(Update):
         """
         if self._all_ranks_step_by_graph is None:
             # By compiling it: a rank may have had no sample yet, and not know what it can do.
-            able = self.graphs.tried(lambda: self._can_step(total))
+            able = self.graphs.attempt(lambda: self._can_step(total))
             self._all_ranks_step_by_graph = not ranks.agree(not able)
         if not self._all_ranks_step_by_graph or self._adam is None:
             super().step_by(total)
@@ -250,7 +250,7 @@ class CompiledValues:
     @torch.no_grad()
     def __call__(self, observations: TensorDict) -> Tensor:
         """Return the values [B] of observations [B], without gradients."""
-        values = self._graphs.tried(lambda: self._by_graph(observations))
+        values = self._graphs.attempt(lambda: self._by_graph(observations))
         if values is None:
             values = self._policy.get_value(observations)["value"]
         return values
