@@ -59,7 +59,7 @@ class EpisodeStatistics:
             counted: [N, T] bool, true where an end is to be among those returned; all of them where
                 not given.
         """
-        rewards = reward.double().cpu()
+        rewards = reward.double().cpu()  # a sum of thousands of float32 would drift
         ends = done.t().nonzero().tolist()
         returned = done if counted is None else done & counted
         ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist())
@@ -169,6 +169,7 @@ class EnvReports:
             zeros = values.new_zeros(len(said))
             self._sums[names] = zeros, zeros.clone()
         total, count = self._sums[names]
+        # No branch on what is NaN: the numbers stay on the device until the rollout is over.
         total += values.nansum(1)
         count += (values == values).sum(1)
 

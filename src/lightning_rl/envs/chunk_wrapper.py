@@ -57,13 +57,14 @@ class ChunkWrapper(gymnasium.Wrapper):
                     if is_number(value):
                         terms[name] = terms.get(name, 0.0) + value
             if "executed_action" in info:
+                # A copy of the chunk: its other actions were executed as they were told.
                 instead = taken_over.setdefault("executed_action", np.array(action))
                 instead[k] = info["executed_action"]
                 if "intervened" in info:
                     before = taken_over.get("intervened", False)
                     taken_over["intervened"] = before or bool(info["intervened"])
             if terminated or truncated:
-                break
+                break  # the rest of the chunk was meant for this episode
         if terms or taken_over:
             info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
         told = self._told(observation, step_reward, executed)

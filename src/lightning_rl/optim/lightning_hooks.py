@@ -42,6 +42,7 @@ class LightningHooks:
     def backward(self, loss: Tensor) -> None:
         """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`."""
         strategy = self._module.trainer.strategy
+        # Where the reducer would add up the gradients of this micro-batch alone.
         ours = isinstance(strategy, DDPStrategy)
         with strategy.block_backward_sync() if ours else nullcontext():  # type: ignore[attr-defined]  # narrowed by `ours`
             self._module.manual_backward(loss)

@@ -95,7 +95,7 @@ class GymnasiumEnv(VectorEnv):
         self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
         self._wrappers = list(wrappers or [])
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
-        atexit.register(_close, weakref.ref(self))
+        atexit.register(_close, weakref.ref(self))  # weakly, or no env would ever be freed
         self._take_spaces()
         self._observation: Any = None
         self.mujoco_profiler: bool | None = None
@@ -281,6 +281,7 @@ class GymnasiumEnv(VectorEnv):
         now = self._first_kept + len(self._actions)
         if done is not None:
             self._episode_begin[done] = now
+        # Now and then: to delete from the front of a list moves all that follows.
         if len(self._actions) % 1024 == 0:
             oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
             del self._actions[: oldest - self._first_kept]

@@ -87,6 +87,7 @@ def make_gymnasium(
 
 
 def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
+    # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)

@@ -51,6 +51,7 @@ class CapturedGraph:
         """Return what the graph returns, in tensors of its own."""
         if self._fails:
             return self._graph(*inputs)
+        # A captured graph reads and writes addresses, whatever lies there by then.
         addresses = [tensor.data_ptr() for tensor in inputs]
         del addresses[self._moving]
         if addresses != self._addresses:
@@ -63,6 +64,7 @@ class CapturedGraph:
         for place, value in zip(self._places, inputs[self._moving], strict=True):
             place.copy_(value)
         self._replay()
+        # The next replay writes over them, and statistics keep scalars until the iteration is over.
         return [output.clone() for output in self._outputs]
 
     def _capture(self, inputs: list[Tensor]) -> None:

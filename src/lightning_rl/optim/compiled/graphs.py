@@ -128,7 +128,9 @@ class Graphs:
             for read in changed
             if read.is_number() and read.place not in self._constant
         }
+        # What changes once is likely to change at each iteration, as what is annealed does.
         new = self._compile_varying(make, inputs, moving, numbers)
+        # First, as the next call most likely wants this one again.
         known.insert(0, new or self._compile(make, inputs, moving, self._varying))
         return known[0]
 
@@ -216,6 +218,7 @@ def compile_graph(
     if reads is not None:
         for i, tensor in enumerate(held):
             reads.rebind(tensor, partial(held.__setitem__, i))
+    # `layout` is in the key of each graph: Inductor's asserts would ask the same again.
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
@@ -224,7 +227,7 @@ def compile_graph(
     compiled = standalone_compile(
         traced,
         [*inputs, *held],
-        dynamic_shapes="from_example_inputs",
+        dynamic_shapes="from_example_inputs",  # their sizes are constants of the code
         options={"config_patches": options},
     )
 

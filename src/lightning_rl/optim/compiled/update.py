@@ -51,7 +51,7 @@ class CompiledUpdate(Update):
             self._adam = TracedAdam(optimizer, self.parameters)
         self._sizes: set[int] = set()
         self._sizes_known = False
-        self._all_ranks_step_by_graph: bool | None = None
+        self._all_ranks_step_by_graph: bool | None = None  # asked of them at the first step
 
     def step(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]."""
@@ -170,6 +170,7 @@ class CompiledUpdate(Update):
 
         def differentiate(*inputs: Tensor) -> list[Tensor]:
             parameters, fields = inputs[:first], inputs[first:last]
+            # Leaves of this trace alone: the gradient ends here, and not in `.grad`.
             leaves = [parameter.detach().requires_grad_() for parameter in parameters]
             minibatch = TensorDict(dict(zip(keys, fields, strict=True)), size)
             with torch.enable_grad():
@@ -178,6 +179,7 @@ class CompiledUpdate(Update):
                 loss, scalars = functional_call(self._module, state, (minibatch, prepared))
                 found = torch.autograd.grad(loss, leaves, allow_unused=True)
             reached = [gradient is not None for gradient in found]
+            # Zeros, so that all lie in one flat tensor; `reached` says whom to leave alone.
             gradients = [
                 torch.zeros_like(leaf) if gradient is None else gradient
                 for gradient, leaf in zip(found, leaves, strict=True)
