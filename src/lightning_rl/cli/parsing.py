@@ -100,7 +100,7 @@ def check_duplicate_keys(text: str, name: str) -> None:
     """Refuse YAML in which a key stands twice: the last one would win, unsaid.
 
     Args:
-        text: of the YAML; what is none is for its reader to refuse.
+        text: of the YAML; what cannot be read as such is left to its reader to refuse.
         name: begins the message, such as `The configuration in FILE`.
 
     Raises:
@@ -115,7 +115,7 @@ def check_size(text: str, name: str) -> None:
     Ten lines of aliases of aliases are 10^10 values, which no reader would ever be done with.
 
     Args:
-        text: of the YAML; what is none is for its reader to refuse.
+        text: of the YAML; what cannot be read as such is left to its reader to refuse.
         name: begins the message.
 
     Raises:
