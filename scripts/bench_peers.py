@@ -8,6 +8,9 @@ turn once, in an order that rotates, so that a machine that changes its speed is
 number is env steps per second, end to end, over the timed iterations that follow the warm-up;
 evaluation, checkpoints and loggers are off. Seeds are 1, 2, ... by repeat.
 
+Our rows say by which ways they computed (`computing` of `run.json`), and stand there a second time
+without what is done for speed on some machines alone, `-plain`.
+
 Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
 `results.png`, which needs matplotlib.
 """
@@ -55,7 +58,7 @@ class Library:
     venv: str
     script: str
     workloads: tuple[str, ...] = ALL
-    flag: str | None = None
+    flags: tuple[str, ...] = ()
     floor: bool = False
 
 
@@ -64,19 +67,23 @@ ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
 
 LIBRARIES = {
     "lightning_rl": Library(OURS, "lightning_rl_ppo.py"),
-    "lightning_rl-compiled": Library(OURS, "lightning_rl_ppo.py", flag="--compile"),
+    "lightning_rl-plain": Library(OURS, "lightning_rl_ppo.py", flags=("--plain",)),
+    "lightning_rl-compiled-plain": Library(
+        OURS, "lightning_rl_ppo.py", flags=("--compile", "--plain")
+    ),
+    "lightning_rl-compiled": Library(OURS, "lightning_rl_ppo.py", flags=("--compile",)),
     "bare": Library(OURS, "bare.py"),
-    "bare-compiled": Library(OURS, "bare.py", flag="--compile"),
+    "bare-compiled": Library(OURS, "bare.py", flags=("--compile",)),
     "stable-baselines3": Library("stable-baselines3", "stable_baselines3_ppo.py", CLASSIC),
     "rsl_rl": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",)),
-    "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), "--compile"),
+    "rsl_rl-compiled": Library("rsl_rl", "rsl_rl_ppo.py", ("W3",), ("--compile",)),
     "skrl": Library("skrl", "skrl_ppo.py"),
     "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
-    "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, "--compile"),
+    "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, ("--compile",)),
     "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
-    "floor-env": Library(OURS, "floors.py", flag="--env", floor=True),
-    "floor-unwrapped": Library(OURS, "floors.py", flag="--unwrapped", floor=True),
-    "floor-matmuls": Library(OURS, "floors.py", flag="--matmuls", floor=True),
+    "floor-env": Library(OURS, "floors.py", flags=("--env",), floor=True),
+    "floor-unwrapped": Library(OURS, "floors.py", flags=("--unwrapped",), floor=True),
+    "floor-matmuls": Library(OURS, "floors.py", flags=("--matmuls",), floor=True),
 }
 
 
@@ -185,7 +192,7 @@ def run(
     command = [str(python), str(HERE / "peers" / library.script), workload]
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
-    command += [library.flag] if library.flag else []
+    command += library.flags
     env = os.environ | {"OMP_NUM_THREADS": str(threads), "PEERS_LAUNCHED": repr(time.time())}
     print(f"[{repeat + 1}] {key} {name} ", end="", flush=True)
     try:
@@ -249,6 +256,7 @@ def as_markdown(report: dict[str, Any]) -> str:
             used += f"mujoco {versions['mujoco']}, " if key[:2] == "W2" else ""
             lines += [f"{used}{example['threads']} torch threads, {example['device']}.", ""]
         lines += table(key, rows)
+        lines += ["", *computing(rows)]
     failures = {f"{row['key']} {row['name']}": row["error"] for row in runs if "error" in row}
     for title, error in failures.items():
         lines += ["", f"{title} failed:", "", "```", error, "```"]
@@ -292,6 +300,20 @@ def cells(name: str, rows: list[dict[str, Any]], base: float | None) -> list[str
         f"{sps / base:.2f}" if base and not floor else "–",
         *(number(f"{part}_seconds", 4) for part in ("collect", "update")),
         *(["–"] * 3 if floor else (number(field, digits) for field, digits in ONCE.items())),
+    ]
+
+
+def computing(rows: list[dict[str, Any]]) -> list[str]:
+    """Say of each row of ours by which ways it computed, as its `run.json` had it."""
+    said = {row["library"]: row["computing"] for row in rows if "computing" in row}
+    return [
+        f"- {library}: "
+        + ", ".join(
+            f"{key} {'yes' if value is True else 'no' if value is False else value}"
+            for key, value in ways.items()
+            if value is not None and key != "why"
+        )
+        for library, ways in said.items()
     ]
 
 

@@ -1,6 +1,7 @@
 """Settings of the whole suite."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Two threads that wait for each other on a busy machine of two cores are slower than one.
 torch.set_num_threads(1)
+
+# What a run finds out about the machine is asked once, and not left in the user's own cache.
+os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_rl_tests")
 
 MOST_WORKERS = 8
 """Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""

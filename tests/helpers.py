@@ -77,6 +77,11 @@ def train(
     return module, datamodule, runner
 
 
+def take_in(statistics, *steps, **more):
+    """Have statistics of episodes follow steps [N, T], and add the episodes that ended."""
+    statistics.add(statistics.follow(*steps, **more))
+
+
 @contextmanager
 def uncompiled_traces():
     """Run what is traced as it is: Inductor takes some six seconds a graph, and is tested in test_gradients.py."""

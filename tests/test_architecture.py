@@ -1,16 +1,25 @@
 """The house keeps its shape: imports go down, functions stay short, names are documented."""
 
 import ast
+import inspect
 import re
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from gymnasium.vector import AsyncVectorEnv, VectorEnv, async_vector_env
+from jsonargparse import set_parsing_settings
+from jsonargparse._common import parsing_settings
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from lightning_rl.envs.gymnasium.workers import OF_GYMNASIUM
+from lightning_rl.jsonargparse_private import parsing_settings_kept
+from lightning_rl.lightning_private import OF_LIGHTNING, counter_of_steps, skip_signal_exchange
 from tests.helpers import train
 
 SOURCE = Path(__file__).parents[1] / "src" / "lightning_rl"
@@ -28,6 +37,9 @@ LEVELS = {
     "permission": 0,
     "machine": 0,
     "torch_private": 0,
+    "lightning_private": 0,
+    "jsonargparse_private": 0,
+    "tensorboard_private": 0,
     "distributed": 0,
     "rollout": 0,
     "functional": 0,
@@ -255,20 +267,137 @@ def test_torch_has_what_is_used_of_its_private_parts(module, name):
 
 def test_torch_has_the_private_attributes_that_are_used():
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        assert hasattr(optimizer, name), f"torch {torch.__version__}: Optimizer has no {name}"
-    assert hasattr(torch.distributed.ProcessGroup, "_get_backend"), "ProcessGroup._get_backend"
+    module = torch.nn.Module()
+    owners = {
+        optimizer: ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+        torch.distributed.ProcessGroup: ("_get_backend",),
+        torch.Tensor: ("_version",),
+        module: ("_buffers", "_modules", "_non_persistent_buffers_set"),
+        torch.ops.aten: ("_local_scalar_dense",),
+    }
+    for owner, names in owners.items():
+        for name in names:
+            assert hasattr(owner, name), f"torch {torch.__version__}: {owner} has no {name}"
+
+
+PRIVATE_PARTS = {
+    "torch_private.py": "torch",
+    "lightning_private.py": "lightning",
+    "jsonargparse_private.py": "jsonargparse",
+    "tensorboard_private.py": "tensorboard",
+    "envs/gymnasium/workers.py": "gymnasium",
+    "envs/gymnasium/mujoco_profiler.py": "mujoco",
+    "cli/help_pages.py": "argparse",
+}
+"""Of each dependency, the one file that may use what is private to it."""
+
+OPEN = {
+    "sys._current_frames": "Python documents both",
+    "os._exit": "Python documents both",
+    "constructed._construction": "the package's own, in the file that sets it",
+}
+"""Attributes that look private and may be read anywhere."""
+
+FOR_SUBCLASSES = {
+    "policies/wrapper.py": {"_save_to_state_dict", "_load_from_state_dict"},
+    "cli/help_pages.py": {"_get_help_string", "_format_action_invocation"},
+    "envs/gymnasium/workers.py": set(OF_GYMNASIUM),
+}
+"""What is private to a class of a dependency and used in one derived from it. torch documents its two."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_what_is_private_to_a_dependency_is_used_in_one_file(path):
+    file = str(path.relative_to(SOURCE))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            if any(re.match("_[a-zA-Z]", name) for name in names):
+                assert node.module.split(".")[0] == PRIVATE_PARTS.get(file), ast.unparse(node)
+            assert "experimental" not in names or file == "torch_private.py", ast.unparse(node)
+        if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
+            owner = ast.unparse(node.value)
+            allowed = owner in ("self", "cls", "super()") or ast.unparse(node) in OPEN
+            assert allowed or file in PRIVATE_PARTS, ast.unparse(node)
+
+
+def private_names_of(cls):
+    """What a class has, or gives its instances, under a private name."""
+    source = inspect.getsource(cls)
+    return {name for name in (*vars(cls), *re.findall(r"self\.(_\w+)", source)) if name[1:2] != "_"}
+
+
+def foreign_bases(cls):
+    """Those that are written in Python by others, but for the most general."""
+    for base in cls.__mro__:
+        home = base.__module__.partition(".")[0]
+        if home not in ("lightning_rl", "builtins", "abc", "typing", "enum", "collections"):
+            yield base
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_class_uses_nothing_private_of_the_classes_of_others_that_it_derives_from(path):
+    file = str(path.relative_to(SOURCE))
+    if file.startswith("__") or file == "lightning_private.py":
+        return
+    module = import_module(module_of(path))
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            used = {
+                one.attr
+                for one in ast.walk(node)
+                if isinstance(one, ast.Attribute)
+                and ast.unparse(one.value) in ("self", "super()", "cls")
+            }
+            used |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            used = {name for name in used if re.match("_[a-zA-Z]", name)}
+            for base in foreign_bases(getattr(module, node.name)):
+                shared = used & private_names_of(base)
+                assert shared <= FOR_SUBCLASSES.get(file, set()), f"{node.name}: {base.__name__}"
 
 
 @pytest.mark.parametrize(
-    "path",
-    [path for path in FILES if path != PRIVATE],
-    ids=lambda path: str(path.relative_to(SOURCE)),
+    ("path", "name"),
+    [(path, name) for path, names in OF_LIGHTNING.items() for name in names],
 )
-def test_private_parts_of_torch_are_imported_by_one_file_alone(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
-            assert "._" not in node.module, node.module
-            assert "experimental" not in node.module, node.module
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch":
-            assert not re.match("_[a-z]", node.attr), f"torch.{node.attr}"
+def test_lightning_has_the_private_attributes_that_are_used(path, name):
+    """As its classes define them, or their constructors set them."""
+    module, _, cls = path.rpartition(".")
+    owner = getattr(import_module(module), cls)
+    known = set().union(*(private_names_of(base) for base in owner.__mro__ if base is not object))
+    public = set(re.findall(r"self\.(\w+)", inspect.getsource(owner)))
+    assert name in known | public, f"lightning {version('lightning')}: {cls} has no {name}"
+
+
+def test_lightning_counts_by_the_object_that_is_told_of_an_iteration():
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", barebones=True)
+    trainer.strategy.connect(LightningModule())
+    trainer.lightning_module.automatic_optimization = False
+    counter_of_steps(trainer).increment_ready()
+    counter_of_steps(trainer).increment_completed()
+    assert trainer.global_step == 1
+
+
+def test_lightning_asks_for_a_signal_by_the_method_that_is_put_off():
+    """Where Lightning's loop calls another one, the exchange would take place all the same."""
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    assert "self._broadcast_sigterm_tensor()" in source
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", barebones=True)
+    skip_signal_exchange(trainer)
+    assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
+
+
+@pytest.mark.parametrize("name", [*OF_GYMNASIUM, "_async_worker"])
+def test_gymnasium_has_the_private_attributes_that_are_used(name):
+    known = private_names_of(AsyncVectorEnv) | private_names_of(VectorEnv)
+    known |= set(vars(async_vector_env))
+    assert name in known, f"gymnasium {version('gymnasium')} has no {name}"
+
+
+def test_jsonargparse_takes_back_what_was_set():
+    """By the object in which it keeps it; where that is another one, nothing would be taken back."""
+    before = dict(parsing_settings)
+    with parsing_settings_kept():
+        set_parsing_settings(validate_defaults=not before["validate_defaults"])
+        assert parsing_settings != before
+    assert parsing_settings == before

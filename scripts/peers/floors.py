@@ -19,8 +19,10 @@ from common import Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 
-from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_profiler import set_mujoco_profiler
+from lightning_rl.optim.compiled.choice import Choice
 from lightning_rl.optim.compiled.graphs import compile_graph
+from lightning_rl.optim.compiled.products import choose_products
 
 Action = Callable[[], Any]
 
@@ -53,7 +55,7 @@ def unwrapped(run: Run) -> Action:
         return lambda: move(pendulum.state, torques)
     spec = gymnasium.spec(work.env)
     envs = [gymnasium.make(work.env).unwrapped for _ in range(work.num_envs)]
-    stop_mujoco_profiler()
+    set_mujoco_profiler(wanted=False)
     ages = [0] * work.num_envs
     for i, env in enumerate(envs):
         env.reset(seed=run.seed + i)
@@ -126,7 +128,11 @@ def one_by_one(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
 def graph(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
     """Return the products as one graph, as a compiled update of lightning_rl has them."""
     inputs = [matrix for pair in pairs for matrix in pair]
-    calls = compile_graph(lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs)
+    choice = Choice(True, None)
+    choose_products(choice)
+    calls = compile_graph(
+        lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs, products=choice.products
+    )
     return lambda: calls(*inputs)
 
 

@@ -1,7 +1,13 @@
-"""Time lightning_rl's PPO."""
+"""Time lightning_rl's PPO.
 
+`--plain` leaves out what it does for speed on some machines alone (`trainer.machine`), and takes
+denormal numbers as they are. The row says under `computing` which ways the run took.
+"""
+
+import json
 import tempfile
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,6 +21,7 @@ from torch import Tensor
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.envs.torch_env import TorchEnv
+from lightning_rl.machine import PLAIN
 
 
 class PendulumEnv(TorchEnv):
@@ -58,7 +65,7 @@ class Timestamps(Callback):
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3"), "compile")
+    run = parse(("W1", "W2", "W2b", "W3"), "compile", "plain")
     work, clock = run.workload, Clock(run)
     seed_everything(run.seed, verbose=False)
     if run.name == "W3":
@@ -96,6 +103,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLTrainer(
             num_threads=run.threads,
+            machine=PLAIN if run.flags.plain else None,
+            flush_denormal=not run.flags.plain,
             run_dir=directory,
             logger=False,
             enable_checkpointing=False,
@@ -106,8 +115,10 @@ def main() -> None:
             limit_val_batches=0,
         )
         trainer.fit(model, data)
+        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
     name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
-    clock.report(name, "lightning-rl")
+    name += ", without what is about the machine" if run.flags.plain else ""
+    clock.report(name, "lightning-rl", computing=computing)
 
 
 if __name__ == "__main__":

@@ -441,7 +441,7 @@ class RLDataModule(LightningDataModule):
         """Stop the collector, and close the envs. May be called more than once."""
         watches = (self._watch, self._eval_watch)
         for watch in watches:
-            watch.hear()
+            watch.acknowledge()
         for resource in (self.collector, self._env, self._eval_env, *watches):
             if resource is not None:
                 resource.close()

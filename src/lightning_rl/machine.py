@@ -13,9 +13,11 @@ class MachineSettings:
 
     Args:
         products: what multiplies float32 matrices of compiled graphs on a CPU: torch's own `mkl`,
-            `onednn` by an operator that is compiled when first used, or `auto`, oneDNN on AMD's
-            CPUs with AVX-512, where it is faster. Last digits depend on it; a run that is resumed
-            with `auto` keeps to what it began with.
+            `onednn` by an operator that is compiled when first used, or `auto`: on a CPU with
+            AVX-512 whichever is faster. A test of 50 ms finds that out, and its answer is kept for
+            the runs to come, in `LIGHTNING_RL_CACHE`, or else `lightning_rl` below
+            `XDG_CACHE_HOME` or `~/.cache`. Last digits depend on it; a run that is resumed with
+            `auto` keeps to what it began with.
         cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
         shared_memory_sums: add up over the processes of one machine, on CPUs, through memory that
             they share, and not by gloo. With two processes results are the same; with more, last
@@ -24,6 +26,10 @@ class MachineSettings:
             `process`. Results are the same. What an earlier trainer of the process has set stays.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
             the same but for their last digits.
+        skip_signal_exchange: with several processes, leave out what Lightning asks rank 0 before
+            each batch, for 2 ms by gloo: whether it has got a signal. Signals come to us.
+        mujoco_profiler: leave MuJoCo's own profiler on, which its Python bindings switch on, and
+            which takes a tenth of a step; for who reads `MjData.timer`. Physics is the same.
     """
 
     products: Literal["auto", "mkl", "onednn"] = "auto"
@@ -31,7 +37,20 @@ class MachineSettings:
     shared_memory_sums: bool = True
     keep_freed_memory: bool = True
     numpy_acting: bool = True
+    skip_signal_exchange: bool = True
+    mujoco_profiler: bool = False
 
+
+PLAIN = MachineSettings(
+    products="mkl",
+    cuda_graphs=False,
+    shared_memory_sums=False,
+    keep_freed_memory=False,
+    numpy_acting=False,
+    skip_signal_exchange=False,
+    mujoco_profiler=True,
+)
+"""Nothing that is done for speed alone: what benchmarks compare with."""
 
 _in_force = MachineSettings()
 

@@ -16,17 +16,28 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "MODULE_INTERNALS",
+    "READ_NUMBER",
     "TorchDispatchMode",
+    "buffers_and_modules_of",
     "copy_all",
     "flatten",
     "list_options",
     "load_cpp",
     "make_fx",
+    "non_persistent_buffers_of",
     "standalone_compile",
     "step_is_listened_to",
     "timeout_of",
     "unflatten",
+    "version_of",
 ]
+
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+"""The operation by which Python gets the value of a tensor."""
+
+MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
+"""What `nn.Module` reads of itself at each call."""
 
 
 def load_cpp(source: str) -> None:
@@ -48,3 +59,22 @@ def step_is_listened_to(optimizer: Optimizer) -> bool:
 def timeout_of(group: Any) -> float:
     """Return the seconds after which a process group's backend for the CPU gives up."""
     return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a number that every write into a tensor's storage raises."""
+    return tensor._version
+
+
+def buffers_and_modules_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the dicts in which a module keeps its buffers, and the modules in it.
+
+    By way of `object`: whoever watches what is read of the module does not notice.
+    """
+    own = object.__getattribute__(module, "__dict__")
+    return own["_buffers"], own["_modules"]
+
+
+def non_persistent_buffers_of(module: torch.nn.Module) -> list[str]:
+    """Return the names of a module's own buffers that its `state_dict` leaves out, sorted."""
+    return sorted(module._non_persistent_buffers_set)

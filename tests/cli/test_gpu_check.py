@@ -147,7 +147,7 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
 
     monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
     equality = importlib.import_module("equality")
-    monkeypatch.setattr(cuda_graphs, "run_aside", lambda function: function())
+    monkeypatch.setattr(cuda_graphs, "run_on_side_stream", lambda function: function())
     monkeypatch.setattr(cuda_graphs, "capture", lambda function: (lambda: None, function()))
     with equality.counted_graphs() as count:
         made = [graphs.CapturedGraph(lambda x: [x + 1], slice(0, 1)) for _ in range(2)]

@@ -16,9 +16,9 @@ import lightning_rl
 from lightning_rl import PPO, machine
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.machine import MachineSettings
-from lightning_rl.optim.compiled import choice, graphs, onednn
+from lightning_rl.optim.compiled import choice, graphs, products
 from lightning_rl.optim.compiled.choice import PAYS_FROM, Choice
-from lightning_rl.optim.compiled.onednn import ProductChoice
+from lightning_rl.optim.compiled.products import choose_products, find_products, speed_ratio
 from tests.helpers import assert_same_run, last, load, train
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
@@ -61,6 +61,7 @@ def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
         "compiled": False,
         "why": why,
         "products": None,
+        "products_why": None,
         "cuda_graphs": False,
         "flush_denormal": torch.set_flush_denormal(True),
         "keeps_freed_memory": computing(tmp_path)["keeps_freed_memory"],
@@ -77,7 +78,10 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
     assert module._graphs.have_served
     found = computing(tmp_path)
     assert (found["compiled"], found["why"]) == (True, why)
-    assert found["products"] == ("onednn" if onednn.pays() else "mkl")
+    expected = find_products(speed_ratio)
+    assert found["products"] == expected.name
+    # From the comma on, where the answer is from: the run may have been the first to ask.
+    assert found["products_why"].split(",")[0] == expected.why.split(",")[0]
 
 
 @pytest.mark.parametrize(
@@ -205,28 +209,42 @@ def test_on_another_cpu_it_says_what_that_means():
         assert Choice("auto", 0, OF_ANOTHER).compiled
 
 
-def test_products_stay_with_what_multiplied_them_before(monkeypatch):
-    here = {"compiled": True, "cpu": choice.cpu()}
-    for pays, ready, before, found in (
-        (True, True, None, True),
-        (False, True, None, False),
-        (False, True, "onednn", True),
-        (True, True, "mkl", False),
+def resumed(before, compiled=True):
+    run = Choice("auto", 0, {"compiled": compiled, "products": before, "cpu": choice.cpu()})
+    run.compiled = True
+    return run
+
+
+def never():
+    raise AssertionError("nothing is to be measured")
+
+
+@pytest.mark.parametrize("before", ["mkl", "onednn"])
+def test_products_stay_with_what_multiplied_them_before(before, monkeypatch):
+    monkeypatch.setattr(products, "load_operator", lambda: True)
+    run = resumed(before)
+    choose_products(run, never)
+    assert (run.products, run.products_why) == (before, "as in the checkpoint")
+    assert run.state()["products"] == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "ready", "why"),
+    [
+        ("auto", False, "oneDNN's operator cannot be compiled here"),
+        ("mkl", True, "trainer.machine.products: mkl"),
+    ],
+)
+def test_other_products_than_before_are_said(setting, ready, why, monkeypatch):
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(products=setting))
+    monkeypatch.setattr(products, "load_operator", lambda: ready)
+    run = resumed("onednn")
+    with warns(
+        "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's: "
+        f"{why}. So {DIFFERS}."
     ):
-        monkeypatch.setattr(onednn, "pays", lambda pays=pays: pays)
-        monkeypatch.setattr(onednn, "is_ready", lambda ready=ready: ready)
-        run = Choice("auto", 0, None if before is None else here | {"products": before})
-        run.compiled = True
-        assert ProductChoice(run).is_onednn is found
-        assert run.state()["products"] == ("onednn" if found else "mkl")
-    monkeypatch.setattr(onednn, "is_ready", lambda: False)
-    run = Choice("auto", 0, here | {"products": "onednn"})
-    were = "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's"
-    with warns(f"{were}, since its operator cannot be compiled here: {DIFFERS}."):
-        assert not ProductChoice(run).is_onednn
-    monkeypatch.setattr(machine, "_in_force", MachineSettings(products="mkl"))
-    with warns(f"{were}, by trainer.machine.products: mkl: {DIFFERS}."):
-        assert not ProductChoice(run).is_onednn
+        choose_products(run, never)
+    assert (run.products, run.products_why) == ("mkl", why)
 
 
 def minibatches_of(config):

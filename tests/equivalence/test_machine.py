@@ -1,10 +1,15 @@
 """What is done for speed alone can be left out, to the same results, and `run.json` says so."""
 
 import json
+from dataclasses import asdict
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from lightning_rl.machine import MachineSettings, settings
+from lightning_rl import machine
+from lightning_rl.callbacks import graceful_stop
+from lightning_rl.machine import PLAIN, MachineSettings, settings
 from tests.helpers import assert_same_run, train
 
 SHORT = {"total_env_steps": 4 * 16 * 3}
@@ -38,3 +43,22 @@ def test_the_next_trainer_of_a_process_begins_with_its_own(tmp_path):
     run(tmp_path / "without", numpy_acting=False)
     run(tmp_path / "with")
     assert settings() == MachineSettings()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_lightning_asks_before_each_batch_is_left_out_where_it_is_wanted(
+    wanted, tmp_path, monkeypatch
+):
+    skipped = []
+    monkeypatch.setattr(graceful_stop, "skip_signal_exchange", skipped.append)
+    monkeypatch.setattr(graceful_stop.signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(skip_signal_exchange=wanted))
+    trainer = SimpleNamespace(world_size=2, datamodule=SimpleNamespace(dataset=None))
+    graceful_stop.GracefulStop(tmp_path).on_train_start(trainer, None)
+    assert skipped == ([trainer] if wanted else [])
+
+
+def test_plain_leaves_out_all_of_it():
+    """A new setting too: its value there is another one than its default."""
+    default, plain = asdict(MachineSettings()), asdict(PLAIN)
+    assert not [name for name in default if default[name] == plain[name]]

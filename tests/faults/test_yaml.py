@@ -114,14 +114,14 @@ def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
 
 def test_what_repeats_nothing_is_taken():
     """Anchors, merges whose keys are overridden, alike keys of different mappings, endless trees."""
-    from lightning_rl.cli.parsing import check_doubles, check_options
+    from lightning_rl.cli.parsing import check_duplicate_keys, check_options
 
     text = "a: &a {x: 1}\nb: {<<: *a, x: 2}\nc: [{x: 1}, {x: 2}]\nd: {<<: *a, <<: *a}\n"
     assert yaml.safe_load(text)["b"] == {"x": 2}
-    check_doubles(text, "it")
+    check_duplicate_keys(text, "it")
     bombs = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(30))
-    check_doubles(f"a0: &a0 [1]\n{bombs}", "it")
-    check_doubles("&a [*a]", "it")
+    check_duplicate_keys(f"a0: &a0 [1]\n{bombs}", "it")
+    check_duplicate_keys("&a [*a]", "it")
     check_options(["--x", "{a", "--y", "a" * 5000 + ".yaml", "--z=", "fit", "--trainer.a=b=c"])
 
 

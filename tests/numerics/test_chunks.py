@@ -18,6 +18,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout import discount_of, env_steps
+from tests.helpers import take_in
 
 K, GAMMA = 4, 0.9
 
@@ -164,7 +165,8 @@ def test_episode_statistics_count_env_steps_and_rewards_of_the_plain_env():
     statistics = EpisodeStatistics(16)
     done = chunked["terminated"] | chunked["truncated"]
     for part in (slice(0, 4), slice(4, 9)):  # an episode goes on from one rollout to the next
-        statistics.update(
+        take_in(
+            statistics,
             chunked["reward"][:, part],
             done[:, part],
             env_steps=chunked["executed"].sum(-1)[:, part],

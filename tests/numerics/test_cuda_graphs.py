@@ -6,7 +6,7 @@ import torch
 from lightning_rl import machine
 from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import cuda_graphs, graphs
-from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
+from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
 from tests.helpers import last, train
 
 
@@ -18,9 +18,9 @@ class Recorder:
         self.fails = fails
         self.written = ()
         monkeypatch.setattr(cuda_graphs, "capture", self.capture)
-        monkeypatch.setattr(cuda_graphs, "run_aside", self.run_aside)
+        monkeypatch.setattr(cuda_graphs, "run_on_side_stream", self.run_on_side_stream)
 
-    def run_aside(self, function):
+    def run_on_side_stream(self, function):
         self.warm_ups += 1
         return function()
 
@@ -96,11 +96,11 @@ def test_only_small_graphs_on_a_gpu_are_captured(monkeypatch):
 
     small = torch.zeros(10).as_subclass(OnGPU)
     large = torch.empty(cuda_graphs.LARGEST // 4, device="meta").as_subclass(OnGPU)
-    assert captures([small])
-    assert not captures([small, large])
-    assert not captures([small, torch.zeros(1)])
+    assert is_worth_capturing([small])
+    assert not is_worth_capturing([small, large])
+    assert not is_worth_capturing([small, torch.zeros(1)])
     monkeypatch.setattr(machine, "_in_force", MachineSettings(cuda_graphs=False))
-    assert not captures([small])
+    assert not is_worth_capturing([small])
 
 
 def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(tmp_path, mo
     policy = {"normalize_observation": True}
     plain = train(tmp_path / "plain", env="Pendulum-v1", policy=policy, model=model)[0]
     recorder = Recorder(monkeypatch)
-    monkeypatch.setattr(graphs, "captures", lambda tensors: True)
+    monkeypatch.setattr(graphs, "is_worth_capturing", lambda tensors: True)
     half = {"total_env_steps": 4 * 16 * 3}
     train(tmp_path / "half", env="Pendulum-v1", policy=policy, model=model, data=half)
     assert recorder.replays > 0

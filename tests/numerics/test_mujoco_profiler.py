@@ -1,12 +1,16 @@
-"""MuJoCo's profiler is off, and nothing else about MuJoCo has changed."""
+"""MuJoCo's profiler is off unless it is asked for, and nothing else about MuJoCo has changed."""
+
+import json
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from lightning_rl import GymnasiumEnv
-from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
+from lightning_rl import GymnasiumEnv, machine
+from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.machine import MachineSettings
+from tests.helpers import train
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -17,7 +21,7 @@ def _clock_of_the_bindings():
     mujoco.set_mjcb_time(None)
     yield
     mujoco.set_mjcb_time(None)
-    stop_mujoco_profiler()
+    set_mujoco_profiler(wanted=False)
 
 
 def rollout(env, steps=20):
@@ -29,14 +33,19 @@ def rollout(env, steps=20):
     return np.concatenate(rows), env.unwrapped.data.timer[0].duration
 
 
-def test_physics_is_the_same_bit_for_bit_without_it():
+def test_physics_is_the_same_bit_for_bit_without_it_and_it_comes_back():
     env = gymnasium.make("HalfCheetah-v5")
     with_profiler, seconds = rollout(env)
     assert seconds > 0
-    assert stop_mujoco_profiler()
+    assert has_mujoco_profiler(env)
+    set_mujoco_profiler(wanted=False)
+    assert not has_mujoco_profiler(env), f"mujoco {mujoco.__version__} has moved its clock"
     without, after = rollout(env)
     assert after == 0 or after == seconds, "the timer stands still"
     assert np.array_equal(with_profiler, without)
+    set_mujoco_profiler(wanted=True)
+    assert has_mujoco_profiler(env)
+    assert rollout(env)[1] > after
 
 
 class Timed(gymnasium.Wrapper):
@@ -45,22 +54,44 @@ class Timed(gymnasium.Wrapper):
         return self.unwrapped.data.timer[0].duration
 
 
+@pytest.mark.parametrize("wanted", [False, True])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_envs_are_made_without_it(vectorization):
+def test_envs_are_stepped_with_it_or_without_whenever_it_was_said(
+    vectorization, wanted, monkeypatch
+):
+    """Also after they were made, as a trainer does, and in the processes of workers."""
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(mujoco_profiler=not wanted))
     env = GymnasiumEnv(2, id="HalfCheetah-v5", vectorization=vectorization)
+    monkeypatch.setattr(machine, "_in_force", MachineSettings(mujoco_profiler=wanted))
     try:
         env.wrap_each(Timed)
         env.reset(seed=1)
         for _ in range(3):
             env.step(torch.zeros(2, 6))
-        assert list(env._env.get_attr("seconds_timed")) == [0, 0]
+        assert [seconds > 0 for seconds in env._env.get_attr("seconds_timed")] == [wanted] * 2
+        assert env.mujoco_profiler is wanted
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_run_says_whether_it_was_on(wanted, tmp_path):
+    data = {"total_env_steps": 4 * 16}
+    trainer = {"machine": MachineSettings(mujoco_profiler=wanted), "limit_val_batches": 0}
+    train(tmp_path, env="HalfCheetah-v5", data=data, trainer=trainer)
+    computing = json.loads((tmp_path / "run.json").read_text())["computing"]
+    assert computing["mujoco_profiler"] is wanted
+
+
+def test_of_an_env_without_mujoco_nothing_is_said():
+    env = GymnasiumEnv(1, id="CartPole-v1")
+    env.reset(seed=1)
+    assert env.mujoco_profiler is None
 
 
 def test_a_clock_of_the_users_goes_on():
     calls = []
     mujoco.set_mjcb_time(lambda: calls.append(0) or 1.0)
-    assert not stop_mujoco_profiler()
+    set_mujoco_profiler(wanted=False)
     rollout(gymnasium.make("HalfCheetah-v5"), steps=1)
     assert calls

@@ -11,7 +11,7 @@ from lightning_rl.optim.compiled import graphs, onednn
 
 @pytest.fixture
 def product():
-    if not onednn.is_ready():
+    if not onednn.load_operator():
         pytest.skip("the operator cannot be compiled here")
     return torch.ops.lightning_rl.product.default
 
@@ -97,7 +97,7 @@ def gradients_of(network):
 
 
 @pytest.mark.parametrize("samples", [2048, 512, 64])
-def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples, monkeypatch):
+def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples):
     """Three layers forward, their weights, and the inputs of two; but none with a vector."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU())
@@ -107,9 +107,8 @@ def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples
     expected = function(*inputs)
     traced = make_fx(function)(*inputs)
     assert onednn.route_products(traced) == 5
-    for routes in (True, False):
-        monkeypatch.setattr(onednn, "pays", lambda routes=routes: routes)
-        compiled = graphs.compile_graph(function, inputs)(*inputs)
+    for way in ("onednn", "mkl"):
+        compiled = graphs.compile_graph(function, inputs, products=way)(*inputs)
         for found, value in zip(compiled, expected, strict=True):
             torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
     for found, value in zip(traced(*inputs), expected, strict=True):
@@ -128,5 +127,5 @@ def test_other_products_stay_where_they_are():
 
 def test_without_a_compiler_the_products_stay_with_mkl(monkeypatch, caplog):
     monkeypatch.setattr(onednn, "SOURCE", onednn.SOURCE.with_suffix(".missing"))
-    assert not onednn.is_ready.__wrapped__()
+    assert not onednn.load_operator.__wrapped__()
     assert "stay with MKL" in caplog.text

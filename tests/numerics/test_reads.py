@@ -92,20 +92,20 @@ def test_a_change_of_what_was_read_is_noticed_and_nothing_else(name):
     before = nn.Module.__getattribute__, Inner.__getattribute__
     reads = recorded(module, READERS[name])
     assert (nn.Module.__getattribute__, Inner.__getattribute__) == before
-    assert reads.hold()
+    assert reads.still_hold()
     module.unrelated, module.inner.unrelated = 1.0, 2.0
     module.number = float(str(module.number))  # equal, but another object
-    assert reads.hold()
+    assert reads.still_hold()
     assert reads.changed() == []
     CHANGES[name](module)
-    assert not reads.hold()
+    assert not reads.still_hold()
 
 
 def test_what_is_read_in_another_thread_or_of_another_object_does_not_count():
     module, other = Loss(), Loss()
     reads = recorded(module, lambda m: m.number + other.number)
     other.number = 3.0
-    assert reads.hold()
+    assert reads.still_hold()
 
 
 class MyAlgorithm(OnPolicyAlgorithm):
@@ -212,5 +212,5 @@ def test_a_graph_that_reads_a_rebound_tensor_takes_the_new_one(traced_only):
         lambda x: [x * module.tensor + module.tensor], [torch.ones(1)], reads=reads
     )
     module.tensor = torch.tensor([3.0])
-    assert reads.hold()
+    assert reads.still_hold()
     assert graph(torch.ones(1))[0].item() == 6.0

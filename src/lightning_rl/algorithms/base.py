@@ -23,6 +23,7 @@ from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
+from lightning_rl.lightning_private import counter_of_steps
 from lightning_rl.optim.compiled.choice import Choice, Setting
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
@@ -318,7 +319,9 @@ class Algorithm(LightningModule, ABC, Constructed):
         steps = torch.tensor(env_steps_in(rollout))
         self.env_steps += int(ranks.sum_over_ranks(steps))
         self.metrics = self._metrics_of_iteration()
-        _count_iteration(self)
+        # In manual optimization Lightning would count the steps of its own optimizers.
+        self._iterations.increment_ready()
+        self._iterations.increment_completed()
 
     def _metrics_of_iteration(self) -> dict[str, float]:
         means: dict[str, float] = {}
@@ -352,6 +355,7 @@ class Algorithm(LightningModule, ABC, Constructed):
 
         A checkpoint's state is taken up afterwards.
         """
+        self._iterations = counter_of_steps(self.trainer)
         self.phase = phases_of(cast(Any, self.trainer).profiler)
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
@@ -617,15 +621,3 @@ def _adam(learning_rate: float, eps: float) -> OptimizerFactory:
 
 def _as_it_is(minibatch: TensorDict) -> TensorDict:
     return minibatch
-
-
-def _count_iteration(module: LightningModule) -> None:
-    """Make `trainer.global_step` count iterations.
-
-    In manual optimization it counts steps of LightningOptimizers.
-
-    The progress object is not documented; Lightning has kept it since 2022, and a test watches it.
-    """
-    progress = module.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
-    progress.increment_ready()
-    progress.increment_completed()

@@ -21,6 +21,7 @@ from lightning_rl.checkpoint_format import (
 )
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.lightning_private import start_method_of, trainer_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 
@@ -46,7 +47,7 @@ def check_trainer(trainer: Trainer) -> None:
 def check_strategy(trainer: Trainer) -> None:
     """Refuse strategies that do not give each process a whole policy and envs of its own."""
     strategy = trainer.strategy
-    started = getattr(strategy, "_start_method", "popen")
+    started = start_method_of(strategy)
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
         name = type(strategy).__name__ + ("" if started == "popen" else f" by {started}")
         raise ConfigurationError(
@@ -174,7 +175,7 @@ def check_checkpoint(
     """
     check_schema(checkpoint)
     saved: dict[str, Any] = checkpoint[STATE_KEY]
-    trainer = module._trainer
+    trainer = trainer_of(module)
     require(
         saved["kind"] != WEIGHTS or trainer is None or trainer.state.fn != "fit",
         "The checkpoint holds weights only: a run cannot go on from it exactly, for want of the "

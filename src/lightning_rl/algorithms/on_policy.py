@@ -23,6 +23,7 @@ from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyC
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range
+from lightning_rl.lightning_private import trainer_of
 from lightning_rl.optim.compiled.update import CompiledValues
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.update import Objective
@@ -162,7 +163,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _check_first_ratio(self, rollout: TensorDict, keys: Sequence[str]) -> None:
         """Check it once in a run, where the loss takes a ratio of the policy's own actions."""
-        if self._ratio_checked or self._trainer is None:
+        if self._ratio_checked or trainer_of(self) is None:
             return
         if "sample_log_prob" in keys and self.data.acted_by_policy:
             self._ratio_checked = check_first_ratio(self.policy, rollout)

@@ -13,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_rl.callbacks.typed import data_of
 from lightning_rl.collectors import Collector
 from lightning_rl.distributed import ranks
+from lightning_rl.lightning_private import skip_signal_exchange
+from lightning_rl.machine import settings
 from lightning_rl.runs import CHECKPOINTS
 
 SAME_SIGNAL_SECONDS = 2.0
@@ -48,10 +50,8 @@ class GracefulStop(Callback):
         if trainer.world_size == 1 and data.dataset is not None:
             data.dataset.on_interrupt = lambda: self._save_and_stop(trainer)
             self._collector = data.collector
-        if trainer.world_size > 1:
-            # Before each batch Lightning asks rank 0 by gloo, 2 ms, for a signal that we get.
-            loop = trainer.fit_loop.epoch_loop
-            loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]  # no hook
+        if trainer.world_size > 1 and settings().skip_signal_exchange:
+            skip_signal_exchange(trainer)
         if threading.current_thread() is threading.main_thread():
             self._previous = {
                 number: signal.signal(number, self._handle) for number in self.SIGNALS
@@ -125,7 +125,3 @@ class GracefulStop(Callback):
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
-
-
-def _nothing() -> None:
-    """Stand for what is not needed."""

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,13 +14,14 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 from torch.utils.tensorboard import FileWriter
 from torch.utils.tensorboard.summary import hparams, text
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.errors import WriteError
 from lightning_rl.files import check_still_there, write_atomically, writing
+from lightning_rl.lightning_private import forget_writer, has_writer, purge_from
+from lightning_rl.tensorboard_private import leave_errors_to_the_caller
 
 OF_SETTINGS = ".settings"
 """How the name of the event file ends that holds nothing but the settings of a run."""
@@ -55,8 +55,8 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The writer, opened when first asked for."""
-        if self._experiment is None:
-            _leave_errors_to_the_caller()
+        if not has_writer(self):
+            leave_errors_to_the_caller()
         with writing(self.log_dir):
             return super().experiment
 
@@ -109,19 +109,19 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         Lightning has opened a writer before the checkpoint was read; another one takes its place.
         """
         self._close()
-        self._kwargs["purge_step"] = env_steps + 1
+        purge_from(self, env_steps + 1)
 
     def _close(self) -> None:
         """Close the event file. What is written next begins another one."""
         self.finalize("success")
-        self._experiment = None
+        forget_writer(self)
 
     @rank_zero_only
     def save(self) -> None:
         """Flush. Lightning's own also writes `hparams.yaml`, before there is anything to say."""
-        if self._experiment is not None:
+        if has_writer(self):
             with writing(self.log_dir):
-                self._experiment.flush()
+                self.experiment.flush()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -221,24 +221,6 @@ class EnvStepCSV(EnvStepLogger):
         text = io.StringIO()
         csv.DictWriter(text, self._columns, restval="").writerow(row)
         return text.getvalue().encode()
-
-
-def _leave_errors_to_the_caller() -> None:
-    """Have TensorBoard's thread print no traceback of what the system refuses it.
-
-    It raises the same error in the thread that gives it something to write (tensorboard 2.21).
-    """
-    before = threading.excepthook
-    if getattr(before, "__name__", "") == _leave_errors_to_the_caller.__name__:
-        return
-
-    def hook(failed: Any) -> None:
-        is_refusal = isinstance(failed.exc_value, OSError)
-        if not (is_refusal and isinstance(failed.thread, _AsyncWriterThread)):
-            before(failed)
-
-    hook.__name__ = _leave_errors_to_the_caller.__name__
-    threading.excepthook = hook
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

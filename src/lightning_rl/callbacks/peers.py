@@ -1,7 +1,6 @@
 """Keep the processes of a run together: one run directory, and one end."""
 
 import atexit
-import subprocess
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +8,7 @@ from typing import Any, cast
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.distributed import ranks
+from lightning_rl.lightning_private import processes_launched_by
 
 GRACE_SECONDS = 5.0
 """How long a process that has failed may take to say why, before it is killed."""
@@ -24,8 +24,8 @@ class Peers(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell the other ranks where the output is; they write nothing there."""
         if ranks.world_size() > 1:
-            atexit.unregister(ranks.leave)
-            atexit.register(ranks.leave)
+            atexit.unregister(ranks.disconnect)
+            atexit.register(ranks.disconnect)
         run_dir: str = trainer.strategy.broadcast(str(cast(Any, trainer).run_dir))
         cast(Any, trainer).run_dir = Path(run_dir)
 
@@ -33,7 +33,7 @@ class Peers(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """End the processes that this one has launched; one that failed first may say why."""
-        launched: list[subprocess.Popen[bytes]] = getattr(trainer.strategy.launcher, "procs", [])
+        launched = processes_launched_by(trainer.strategy)
         if ranks.is_lost_rank(exception):
             deadline = time.monotonic() + GRACE_SECONDS
             while any(p.poll() is None for p in launched) and time.monotonic() < deadline:

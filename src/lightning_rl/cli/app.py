@@ -34,6 +34,7 @@ from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import check_writable, write_atomically
+from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
@@ -105,7 +106,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
         )
 
 
-class RLCLI(LightningCLI):
+class RLCLI(CommandLineAlone, LightningCLI):
     """The command line; `RLCLI(args=[...])` runs it from Python."""
 
     def __init__(self, args: Sequence[str]) -> None:
@@ -167,12 +168,10 @@ class RLCLI(LightningCLI):
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
+        self._find_checkpoint()
 
-    def _parse_ckpt_path(self) -> None:
-        """Find the checkpoint.
-
-        Its config does not come in here, where it would beat the command line.
-        """
+    def _find_checkpoint(self) -> None:
+        """Replace the checkpoint that was named by its path."""
         config = self.config[self.config.subcommand]
         if config.ckpt_path:
             config.ckpt_path = str(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
-from lightning_rl.cli.parsing import check_doubles, check_size
+from lightning_rl.cli.parsing import check_duplicate_keys, check_size
 from lightning_rl.errors import ConfigurationError
 
 SCRIPT = "__main__."
@@ -30,7 +30,7 @@ def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
     """
     config = str(checkpoint[CONFIG_KEY])
     check_size(config, f"The configuration in {path}")
-    check_doubles(config, f"The configuration in {path}")
+    check_duplicate_keys(config, f"The configuration in {path}")
     return config
 
 

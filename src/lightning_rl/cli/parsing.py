@@ -20,7 +20,7 @@ MOST_VALUES = 10_000
 """Of the configuration in a checkpoint; those that the package ships have some 200."""
 
 
-class Double(NamedTuple):
+class DuplicateKey(NamedTuple):
     """A key that stands twice in one mapping: its path, and the lines, from 1."""
 
     path: str
@@ -96,11 +96,11 @@ def check_options(options: Sequence[str]) -> None:
         _check(value, f"The value of {flag}" if flag else f"'{value}'", Path(), set(), suffixes)
 
 
-def check_doubles(text: str, name: str) -> None:
+def check_duplicate_keys(text: str, name: str) -> None:
     """Refuse YAML in which a key stands twice: the last one would win, unsaid.
 
     Args:
-        text: of the YAML; what is none is for its reader to refuse.
+        text: of the YAML; what cannot be read as such is left to its reader to refuse.
         name: begins the message, such as `The configuration in FILE`.
 
     Raises:
@@ -115,7 +115,7 @@ def check_size(text: str, name: str) -> None:
     Ten lines of aliases of aliases are 10^10 values, which no reader would ever be done with.
 
     Args:
-        text: of the YAML; what is none is for its reader to refuse.
+        text: of the YAML; what cannot be read as such is left to its reader to refuse.
         name: begins the message.
 
     Raises:
@@ -170,9 +170,9 @@ def _parsed(text: str) -> yaml.Node | None:
 
 
 def _check_node(root: yaml.Node | None, name: str) -> None:
-    double = next(_doubles(root, "", set()), None)
-    if double is not None:
-        path, first, second = double
+    duplicate = next(_duplicate_keys(root, "", set()), None)
+    if duplicate is not None:
+        path, first, second = duplicate
         lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
         raise ConfigurationError(
             f"{name} has the key '{path}' in line {lines}: only the last one would count. Remove "
@@ -180,7 +180,7 @@ def _check_node(root: yaml.Node | None, name: str) -> None:
         )
 
 
-def _doubles(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[Double]:
+def _duplicate_keys(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[DuplicateKey]:
     """Yield the keys that stand twice, in the order of the text."""
     if id(node) in seen:
         return  # an alias; written to that end, they multiply beyond all bounds
@@ -194,12 +194,12 @@ def _doubles(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[Doub
             line = key.start_mark.line + 1
             # `<<` may come again: it merges, and overrides nothing.
             if name in lines and key.tag != "tag:yaml.org,2002:merge":
-                yield Double(name, lines[name], line)
+                yield DuplicateKey(name, lines[name], line)
             lines[name] = line
-            yield from _doubles(value, name, seen)
+            yield from _duplicate_keys(value, name, seen)
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
-            yield from _doubles(value, f"{path}.{i}" if path else str(i), seen)
+            yield from _duplicate_keys(value, f"{path}.{i}" if path else str(i), seen)
 
 
 def _texts(root: yaml.Node | None) -> Iterator[str]:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium
 import yaml
 from jsonargparse import set_parsing_settings
-from jsonargparse._common import parsing_settings
 from torch.cuda import device_count
 from torch.optim import Optimizer
 
@@ -27,6 +26,7 @@ from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.jsonargparse_private import parsing_settings_kept
 from lightning_rl.permission import CURE, withheld
 from lightning_rl.policies import Backbone, Policy
 
@@ -304,19 +304,15 @@ def only_allowed_imports(typed: Sequence[str], cure: str = CURE) -> Iterator[Non
             packages.add(name.rpartition(".")[0])
         elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
             foreign.add(root)
-    before = dict(parsing_settings)
-    set_parsing_settings(
-        import_path_denylist=["*"],
-        import_path_allowlist=sorted(packages | foreign),
-        instantiate_subclass_spec_in_any=False,
-    )
     if foreign:
         sys.path.append(str(Path.cwd()))
-    try:
-        with withheld(cure):
-            yield
-    finally:
-        parsing_settings.update(before)
+    with parsing_settings_kept(), withheld(cure):
+        set_parsing_settings(
+            import_path_denylist=["*"],
+            import_path_allowlist=sorted(packages | foreign),
+            instantiate_subclass_spec_in_any=False,
+        )
+        yield
 
 
 def _import_paths(typed: Sequence[str]) -> Iterator[str]:

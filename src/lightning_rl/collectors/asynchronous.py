@@ -13,11 +13,10 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import check_range
-from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.process import flush_denormals, flushes_denormals
 
@@ -44,7 +43,7 @@ class AsyncCollector(Collector):
     A checkpoint holds the rollouts that wait to be read, and the state in which the rollout under
     way began: a resumed run collects that one again.
 
-    See `Collector` for the first four arguments, and the last two.
+    See `Collector` for the first four arguments, and `settings`.
 
     Args:
         max_staleness: by how many updates the weights behind a step may lag the learner's.
@@ -68,11 +67,9 @@ class AsyncCollector(Collector):
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,
         device: str | None = None,
-        *,
-        plan: EpisodePlan = AS_THEY_COME,
-        phase: PhaseTimer = no_phases,
+        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
+        super().__init__(env, policy, num_steps, seed, **settings)
         check_range("max_staleness", max_staleness, least=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
@@ -97,8 +94,8 @@ class AsyncCollector(Collector):
             self._acting,
             self._buffer.segments,
             seed,
-            plan=plan,
-            phase=phase,
+            plan=self.plan,
+            phase=self.phase,
             take_up_weights=self._take_up_weights,
         )
         self.ways = self._loop.ways

@@ -166,11 +166,9 @@ class SyncCollector(Collector):
         policy: Policy,
         num_steps: int,
         seed: int,
-        *,
-        plan: EpisodePlan = AS_THEY_COME,
-        phase: PhaseTimer = no_phases,
+        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
+        super().__init__(env, policy, num_steps, seed, **settings)
         (self._segment,) = allocate_segments(
             1,
             env.single_observation_space,
@@ -180,7 +178,9 @@ class SyncCollector(Collector):
             extra_fields=policy.extra_fields | env.extra_fields,
             device=policy.version.device,
         )
-        self._loop = RolloutLoop(env, policy, [self._segment], seed, plan=plan, phase=phase)
+        self._loop = RolloutLoop(
+            env, policy, [self._segment], seed, plan=self.plan, phase=self.phase
+        )
         self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:

@@ -38,17 +38,6 @@ class EpisodeStatistics:
         self.successes: deque[bool] = deque(maxlen=WINDOW)
         self.episodes = 0
 
-    def update(
-        self,
-        reward: Tensor,
-        done: Tensor,
-        success: Tensor | None = None,
-        env_steps: Tensor | None = None,
-        counted: Tensor | None = None,
-    ) -> None:
-        """Take in the next T actions of all envs, and the episodes that ended; see `follow`."""
-        self.add(self.follow(reward, done, success, env_steps, counted))
-
     def follow(
         self,
         reward: Tensor,
@@ -70,7 +59,7 @@ class EpisodeStatistics:
             counted: [N, T] bool, true where an end is to be among those returned; all of them where
                 not given.
         """
-        rewards = reward.double().cpu()
+        rewards = reward.double().cpu()  # a sum of thousands of float32 would drift
         ends = done.t().nonzero().tolist()
         returned = done if counted is None else done & counted
         ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist())
@@ -88,7 +77,7 @@ class EpisodeStatistics:
                     ended.lengths.append(int(lasted[n]) + steps)
                 incomplete[n] = False
                 before[n], lasted[n], begins[n] = 0.0, 0, t + 1
-        # Summed apart from what came before the last end, which may hold a number that is none.
+        # Summed apart from what came before the last end, which may hold NaN.
         under_way = torch.arange(rewards.shape[1]) >= torch.tensor(begins)[:, None]
         self._return += torch.where(under_way, rewards, 0.0).sum(1)
         taken_since = under_way if env_steps is None else under_way * env_steps.cpu()
@@ -180,6 +169,7 @@ class EnvReports:
             zeros = values.new_zeros(len(said))
             self._sums[names] = zeros, zeros.clone()
         total, count = self._sums[names]
+        # No branch on what is NaN: the numbers stay on the device until the rollout is over.
         total += values.nansum(1)
         count += (values == values).sum(1)
 

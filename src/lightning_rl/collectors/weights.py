@@ -32,6 +32,7 @@ class PublishedWeights:
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         self._changed = threading.Condition()
+        # Buffers change without gradients: running means, and the version itself.
         buffers = {name for name, _ in policy.named_buffers()}
         self._names = {
             name
@@ -48,6 +49,7 @@ class PublishedWeights:
         """Make the weights of a policy the newest, and wake whoever waits for them."""
         start = time.perf_counter()
         with self._changed:
+            # One call for all: to enter an operation takes longer than to copy a small tensor.
             copy_all(self._tensors, self._changing(policy))
             self.version = int(policy.version)
             self._changed.notify_all()
@@ -91,5 +93,6 @@ class PublishedWeights:
 def acting_copy(policy: Policy, device: torch.device) -> Policy:
     """Return a copy to act with; on the learner's own device it shares what is frozen."""
     here = device == policy.version.device
+    # A frozen vision model is most of a VLA's memory, and never written.
     shared = {id(p): p for p in policy.parameters() if here and not p.requires_grad}
     return copy.deepcopy(policy, dict(shared)).to(device).requires_grad_(False)

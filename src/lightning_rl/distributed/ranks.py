@@ -49,9 +49,10 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     with _peers_needed():
         parts = _exchanged(tensor)
         if parts is None:
-            total = tensor.to(_device(), copy=True)
+            total = tensor.to(_device(), copy=True)  # all_reduce writes into it
             dist.all_reduce(total)
         else:
+            # In the order of the ranks, on each of them: the same bits everywhere.
             total = torch.from_numpy(functools.reduce(np.add, parts))
     return total.view(tensor.shape).to(tensor.device)
 
@@ -102,7 +103,9 @@ def moments_over_ranks(
     if world_size() == 1:
         return count, mean, square
     counts = count.expand_as(mean)
+    # What a rank without samples has for mean and square may be NaN, and would spoil the sum.
     own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
+    # A row per rank, summed: a gather, by the sum that goes through shared memory.
     table = own.new_zeros(world_size(), *own.shape)
     table[rank()] = own
     counts, means, squares = sum_over_ranks(table).unbind(1)
@@ -119,6 +122,7 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
         sizes: of the parts; their sum is M.
         eps: added to the standard deviation.
     """
+    # float64: a variance as a difference of sums of squares loses half of the digits.
     exact, lengths = values.double(), torch.tensor(sizes, device=values.device)
     sums = [torch.segment_reduce(x, "sum", lengths=lengths) for x in (exact, exact.square())]
     count, total, squares = sum_over_ranks(torch.stack([lengths, *sums]))
@@ -139,7 +143,7 @@ def way_of_sums() -> str | None:
     return "shared memory" if shared else str(dist.get_backend())
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Close the connections to the other ranks, as the last thing before the process ends.
 
     Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.

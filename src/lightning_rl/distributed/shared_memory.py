@@ -25,9 +25,11 @@ EXCHANGES, LEFT, SIZES = 0, 1, 2
 """Words of a row's header: how many exchanges its process has taken part in, whether it has left,
 and how many bytes it gave, on either side."""
 
-SPINS, PAUSE, LOOK = 20_000, 2e-4, 0.1
-"""Looks at the others before sleeping; s to sleep between later ones, and between checks of whether
-the others are alive."""
+SPINS = 20_000
+"""How often a process asks whether the others have come, before it sleeps in between."""
+
+PAUSE_SECONDS, CHECK_SECONDS = 2e-4, 0.1
+"""How long it sleeps then, and how often it looks whether the others are alive."""
 
 
 class LostRankError(RuntimeError):
@@ -77,6 +79,7 @@ class SharedTable:
             piece = own[start : start + CAPACITY]
             slots[self._rank, : len(piece)] = piece
             self._words[self._own + size] = len(own)
+            # Last: whoever sees the count finds the bytes there already.
             self._count += 1
             self._words[self._own + EXCHANGES] = self._count
             self._wait()
@@ -87,6 +90,7 @@ class SharedTable:
             ]
             start += CAPACITY
             last = start >= max(lengths)
+            # What fits at once, nearly always, is handed out where it lies, without a copy.
             if last and not taken[0]:
                 return [part.view(data.dtype) for part in parts]
             for rounds, part in zip(taken, parts, strict=True):
@@ -104,11 +108,13 @@ class SharedTable:
         while self._missing():
             looks += 1
             if looks < SPINS:
+                # Not sleep, whose shortest is longer than most waits; nor a loop without it, which
+                # keeps the others from the core where there are fewer cores than processes.
                 os.sched_yield()
                 continue
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
             waited = time.monotonic() - began
-            if waited - checked > LOOK:
+            if waited - checked > CHECK_SECONDS:
                 checked = waited
                 self._check_others(waited)
 
@@ -147,10 +153,11 @@ def open_table(rank: int, gather: Callable[[Any], list[Any]], timeout: float) ->
         fd = os.memfd_create("lightning_rl")
         os.ftruncate(fd, size)
         os.pwrite(fd, token, size - len(token))
-        path = f"/proc/{os.getpid()}/fd/{fd}"
+        path = f"/proc/{os.getpid()}/fd/{fd}"  # by which others open what has no name
     path, token = gather((path, token))[0]
     memory = _mapped(path, size, token)
     reached = gather((memory is not None, os.getpid()))
+    # All have mapped it, or never will.
     if fd >= 0:
         os.close(fd)
     if memory is None or not all(ok for ok, _ in reached):
@@ -171,6 +178,7 @@ def _mapped(path: str, size: int, token: bytes) -> mmap.mmap | None:
     except OSError:
         return None
     try:
+        # On another machine the same path may be another file; the token is in ours alone.
         if os.fstat(fd).st_size != size or os.pread(fd, len(token), size - len(token)) != token:
             return None
         return mmap.mmap(fd, size)

@@ -41,11 +41,11 @@ class ChunkWrapper(gymnasium.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; nothing was executed before."""
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._told(observation, *self._nothing()), info
+        return self._with_report(observation, *self._not_executed()), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
-        step_reward, executed = self._nothing()
+        step_reward, executed = self._not_executed()
         terms: dict[str, Any] = {}
         taken_over: dict[str, Any] = {}
         for k in range(self._execute):
@@ -57,22 +57,23 @@ class ChunkWrapper(gymnasium.Wrapper):
                     if is_number(value):
                         terms[name] = terms.get(name, 0.0) + value
             if "executed_action" in info:
+                # A copy of the chunk: its other actions were executed as they were told.
                 instead = taken_over.setdefault("executed_action", np.array(action))
                 instead[k] = info["executed_action"]
                 if "intervened" in info:
                     before = taken_over.get("intervened", False)
                     taken_over["intervened"] = before or bool(info["intervened"])
             if terminated or truncated:
-                break
+                break  # the rest of the chunk was meant for this episode
         if terms or taken_over:
             info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
-        told = self._told(observation, step_reward, executed)
+        told = self._with_report(observation, step_reward, executed)
         return told, step_reward.sum(), terminated, truncated, info
 
-    def _nothing(self) -> tuple[np.ndarray, np.ndarray]:
+    def _not_executed(self) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(self._chunk_size, np.float32), np.zeros(self._chunk_size, np.int8)
 
-    def _told(
+    def _with_report(
         self, observation: Any, step_reward: np.ndarray, executed: np.ndarray
     ) -> dict[str, Any]:
         return {"observation": observation, "step_reward": step_reward, "executed": executed}

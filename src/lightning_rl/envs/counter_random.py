@@ -5,7 +5,7 @@ are. Here a number is the hash of who asks and when (Salmon et al. 2011, "Parall
 as easy as 1, 2, 3").
 
 The hash is lowbias32 (Chris Wellons 2018, "Prospecting for hash functions"), a bijection of 32
-bits, held in int64 so that every device computes the same. Two lanes of 32 bits carry the key: with
+bits, held in int64 so that every device computes the same. Two words of 32 bits carry the key: with
 one, some of the few million episodes of a run would share their start.
 """
 
@@ -17,7 +17,7 @@ _FIRST = 0x7FEB352D
 _SECOND = 0x846CA68B - 2**32
 """The second factor less 2^32: the same low 32 bits, and no product leaves int64."""
 
-_LANES = (0x9E3779B9, 0x243F6A88)
+_KEY_WORDS = (0x9E3779B9, 0x243F6A88)
 _GOLDEN = 0x9E3779B9
 
 
@@ -30,6 +30,7 @@ def hash32(x: Tensor) -> Tensor:
     Returns:
         int64 of the same shape and range.
     """
+    # In place but for the first, which must not write into what it was given.
     x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_MASK)
     x.bitwise_xor_(x >> 15).mul_(_SECOND).bitwise_and_(_MASK)
     return x.bitwise_xor_(x >> 16)
@@ -37,8 +38,8 @@ def hash32(x: Tensor) -> Tensor:
 
 def key_of(seed: Tensor) -> Tensor:
     """Return the key [2, N] of seeds [N] int64; all 64 bits of a seed count."""
-    lanes = torch.tensor(_LANES, device=seed.device)[:, None]
-    return hash32(hash32(lanes ^ (seed & _MASK)) ^ ((seed >> 32) & _MASK))
+    words = torch.tensor(_KEY_WORDS, device=seed.device)[:, None]
+    return hash32(hash32(words ^ (seed & _MASK)) ^ ((seed >> 32) & _MASK))
 
 
 def uniforms(key: Tensor, episode: Tensor, tick: Tensor | int, count: int) -> Tensor:

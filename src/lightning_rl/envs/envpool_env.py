@@ -82,7 +82,7 @@ class EnvPoolEnv(VectorEnv):
         EnvPool takes no options. Seeds are taken modulo 2^31, the range that it knows.
         """
         if seed is not None or self._pool is None:
-            self.close()
+            self.close()  # a pool takes its seeds when it is made
             seeds = [s % 2**31 for s in self._seeds(seed)]
             with _explained(self.id):
                 self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
@@ -104,6 +104,7 @@ class EnvPoolEnv(VectorEnv):
         finished = np.flatnonzero(done)
         if finished.size:
             info["final_obs"] = result
+            # At once: by itself EnvPool would reset them at the next step, and ignore its action.
             first, _ = self._pool.reset(finished.astype(np.int32))
             result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
         return (

@@ -75,8 +75,8 @@ class TorchEnv(VectorEnv):
         self.episode = torch.full_like(self.seed, -1)
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
-        self._key = key_of(self.seed)
-        self._looks = self.device.type == "cpu"
+        self._key = key_of(self.seed)  # kept: each draw needs it
+        self._on_cpu = self.device.type == "cpu"
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -127,14 +127,15 @@ class TorchEnv(VectorEnv):
         done = terminated | truncated
         self.final_state = moved
         final = info["final_obs"] = self.observe(moved)
-        if self._looks:
+        if self._on_cpu:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
         else:
+            # Starts for all, and most of them for nothing: `nonzero` would wait for the device.
             self.episode = self.episode + done
             starts = self._starts(self._key, self.episode)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observe(self.state)
-        self.elapsed = elapsed.masked_fill_(done, 0)
+        self.elapsed = elapsed.masked_fill_(done, 0)  # in place: it was made above
         return observation, reward, terminated, truncated, info
 
     def advance(
@@ -187,7 +188,7 @@ class TorchEnv(VectorEnv):
             elapsed: [N], env steps since the episode began, this one included.
         """
         moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
-        truncated = elapsed >= self.max_episode_steps
+        truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
         # Here, as what follows may broadcast them.
         for field, value in (("reward", reward), ("terminated", terminated)):
             check_like(type(self).__name__, value, truncated, field)

@@ -109,7 +109,7 @@ class EnvWatch:
         self._running = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._heard = threading.Event()  # the run is ending
+        self._acknowledged = threading.Event()  # the run is ending
         self._closed = threading.Event()
 
     def make(self, factory: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
@@ -123,7 +123,7 @@ class EnvWatch:
         """
         if self.timeout_s is None:
             return factory(num_envs)
-        self._heard.clear()
+        self._acknowledged.clear()
         self._closed.clear()
         self._num_envs, self._verdict = num_envs, None
         try:
@@ -137,13 +137,13 @@ class EnvWatch:
         setattr(env, "close", self._closing(env.close))  # noqa: B010  # as above
         return env
 
-    def hear(self) -> None:
+    def acknowledge(self) -> None:
         """Say that the run is ending: whoever had to know of a hang does."""
-        self._heard.set()
+        self._acknowledged.set()
 
     def close(self) -> None:
         """End the thread, once the env is closed. May be called more than once."""
-        self._heard.set()
+        self._acknowledged.set()
         self._closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(GRACE_SECONDS)
@@ -192,7 +192,7 @@ class EnvWatch:
             if self._running or self._closed.is_set():
                 return
             name = f"watch of {self.whose}"
-            thread = threading.Thread(target=self._look, name=name, daemon=True)
+            thread = threading.Thread(target=self._watch_calls, name=name, daemon=True)
             with suppress(RuntimeError):  # the interpreter ends, and takes no new ones
                 thread.start()
                 self._thread, self._running = thread, True
@@ -200,7 +200,7 @@ class EnvWatch:
 
     # --- the thread that looks ---
 
-    def _look(self) -> None:
+    def _watch_calls(self) -> None:
         assert self.timeout_s is not None
         tick = min(TICK_SECONDS, self.timeout_s / 4)
         seen, spent, idle, last = self._call, 0.0, 0, time.monotonic()
@@ -209,7 +209,7 @@ class EnvWatch:
             passed, last = min(now - last, 2 * tick), now
             call = self._call
             idle = idle + 1 if call is None and seen is None else 0
-            if idle >= IDLE_TICKS and self._lapse():
+            if idle >= IDLE_TICKS and self._end_if_idle():
                 return
             spent = spent + passed if call is seen and call is not None else 0.0
             seen = call
@@ -218,7 +218,7 @@ class EnvWatch:
                 break
         self._running = False
 
-    def _lapse(self) -> bool:
+    def _end_if_idle(self) -> bool:
         """End for want of calls, unless one begins just now."""
         self._running = False
         if self._call is None:
@@ -236,19 +236,19 @@ class EnvWatch:
         if owner is None or not owner.give_up():
             _interrupt(call[1])
         if call[1] == main:
-            if self._ends(call):
+            if self._ended_in_time(call):
                 return
         else:
             self._on_hang(error)
-            if self._heard.wait(GRACE_SECONDS):
+            if self._acknowledged.wait(GRACE_SECONDS):
                 return
             assert main is not None
             _interrupt(main)  # it is busy with something else
-            if self._heard.wait(GRACE_SECONDS / 2):
+            if self._acknowledged.wait(GRACE_SECONDS / 2):
                 return
         end_process(error)
 
-    def _ends(self, call: Call) -> bool:
+    def _ended_in_time(self, call: Call) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
         while self._call is call and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -281,7 +281,7 @@ class EnvWatch:
             return
         call, error = self._verdict
         if call[1] != threading.main_thread().ident:
-            if not self._heard.is_set():
+            if not self._acknowledged.is_set():
                 raise error
         elif self._call is call:
             raise _GivenUp

@@ -50,7 +50,7 @@ def gae(
     _check_shapes(reward, value, terminated, truncated, final_value)
     done = terminated | truncated
     delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
-    advantage = _reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))
+    advantage = reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))
     return advantage, advantage + value[:, :-1]
 
 
@@ -111,7 +111,7 @@ def vtrace(
     rho, done = weight.clamp(max=rho_bar), terminated | truncated
     delta = _temporal_difference(reward, value, terminated, truncated, final_value, gamma)
     decay = _decay(done, gamma * gae_lambda, like=delta)
-    correction = _reversed_scan(rho * delta, decay * weight.clamp(max=c_bar))  # v - V
+    correction = reversed_scan(rho * delta, decay * weight.clamp(max=c_bar))  # v - V
     following = torch.cat([correction[:, 1:], torch.zeros_like(correction[:, :1])], dim=1)
     return rho * torch.addcmul(delta, decay, following), correction + value[:, :-1]
 
@@ -140,7 +140,7 @@ def discounted_return(
     start = reward.clone()
     start[:, 0] += (gamma[:, 0] if isinstance(gamma, Tensor) else gamma) * initial
     decay[:, 0] = 0.0
-    return _reversed_scan(start.flip(1), decay.flip(1)).flip(1)
+    return reversed_scan(start.flip(1), decay.flip(1)).flip(1)
 
 
 def _temporal_difference(
@@ -167,7 +167,7 @@ def _decay(done: Tensor, factor: float | Tensor, *, like: Tensor) -> Tensor:
     return torch.full_like(like, factor).masked_fill_(done, 0.0)
 
 
-def _reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
+def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
     """Solve x_t = term_t + decay_t * x_{t+1} backwards in time, [N, T].
 
     By doubling, in log2(T) rounds: after each, x_t has seen twice as many steps ahead, and

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_rl.functional.advantages import _reversed_scan
+from lightning_rl.functional.advantages import reversed_scan
 
 NOISE = 1e-5
 """Returns whose difference is a smaller part of their size than this are equal.
@@ -61,7 +61,7 @@ def group_relative_advantage(
     """
     _check(reward, done, group_size, mode, truncate_at_first_done)
     mask = first_episode_mask(done) if truncate_at_first_done else torch.ones_like(done)
-    returns = _reversed_scan(reward, (~done).to(reward.dtype) * gamma)
+    returns = reversed_scan(reward, (~done).to(reward.dtype) * gamma)
     members = mask
     if mode == "trajectory":
         returns, members = returns[:, :1], mask[:, :1]

@@ -8,14 +8,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors import Collector, EpisodePlan
-from lightning_rl.collectors.loop import AS_THEY_COME, FirstEpisodes
+from lightning_rl.collectors import Collector
+from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
 from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.files import write_atomically
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import allocate_rollout, copy_tree, map_tree
 
@@ -25,7 +24,7 @@ FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success
 class Demonstrations(Collector):
     """Hand out the same demonstrations with every rollout, for `BehaviorCloning`.
 
-    See `Collector` for the first four arguments, and the last two; the episodes are as long as the
+    See `Collector` for the first four arguments, and `settings`; the episodes are as long as the
     longest of them, whatever `data.buffer_size` says.
 
     Args:
@@ -48,11 +47,9 @@ class Demonstrations(Collector):
         seed: int,
         path: str | None = None,
         episodes: int | None = None,
-        *,
-        plan: EpisodePlan = AS_THEY_COME,
-        phase: PhaseTimer = no_phases,
+        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, plan=plan, phase=phase)
+        super().__init__(env, policy, num_steps, seed, **settings)
         check_range("episodes", episodes, least=1)
         data = record(env, episodes or 100, seed) if path is None else load(path)
         found = len(data["action"])

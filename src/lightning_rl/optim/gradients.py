@@ -86,7 +86,7 @@ class FlatGradient:
 
     def clear(self) -> None:
         """Set all gradients to zero, for backward passes to add to."""
-        self._whole.zero_()
+        self._whole.zero_()  # one operation, whatever the number of parameters
         for i, (parameter, part, same) in enumerate(self._views):
             parameter.grad = part if same else None
             self._reached[i] = False
@@ -114,6 +114,7 @@ class FlatGradient:
         """
         row, gradient, reached = averages(flat, self._parameters)
         norm = gradient.norm()
+        # Into the tensor whose views the `.grad`s are: one product sets them all.
         torch.mul(gradient, clip_factor(norm, max_norm), out=self._whole)
         for (parameter, part, same), is_reached in zip(self._views, reached.tolist(), strict=True):
             own = part if same else part.to(parameter.dtype)

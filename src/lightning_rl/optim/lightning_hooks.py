@@ -48,6 +48,7 @@ class LightningHooks:
             inputs: whose gradients are wanted; None for all.
         """
         strategy = self._module.trainer.strategy
+        # Where the reducer would add up the gradients of this micro-batch alone.
         ours = isinstance(strategy, DDPStrategy)
         with strategy.block_backward_sync() if ours else nullcontext():  # type: ignore[attr-defined]  # narrowed by `ours`
             self._module.manual_backward(loss, inputs=inputs)

@@ -66,12 +66,14 @@ class PerceptronPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        output = widened(self.actor(self.features(td)))
+        output = widened(self.actor(self.features(td)))  # no critic: values come per rollout
         for key, value in self.distribution.sample(output, deterministic, generator).items():
-            td.set(key, value, inplace=True)
+            td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
         return td
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        # In bfloat16 NumPy has no way; and of a subclass only what it says itself counts, since
+        # one that overrides `forward` inherits the mark.
         quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
         if quick and settings().numpy_acting and acts_in_numpy(self, rollout):
             return NumpyActor(self, rollout)
@@ -272,7 +274,7 @@ def flatten_observation(observation: Tensor | TensorDict, batch_dims: int = 1) -
     """Concatenate a tensor or a tree of tensors, keys in sorted order, to float32 [..., D]."""
     if isinstance(observation, Tensor):
         if observation.dim() == batch_dims + 1 and observation.dtype == torch.float32:
-            return observation
+            return observation  # as it is: this is called at each env step
         return observation.reshape(*observation.shape[:batch_dims], -1).to(torch.float32)
     return torch.cat(
         [flatten_observation(observation[key], batch_dims) for key in sorted(observation.keys())],

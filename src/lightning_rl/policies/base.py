@@ -16,6 +16,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import FieldSpec, step_views, time_major
+from lightning_rl.torch_private import version_of
 
 
 class Policy(nn.Module, ABC, Constructed):
@@ -247,7 +248,7 @@ class StepwiseActor(RolloutActor):
         if t > 0:
             self._forget_ended(t)
         slots = self._slots[t]
-        before = [slot._version for slot in slots]
+        before = [version_of(slot) for slot in slots]
         with self._precision:
             # A copy of the container: what is set in it must not be found there at the next call.
             result = self._policy(self._steps[t].copy(), generator=self._generator)
@@ -259,7 +260,7 @@ class StepwiseActor(RolloutActor):
         for key, slot, version in zip(self._fields, slots, before, strict=True):
             value = result.get(key, None)
             if value is slot:
-                if slot._version == version:  # where it lay before, and nobody has written it
+                if version_of(slot) == version:  # where it lay before, and nobody has written it
                     self._refuse(key, None, slot)
             elif value is None or value.shape != slot.shape or value.dtype != slot.dtype:
                 self._refuse(key, value, slot)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lightning_rl.policies.base import Policy
+from lightning_rl.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]
 """By the path of a module: the name of its class as `class`, where that says what it computes, and
@@ -81,7 +82,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
     }
     buffers = {
         name: _value_of(buffer)
-        for name in sorted(module._non_persistent_buffers_set)
+        for name in non_persistent_buffers_of(module)
         if (buffer := getattr(module, name)) is not None
     }
     return attributes | buffers

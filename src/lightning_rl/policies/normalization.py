@@ -44,10 +44,12 @@ class RunningMoments(nn.Module):
                 torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
             )
             number, mean, var = count[0].long(), mean.float(), (var / count).float()
+        # By `where` and not by `if`, which would wait for an accelerator.
         usable = (mean + var).isfinite().all()
         total = self.count + number
         weight = (number / total).to(mean.dtype)
         shift = mean - self.mean
+        # As an update of what is there: differences of large sums would lose float32's digits.
         merged = self.var + (var - self.var) * weight + shift.square() * weight * (1 - weight)
         self.var.copy_(torch.where(usable, merged, self.var))
         self.mean.copy_(torch.where(usable, self.mean + shift * weight, self.mean))
@@ -64,6 +66,7 @@ class ObservationNormalizer(RunningMoments):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return the normalised observation, shape [..., D]."""
+        # A product, as `NumpyActor` has it too: dividing would give other last digits.
         return ((observation - self.mean) * self.factor()).clamp(-self.limit, self.limit)
 
     def factor(self) -> Tensor:
@@ -117,6 +120,7 @@ class RewardNormalizer(RunningMoments):
             carry = torch.where(continues, carry, 0.0)
         returns = discounted_return(reward, done, carry, gamma=discount)
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
+        # What is not finite would stay so for the rest of the run.
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
         self.update(returns.reshape(-1, 1))
 

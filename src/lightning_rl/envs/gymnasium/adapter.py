@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
+from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.step_results import (
     check_like,
     read_arrays,
@@ -36,6 +37,7 @@ from lightning_rl.envs.vector_env import (
     wrap_arrays,
 )
 from lightning_rl.errors import require
+from lightning_rl.machine import settings
 from lightning_rl.rollout import map_tree
 
 MAX_REPLAY_STEPS = 100_000
@@ -62,6 +64,10 @@ class GymnasiumEnv(VectorEnv):
         wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of
             class paths.
         clip_action: clip continuous actions to the bounds of the space before stepping.
+
+    Attributes:
+        mujoco_profiler: whether MuJoCo's profiler is on, from the first reset on; None for an env
+            that is not MuJoCo's.
 
     Raises:
         ConfigurationError: for an unknown id, a missing package, or an env that resets finished
@@ -90,9 +96,10 @@ class GymnasiumEnv(VectorEnv):
         self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
         self._wrappers = list(wrappers or [])
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
-        atexit.register(_close, weakref.ref(self))
+        atexit.register(_close, weakref.ref(self))  # weakly, or no env would ever be freed
         self._take_spaces()
         self._observation: Any = None
+        self.mujoco_profiler: bool | None = None
         self.render_fps = float(self._env.metadata.get("render_fps", self.render_fps))
         self._forget_episodes()
 
@@ -100,6 +107,7 @@ class GymnasiumEnv(VectorEnv):
         self, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         seeds = seed if seed is None else _plain_seed(seed)
+        self._profile_mujoco()
         self._observation, info = self._env.reset(seed=seeds, options=options)
         self._forget_episodes()
         return wrap_arrays(self._observation), info
@@ -156,6 +164,7 @@ class GymnasiumEnv(VectorEnv):
             raise RestoreError(
                 f"the state was saved with {len(episodes)} envs, there are {self.num_envs}"
             )
+        self._profile_mujoco()
         self._env.reset()
         actions = [episode["actions"].numpy() for episode in episodes]
         self._env.set_attr(
@@ -229,6 +238,19 @@ class GymnasiumEnv(VectorEnv):
     def close(self) -> None:
         self._env.close()
 
+    def _profile_mujoco(self) -> None:
+        """Have MuJoCo time its steps or not, as the settings have it by now.
+
+        At a reset and not where the envs are made: that is before the trainer brings the settings.
+        """
+        wanted = settings().mujoco_profiler
+        if self._replayable:
+            told = self._env.call("profile_mujoco", wanted)
+            self.mujoco_profiler = next((one for one in told if one is not None), None)
+        else:
+            set_mujoco_profiler(wanted)
+            self.mujoco_profiler = has_mujoco_profiler(self._env)
+
     def _make_anew(self) -> None:
         made = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
@@ -261,6 +283,7 @@ class GymnasiumEnv(VectorEnv):
         now = self._first_kept + len(self._actions)
         if done is not None:
             self._episode_begin[done] = now
+        # Now and then: to delete from the front of a list moves all that follows.
         if len(self._actions) % 1024 == 0:
             oldest = max(int(self._episode_begin.min()), now - MAX_REPLAY_STEPS)
             del self._actions[: oldest - self._first_kept]

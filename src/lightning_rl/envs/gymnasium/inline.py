@@ -62,11 +62,19 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         self._any_dtype = dtype is not None and np.issubdtype(dtype, np.floating)
         self._dtype: Any = None
         self._rows: list[np.ndarray] = []
+        self._arrays: Any = None  # of observations, which `reset` gives and each step writes again
+        self._given: list[Any] = [None] * self.num_envs
+        self._outcomes = (
+            np.zeros(self.num_envs),
+            np.zeros(self.num_envs, np.bool_),
+            np.zeros(self.num_envs, np.bool_),
+        )
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Begin an episode in every env."""
         self.set_elapsed([0] * self.num_envs)
         observations, infos = super().reset(seed=seed, options=options)
+        self._arrays = observations  # Gymnasium's own: it was told not to copy
         self._rows = list(observations) if self._copy_rows else []
         return observations, infos
 
@@ -99,18 +107,17 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         self._clock = now = self._clock + 1
         someone_is_out_of_time = now >= self._first_end
         size, rows, any_dtype = self._size, self._rows, self._any_dtype
-        observations: Any = self._observations
+        rewards, terminations, truncations = self._outcomes
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
-            observation, self._rewards[i], terminated, truncated, info = step(action)
+            observation, rewards[i], terminated, truncated, info = step(action)
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
             if info and says_something(info):
                 gather(infos.setdefault("said", {}), info, i, self.num_envs)
-            self._terminations[i], self._truncations[i] = terminated, truncated
+            terminations[i], truncations[i] = terminated, truncated
             if terminated or truncated:
                 check_observation(self.envs[i], observation)
                 # A copy: the env may write its next observation into the same array.
-                end = {"final_obs": copy.deepcopy(observation)}
-                infos = self._add_info(infos, end, i)
+                self._note_end(infos, i, copy.deepcopy(observation))
                 observation, _ = self.envs[i].reset()
                 self._ends[i] = now + self._limits[i]
             if self._copy_rows:
@@ -131,29 +138,44 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
             else:
                 if size is not None:  # a dict, which has none, is refused by `concatenate`
                     check_observation(self.envs[i], observation)
-                self._env_obs[i] = observation
+                self._given[i] = observation
         if "final_obs" in infos:
             self._first_end = min(self._ends)
         if not self._copy_rows:
             try:
-                concatenate(self.single_observation_space, self._env_obs, observations)
+                concatenate(self.single_observation_space, self._given, self._arrays)
             except (KeyError, TypeError, ValueError):
-                for i, observation in enumerate(self._env_obs):
+                for i, observation in enumerate(self._given):
                     check_observation(self.envs[i], observation)
                 raise
-        return observations, self._rewards, self._terminations, self._truncations, infos
+        return self._arrays, rewards, terminations, truncations, infos
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
-        """Return the stack of the env that is stepped: `i` in the frame says which."""
+        """Return the stack of the env that is stepped, reset or made: a frame says which."""
         for depth, frame in enumerate(frames):
             if frame.f_code in _NUMBERED and "i" in frame.f_locals:
-                walk = ((inner, inner.f_lineno) for inner in reversed(frames[:depth]))
-                return {frame.f_locals["i"]: traceback.StackSummary.extract(walk)}
+                number, inner = frame.f_locals["i"], frames[:depth]
+            elif frame.f_code is ReplayableEpisode.reset.__code__:
+                number, inner = self._number_of(frame.f_locals["self"]), frames[: depth + 1]
+            else:
+                continue
+            walk = ((one, one.f_lineno) for one in reversed(inner))
+            return {number: traceback.StackSummary.extract(walk)}
         return {}
 
     def give_up(self) -> bool:
         """Do nothing: the envs are in the thread that waits, which must be interrupted."""
         return False
+
+    def _number_of(self, env: gymnasium.Env) -> int:
+        return next(i for i, one in enumerate(self.envs) if one is env)
+
+    def _note_end(self, infos: dict[str, Any], i: int, observation: Any) -> None:
+        """Add the final observation of env i to the infos, as Gymnasium lays them out."""
+        if "final_obs" not in infos:
+            infos["final_obs"] = np.full(self.num_envs, None, dtype=object)
+            infos["_final_obs"] = np.zeros(self.num_envs, np.bool_)
+        infos["final_obs"][i], infos["_final_obs"][i] = observation, True
 
     def _look_at(self, i: int, observation: Any) -> None:
         """Check what env i returned, and take its dtype for one that is good."""
@@ -166,8 +188,8 @@ def _make(i: int, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
     return make()
 
 
-_NUMBERED = (InlineVectorEnv.step.__code__, SyncVectorEnv.reset.__code__, _make.__code__)
-"""Functions whose local `i` is the number of an env (Gymnasium's: tried with 1.4)."""
+_NUMBERED = (InlineVectorEnv.step.__code__, _make.__code__)
+"""Functions whose local `i` is the number of an env."""
 
 
 def _quicken(env: gymnasium.Env) -> None:

@@ -10,7 +10,6 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.mujoco_profiler import stop_mujoco_profiler
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -65,7 +64,6 @@ def make_gymnasium(
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
-            stop_mujoco_profiler()
     except gymnasium.error.NamespaceNotFound as error:
         raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -89,10 +87,10 @@ def make_gymnasium(
 
 
 def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
+    # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     for wrapper in wrappers:
         env = wrapper(env)
-    stop_mujoco_profiler()
     return ReplayableEpisode(env)
 
 

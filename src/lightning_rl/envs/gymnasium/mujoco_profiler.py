@@ -1,11 +1,19 @@
-"""Switch off the profiler that MuJoCo's Python bindings switch on."""
+"""Switch off the profiler that MuJoCo's Python bindings switch on, and on again.
+
+Of what is private to MuJoCo this file alone uses something: the library's path, and the name of a C
+variable in it. Tried with mujoco 4.0.
+"""
 
 import ctypes
 import sys
+from typing import Any
+
+OF_MUJOCO = ("mujoco", "dm_control")
+"""Packages whose objects an env holds where it steps MuJoCo."""
 
 
-def stop_mujoco_profiler() -> bool:
-    """Have MuJoCo time nothing; return whether that was possible.
+def set_mujoco_profiler(wanted: bool) -> None:
+    """Have MuJoCo time its steps in this process, or not.
 
     MuJoCo reads a clock some 30 times per simulation step to fill `MjData.timer`, if the callback
     `mjcb_time` is set, and its Python bindings set it. HalfCheetah-v5 takes 29 µs a step with it
@@ -13,15 +21,34 @@ def stop_mujoco_profiler() -> bool:
     back, so the C variable is cleared.
 
     A clock of the user's, by `mujoco.set_mjcb_time`, is left alone, and one that is set later
-    works. Nothing is done where `mujoco` has not been imported.
+    works. Nothing is done where `mujoco` has not been imported, nor where the variable is not found
+    (another version, or platform).
     """
     mujoco = sys.modules.get("mujoco")
     if mujoco is None or mujoco.get_mjcb_time() is not None:
-        return False
+        return
     try:
-        library = ctypes.CDLL(mujoco._callbacks.__file__)
-        clock = ctypes.c_void_p.in_dll(library, "mjcb_time")
-    except (AttributeError, OSError, ValueError):  # another version, or platform
-        return False
-    clock.value = None
-    return True
+        clock = _clock_of(mujoco)
+    except (AttributeError, OSError, ValueError):
+        return
+    if not wanted:
+        clock.value = None
+    elif clock.value is None:
+        mujoco.set_mjcb_time(None)
+
+
+def has_mujoco_profiler(env: Any) -> bool | None:
+    """Tell whether MuJoCo times the steps of an env, in this process; None where it has none."""
+    held = vars(getattr(env, "unwrapped", env)).values()
+    if not any(type(one).__module__.partition(".")[0] in OF_MUJOCO for one in held):
+        return None
+    try:
+        return _clock_of(sys.modules["mujoco"]).value is not None
+    except (AttributeError, OSError, ValueError):
+        return True  # it cannot be switched off here
+
+
+def _clock_of(mujoco: Any) -> ctypes.c_void_p:
+    """Return the C variable that holds the clock, which is null where there is none."""
+    library = ctypes.CDLL(mujoco._callbacks.__file__)
+    return ctypes.c_void_p.in_dll(library, "mjcb_time")

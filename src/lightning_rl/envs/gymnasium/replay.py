@@ -9,6 +9,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
+from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.step_results import check_observation, check_step
 
 
@@ -64,6 +65,15 @@ class ReplayableEpisode(gymnasium.Wrapper):
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info
+
+    def profile_mujoco(self, wanted: bool) -> bool | None:
+        """Have MuJoCo time its steps in the process of this env, or not.
+
+        Returns:
+            whether it does from here on; None where this is no env of MuJoCo's.
+        """
+        set_mujoco_profiler(wanted)
+        return has_mujoco_profiler(self.env)
 
     def picture(self) -> Any:
         """Draw the env, if `picture_wanted`; asked of all envs at once."""

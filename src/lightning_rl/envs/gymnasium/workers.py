@@ -1,4 +1,7 @@
-"""Step Gymnasium envs in processes of their own, and say what became of one that failed."""
+"""Step Gymnasium envs in processes of their own, and say what became of one that failed.
+
+Of what is private to Gymnasium this file alone uses something (`OF_GYMNASIUM`).
+"""
 
 import faulthandler
 import multiprocessing.connection
@@ -22,6 +25,9 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from lightning_rl.envs.step_results import gather, says_something
 from lightning_rl.envs.watch import TellsWhere
+
+OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
+"""What instances of `AsyncVectorEnv` have, beside its `_async_worker`. Tried with gymnasium 1.4."""
 
 EXIT_SECONDS = 1.0
 """How long processes may take to end before they are killed, or to have ended before they count."""

@@ -19,6 +19,7 @@ from lightning_rl.envs.tasks.cart_pole import CartPole
 from lightning_rl.envs.tasks.point_mass import PointMass
 from lightning_rl.envs.tasks.push_cube import PushCube
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import map_tree
 
 TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "CartPole": CartPole,
@@ -62,7 +63,13 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         """Take a step; where it ends the episode, the task has begun another, which nobody sees."""
         _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
         final = _array(info.pop("final_obs"))[0]
-        return final, float(reward), bool(terminated), bool(truncated), _first_row(info)
+        return (
+            final,
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            map_tree(_first_number, info),
+        )
 
     def render(self) -> np.ndarray | None:
         """Return a picture, uint8 [H, W, 3], where the render mode asks for one.
@@ -121,7 +128,7 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
         """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`."""
         observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
         done = _array(terminated | truncated)
-        final, info = _array(info.pop("final_obs")), _arrays(info)
+        final, info = _array(info.pop("final_obs")), map_tree(_array, info)
         infos = _masked(info, ~done)
         if done.any():
             infos["final_obs"], infos["_final_obs"] = final, done
@@ -152,11 +159,6 @@ def _array(value: Any) -> np.ndarray:
     return value.cpu().numpy()
 
 
-def _arrays(info: dict[str, Any]) -> dict[str, Any]:
-    """Return a tree of tensors as one of arrays."""
-    return {k: _arrays(v) if isinstance(v, dict) else _array(v) for k, v in info.items()}
-
-
 def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     """Put beside each entry of a tree, as Gymnasium does, in which envs it counts."""
     masked: dict[str, Any] = {}
@@ -166,6 +168,6 @@ def _masked(info: dict[str, Any], mask: np.ndarray) -> dict[str, Any]:
     return masked
 
 
-def _first_row(info: dict[str, Any]) -> dict[str, Any]:
-    """Return the info of env 0, as plain numbers."""
-    return {k: _first_row(v) if isinstance(v, dict) else v[0].item() for k, v in info.items()}
+def _first_number(values: Tensor) -> Any:
+    """Return what a tensor [N] says of env 0, as a plain number."""
+    return values[0].item()

@@ -45,7 +45,7 @@ class TracedAdam:
         group = optimizer.param_groups[0]
         return (
             {id(p) for p in group["params"]} == {id(p) for p in parameters}
-            and len({(p.device, p.dtype) for p in parameters}) == 1
+            and len({(p.device, p.dtype) for p in parameters}) == 1  # they share flat tensors
             and min(group["betas"]) > 0
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
@@ -61,6 +61,7 @@ class TracedAdam:
 
     def tensors(self) -> list[Tensor]:
         """Return what `update` takes beside parameters and gradients, as it is now."""
+        # As a tensor, and only where it has moved: as a number it would be compiled in.
         rate = self._optimizer.param_groups[0]["lr"]
         if rate != self._rate:
             self._rate_tensor.fill_(rate)
@@ -108,6 +109,7 @@ class TracedAdam:
             scale = own_variance.sqrt() / root + eps
             moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
             parameter.copy_(torch.where(own_accept, moved, parameter))
+        # By `where`: a step that is not taken leaves everything as it was, without a branch.
         one_each = elementwise = accept
         if reached is not None:
             one_each = torch.stack(list(accepts))

@@ -37,6 +37,7 @@ class Choice:
         why: in words.
         products: what multiplies float32 matrices on the CPU, `mkl` or `onednn`; None where that is
             yet to be chosen, or nothing is compiled.
+        products_why: in words.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Choice:
         self._before = before
         self._said = False
         self.products: str | None = None
+        self.products_why: str | None = None
         if setting != "auto":
             self.compiled, self.why = setting, f"compile: {str(setting).lower()}"
         elif before is not None:

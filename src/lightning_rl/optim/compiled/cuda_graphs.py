@@ -13,7 +13,7 @@ LARGEST = 2**26
 its activations take would be kept for it alone."""
 
 
-def captures(tensors: Iterable[Tensor]) -> bool:
+def is_worth_capturing(tensors: Iterable[Tensor]) -> bool:
     """Tell whether it pays to capture a graph of these inputs."""
     tensors = list(tensors)
     return (
@@ -51,11 +51,12 @@ class CapturedGraph:
         """Return what the graph returns, in tensors of its own."""
         if self._fails:
             return self._graph(*inputs)
+        # A captured graph reads and writes addresses, whatever lies there by then.
         addresses = [tensor.data_ptr() for tensor in inputs]
         del addresses[self._moving]
         if addresses != self._addresses:
             self._addresses, self._replay = addresses, None
-            return run_aside(lambda: self._graph(*inputs))
+            return run_on_side_stream(lambda: self._graph(*inputs))
         if self._replay is None:
             self._capture(list(inputs))
         if self._replay is None:
@@ -63,6 +64,7 @@ class CapturedGraph:
         for place, value in zip(self._places, inputs[self._moving], strict=True):
             place.copy_(value)
         self._replay()
+        # The next replay writes over them, and statistics keep scalars until the iteration is over.
         return [output.clone() for output in self._outputs]
 
     def _capture(self, inputs: list[Tensor]) -> None:
@@ -80,7 +82,7 @@ class CapturedGraph:
             )
 
 
-def run_aside(function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
+def run_on_side_stream(function: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
     """Call a function on a stream of its own, as what is to be captured has to be warmed up."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from lightning_rl.optim.compiled.choice import Choice
-from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, captures
-from lightning_rl.optim.compiled.onednn import ProductChoice, route_products
+from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
+from lightning_rl.optim.compiled.onednn import route_products
+from lightning_rl.optim.compiled.products import choose_products
 from lightning_rl.optim.compiled.reads import Place, Read, Reads
 from lightning_rl.torch_private import list_options, make_fx, standalone_compile
 
@@ -56,7 +57,10 @@ class Graphs:
     def __init__(self, root: Any, device: torch.device, choice: Choice | None = None) -> None:
         self.available = True
         self._choice = choice or Choice(True, None)
-        self._products = ProductChoice(self._choice)
+        if device.type == "cpu":
+            choose_products(
+                self._choice
+            )  # here, where all ranks are: a graph is made by each alone
         self.captured = False
         self.have_served = False
         self._root = root
@@ -65,7 +69,7 @@ class Graphs:
         self._varying: dict[Place, Read] = {}
         self._constant: set[Place] = set()  # numbers that cannot vary
 
-    def tried(self, call: Callable[[], T]) -> T | None:
+    def attempt(self, call: Callable[[], T]) -> T | None:
         """Return what a call of graphs gives, or None where they are not to be had.
 
         In that case `choice` hears why, and it is not tried again.
@@ -114,7 +118,7 @@ class Graphs:
         """Return the graph that is right for what its function would read now; see `call`."""
         known = self._compiled.setdefault(key, [])
         for compiled in known:
-            if compiled.reads.hold():
+            if compiled.reads.still_hold():
                 return compiled
         changed = known[0].reads.changed() if known else []
         if len(known) >= MOST_GRAPHS:
@@ -124,7 +128,9 @@ class Graphs:
             for read in changed
             if read.is_number() and read.place not in self._constant
         }
+        # What changes once is likely to change at each iteration, as what is annealed does.
         new = self._compile_varying(make, inputs, moving, numbers)
+        # First, as the next call most likely wants this one again.
         known.insert(0, new or self._compile(make, inputs, moving, self._varying))
         return known[0]
 
@@ -147,8 +153,8 @@ class Graphs:
     ) -> "_Compiled":
         reads = Reads(self._root, varying.values(), self._device)
         function, noted = make()
-        graph = compile_graph(function, inputs, moving, reads, self._products)
-        self.captured |= captures(inputs)
+        graph = compile_graph(function, inputs, moving, reads, self._choice.products)
+        self.captured |= is_worth_capturing(inputs)
         return _Compiled(graph, reads, noted)
 
 
@@ -180,7 +186,7 @@ def compile_graph(
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
     reads: Reads | None = None,
-    products: ProductChoice | None = None,
+    products: str | None = None,
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -197,8 +203,9 @@ def compile_graph(
         inputs: to trace and compile it with.
         moving: which of them, only read, lie elsewhere at each call.
         reads: record what the function reads of Python objects. The graph is right as long as
-            `reads.hold()`.
-        products: says what multiplies matrices; where not given, what suits the CPU.
+            `reads.still_hold()`.
+        products: what multiplies float32 matrices on a CPU: `onednn`, whose operator must be ready,
+            or torch's own way, MKL.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
@@ -211,20 +218,21 @@ def compile_graph(
     if reads is not None:
         for i, tensor in enumerate(held):
             reads.rebind(tensor, partial(held.__setitem__, i))
+    # `layout` is in the key of each graph: Inductor's asserts would ask the same again.
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-        if (products or ProductChoice()).is_onednn:
+        if products == "onednn":
             route_products(traced)
     compiled = standalone_compile(
         traced,
         [*inputs, *held],
-        dynamic_shapes="from_example_inputs",
+        dynamic_shapes="from_example_inputs",  # their sizes are constants of the code
         options={"config_patches": options},
     )
 
     graph: Graph = compiled
-    if captures((*inputs, *held)):
+    if is_worth_capturing((*inputs, *held)):
         # What is held is among its inputs: it begins anew where another tensor takes its place.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
     if not held:

@@ -1,5 +1,5 @@
 // Products of float32 matrices by oneDNN's kernels (at::native::cpublas::brgemm, which Inductor's
-// own code calls too), entered in a microsecond; see products.py. The order of every sum depends
+// own code calls too), entered in a microsecond; see onednn.py. The order of every sum depends
 // on the sizes alone, and not on the number of threads.
 
 #include <ATen/native/CPUBlas.h>

@@ -1,4 +1,4 @@
-"""Let oneDNN multiply the matrices of a compiled graph, where it is faster than MKL.
+"""Let oneDNN multiply the matrices of a compiled graph; `products.py` says where it does.
 
 On AMD's CPUs with AVX-512, MKL keeps to AVX2. On such a one (Zen 5, one thread, float32) 512 x 64
 by 64 x 64 takes 40 µs by MKL, 27 by oneDNN as torch enters it, of which 11 are the entry, and 18 as
@@ -7,16 +7,12 @@ by 64 x 64 takes 40 µs by MKL, 27 by oneDNN as torch enters it, of which 11 are
 
 import functools
 import logging
-from functools import cached_property
 from pathlib import Path
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from lightning_rl.machine import settings
-from lightning_rl.optim.compiled.choice import DIFFERS, Choice
 from lightning_rl.torch_private import load_cpp
 
 log = logging.getLogger(__name__)
@@ -27,46 +23,8 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 """Of the operator `lightning_rl::product(Tensor a, Tensor b) -> Tensor`."""
 
 
-class ProductChoice:
-    """What multiplies the matrices of a run; one that is resumed keeps to it.
-
-    Args:
-        choice: of the run, which keeps it.
-    """
-
-    def __init__(self, choice: Choice | None = None) -> None:
-        self._choice = choice
-
-    @cached_property
-    def is_onednn(self) -> bool:
-        """Whether it is oneDNN; then the operator is ready. To be asked where a graph is made."""
-        before = None if self._choice is None else self._choice.products_before
-        wanted: str | None = settings().products
-        if wanted == "auto":
-            wanted = before or ("onednn" if pays() else "mkl")
-        found = wanted == "onednn" and is_ready()
-        if before is not None and (before == "onednn") != found:
-            why = f"by trainer.machine.products: {wanted}"
-            if wanted == "onednn":
-                why = "since its operator cannot be compiled here"
-            was, now = ("MKL", "oneDNN") if found else ("oneDNN", "MKL")
-            rank_zero_warn(
-                f"The matrix products of the run were {was}'s up to the checkpoint, and now are "
-                f"{now}'s, {why}: {DIFFERS}."
-            )
-        if self._choice is not None:
-            self._choice.products = "onednn" if found else "mkl"
-        return found
-
-
-def pays() -> bool:
-    """Tell whether this is a CPU on which it pays."""
-    about = torch.cpu.get_capabilities()
-    return "AMD" in str(about.get("cpu_name")) and bool(about.get("avx512_f"))
-
-
 @functools.cache
-def is_ready() -> bool:
+def load_operator() -> bool:
     """Compile and load the operator; tell whether that was possible.
 
     Inductor keeps what it has compiled, for the next process too.

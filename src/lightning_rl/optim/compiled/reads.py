@@ -18,7 +18,13 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.torch_private import TorchDispatchMode
+from lightning_rl.torch_private import (
+    MODULE_INTERNALS,
+    READ_NUMBER,
+    TorchDispatchMode,
+    buffers_and_modules_of,
+    version_of,
+)
 
 Place = tuple[int, str]
 """The identity of an object, and the name of one of its attributes."""
@@ -27,9 +33,6 @@ PLAIN = (int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dt
 CONTAINERS = (list, tuple, dict, set, frozenset, np.ndarray)
 NO_OBJECTS = (Tensor, TensorDictBase, type, ModuleType, FunctionType, BuiltinFunctionType)
 """What is compared as a whole: nobody looks at what is read of it."""
-
-INTERNALS = (frozenset(vars(nn.Module())) | {"_compiled_call_impl"}) - {"training"}
-"""What `nn.Module` reads of itself at each call."""
 
 _MISSING = object()
 
@@ -94,7 +97,7 @@ class Reads:
         self._plain: list[tuple[Callable[[Any], Any], Mapping[str, Any], Any]] = []
         self._objects: list[tuple[Mapping[str, Any], str, Any]] = []
         self._snapshots: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._looked_into: list[tuple[Tensor, int, Any]] = []
+        self._tensor_reads: list[tuple[Tensor, int, Any]] = []
         self._takers: dict[Place, list[Callable[[Tensor], None]]] = {}
 
     @contextmanager
@@ -103,7 +106,7 @@ class Reads:
         patches = _Patches(self)
         patches.reach(self.root)
         try:
-            with _LooksIntoTensors(self):
+            with _NotesTensorReads(self):
                 yield
         finally:
             patches.undo()
@@ -122,9 +125,9 @@ class Reads:
             self._reads[place] = Read(place, label, mapping, name, value)
         return self.tensors.get(place, value)
 
-    def look_into(self, tensor: Tensor, value: Any) -> None:
+    def note_tensor_read(self, tensor: Tensor, value: Any) -> None:
         """Record that Python got a tensor's value."""
-        self._looked_into.append((tensor, tensor._version, value))
+        self._tensor_reads.append((tensor, version_of(tensor), value))
 
     def rebind(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
         """Have `take` called where another tensor of the same layout stands in a tensor's place."""
@@ -132,15 +135,15 @@ class Reads:
             if read.value is tensor:
                 self._takers.setdefault(place, []).append(take)
 
-    def hold(self) -> bool:
+    def still_hold(self) -> bool:
         """Tell whether all is as it was; varying numbers and tensors are taken up as they are."""
-        if not self._is_unchanged() and not self._take_up():
+        if not self._is_unchanged() and not self._adopt_new_values():
             return False
         for mapping, name, snapshot in self._snapshots:
             if not _same(mapping.get(name), snapshot):
                 return False
-        for tensor, version, value in self._looked_into:
-            if tensor._version != version and tensor.item() != value:
+        for tensor, version, value in self._tensor_reads:
+            if version_of(tensor) != version and tensor.item() != value:
                 return False
         return True
 
@@ -180,7 +183,7 @@ class Reads:
                 return False
         return True
 
-    def _take_up(self) -> bool:
+    def _adopt_new_values(self) -> bool:
         """Take up whatever is not the same object, where the graph allows for it."""
         for place, read in self._reads.items():
             old, now = self._expected[place], read.now()
@@ -256,7 +259,7 @@ class _Patches:
         self._own[cls] = own
 
     def _note(self, owner: Any, name: str, value: Any) -> Any:
-        if name.startswith("__") or (name in INTERNALS and isinstance(owner, nn.Module)):
+        if name.startswith("__") or (name in MODULE_INTERNALS and isinstance(owner, nn.Module)):
             return value
         mapping: Mapping[str, Any] = _instance_dict(owner)
         if name not in mapping:
@@ -272,13 +275,13 @@ class _Patches:
         """Note what `nn.Module.__getattr__` is about to find: a buffer, or a module inside."""
         if not isinstance(owner, nn.Module):
             return
-        for mapping in (_instance_dict(owner)["_buffers"], _instance_dict(owner)["_modules"]):
+        for mapping in buffers_and_modules_of(owner):
             if mapping.get(name) is not None:
                 self.reach(mapping[name])
                 self._reads.note(owner, name, mapping, mapping[name])
 
 
-class _LooksIntoTensors(TorchDispatchMode):
+class _NotesTensorReads(TorchDispatchMode):
     """Notice where Python gets the value of a tensor that the function holds.
 
     That of an input, or of what is computed in the trace, is refused by the trace itself.
@@ -292,8 +295,8 @@ class _LooksIntoTensors(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if function is torch.ops.aten._local_scalar_dense.default:
-            self._reads.look_into(args[0], result)
+        if function is READ_NUMBER:
+            self._reads.note_tensor_read(args[0], result)
         return result
 
 

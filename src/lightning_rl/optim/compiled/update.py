@@ -51,14 +51,14 @@ class CompiledUpdate(Update):
             self.adam = TracedAdam(optimizer, self.parameters)
         self._sizes: set[int] = set()
         self._sizes_known = False
-        self._all_ranks_step_by_graph: bool | None = None
+        self._all_ranks_step_by_graph: bool | None = None  # asked of them at the first step
 
     def step(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]."""
         scalars = None
         if self.has_graph_for(minibatch):
             with self.phase("minibatch, compiled"):
-                scalars = self.graphs.tried(lambda: self._step_by_graph(minibatch))
+                scalars = self.graphs.attempt(lambda: self._step_by_graph(minibatch))
         if scalars is None:
             super().step(minibatch)
         elif self.accepts(scalars) and self.adam is None:  # else the graph has stepped
@@ -78,7 +78,7 @@ class CompiledUpdate(Update):
         """Return scalars and gradients of this rank's part [B], as `flattened` does."""
         sums = None
         if self.has_graph_for(minibatch):
-            sums = self.graphs.tried(lambda: self._add_up(minibatch))
+            sums = self.graphs.attempt(lambda: self._add_up(minibatch))
         return super().local_sums(minibatch) if sums is None else sums
 
     def step_by(self, total: Tensor) -> None:
@@ -88,7 +88,7 @@ class CompiledUpdate(Update):
         """
         if self._all_ranks_step_by_graph is None:
             # By compiling it: a rank may have had no sample yet, and not know what it can do.
-            able = self.graphs.tried(lambda: self._can_step(total))
+            able = self.graphs.attempt(lambda: self._can_step(total))
             self._all_ranks_step_by_graph = not ranks.agree(not able)
         if not self._all_ranks_step_by_graph or self.adam is None:
             super().step_by(total)
@@ -305,7 +305,7 @@ class CompiledSequence(UpdateSequence):
         rows = None
         if self._fits and all(u.takes_whole(minibatch) for u in self._compiled):
             with self._phase("minibatch, compiled"):
-                rows = self._graphs.tried(lambda: self._run(minibatch))
+                rows = self._graphs.attempt(lambda: self._run(minibatch))
         if rows is None:
             super().__call__(minibatch)
             return
@@ -399,7 +399,7 @@ class CompiledValues:
     @torch.no_grad()
     def __call__(self, observations: TensorDict) -> Tensor:
         """Return the values [B] of observations [B], without gradients."""
-        values = self._graphs.tried(lambda: self._by_graph(observations))
+        values = self._graphs.attempt(lambda: self._by_graph(observations))
         if values is None:
             values = self._policy.get_value(observations)["value"]
         return values

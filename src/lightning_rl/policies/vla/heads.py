@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.policies.distributions import HALF_LOG_TWO_PI
+from lightning_rl.policies.distributions import HALF_LOG_TWO_PI, draw_category
 from lightning_rl.rollout import FieldSpec
 
 Level = Literal["token", "action", "chunk"]
@@ -68,7 +68,7 @@ class ActionHead(nn.Module, ABC):
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         """Return `fields` for given actions [B, K, *A]."""
 
-    def parts(self, value: Tensor) -> Tensor:
+    def sum_by_part(self, value: Tensor) -> Tensor:
         """Sum what numbers [B, L] add to each part: [B, parts]."""
         each: Tensor = value.unflatten(1, (self.num_parts, -1))
         return each.sum(-1)
@@ -116,17 +116,12 @@ class TokenHead(ActionHead):
     def sample(
         self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> dict[str, Tensor]:
-        """Sample by the Gumbel-max trick."""
         log_probs = self._log_probs(slots)
-        perturbed = log_probs
-        if not deterministic:
-            noise = torch.empty_like(log_probs).exponential_(generator=generator)
-            perturbed = log_probs - noise.log_()
-        tokens = perturbed.argmax(-1)
+        tokens = draw_category(log_probs, deterministic, generator)
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {
             "action": self.to_action(unit),
-            "sample_log_prob": self._of(log_probs, tokens),
+            "sample_log_prob": self._log_prob_of(log_probs, tokens),
             "action_tokens": tokens,
         }
 
@@ -135,7 +130,7 @@ class TokenHead(ActionHead):
     ) -> tuple[Tensor, Tensor]:
         log_probs = self._log_probs(slots)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return self._of(log_probs, fields["action_tokens"]), self.parts(entropy)
+        return self._log_prob_of(log_probs, fields["action_tokens"]), self.sum_by_part(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         """Return the nearest bins."""
@@ -146,8 +141,8 @@ class TokenHead(ActionHead):
         logits: Tensor = self.to_logits(slots)
         return (logits.float() / self.temperature).log_softmax(-1)
 
-    def _of(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
-        return self.parts(log_probs.gather(-1, tokens[..., None]).squeeze(-1))
+    def _log_prob_of(self, log_probs: Tensor, tokens: Tensor) -> Tensor:
+        return self.sum_by_part(log_probs.gather(-1, tokens[..., None]).squeeze(-1))
 
 
 class GaussianHead(ActionHead):
@@ -191,7 +186,7 @@ class GaussianHead(ActionHead):
             unit = torch.addcmul(mean, noise, log_std.exp())
         return {
             "action": self.to_action(unit),
-            "sample_log_prob": self._of(mean, log_std, unit),
+            "sample_log_prob": self._log_prob_of(mean, log_std, unit),
             "unit_action": unit,
         }
 
@@ -200,7 +195,7 @@ class GaussianHead(ActionHead):
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self._distribution(slots)
         entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(mean)
-        return self._of(mean, log_std, fields["unit_action"]), self.parts(entropy)
+        return self._log_prob_of(mean, log_std, fields["unit_action"]), self.sum_by_part(entropy)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         return {"unit_action": self.to_unit(action)}
@@ -209,9 +204,9 @@ class GaussianHead(ActionHead):
         mean: Tensor = self.to_mean(slots).squeeze(-1)
         return mean, self.log_std.clamp(-5.0, 2.0) + math.log(self.temperature)
 
-    def _of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
+    def _log_prob_of(self, mean: Tensor, log_std: Tensor, unit: Tensor) -> Tensor:
         standardized = (unit - mean) * (-log_std).exp()
-        return self.parts(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI)
+        return self.sum_by_part(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI)
 
 
 def action_bounds(space: gymnasium.spaces.Box, path: str | None) -> tuple[Tensor, Tensor]:
