@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PushCube,
         TorchEnv,
         VectorEnv,
+        check_env,
     )
     from lightning_rl.errors import ConfigurationError
     from lightning_rl.offline import Demonstrations
@@ -73,6 +74,7 @@ _HOMES = {
     "TorchEnv": "envs",
     "VLAObservation": "envs",
     "VectorEnv": "envs",
+    "check_env": "envs",
 }
 
 __all__ = [
@@ -109,6 +111,7 @@ __all__ = [
     "VLAObservation",
     "VLAPolicy",
     "VectorEnv",
+    "check_env",
     "load_vla_model",
 ]
 

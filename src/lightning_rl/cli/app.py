@@ -1,10 +1,11 @@
-"""Run `rl-cli fit`, `validate` and `test`, by LightningCLI."""
+"""Run `rl-cli fit`, `validate`, `test` and `check`, by LightningCLI."""
 
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
 
 import yaml
@@ -19,6 +20,7 @@ from lightning_rl.buffers import WriterError
 from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.cli.arguments import complete
+from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -126,7 +128,8 @@ class RLCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Offer what the package supports."""
         standard = LightningCLI.subcommands()
-        return {name: standard[name] for name in ("fit", "validate", "test")}
+        offered = {name: standard[name] for name in ("fit", "validate", "test")}
+        return offered | {"check": {"model", "datamodule"}}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Make a parser that takes no abbreviated options: a misspelt one is an error."""
@@ -197,6 +200,11 @@ class RLCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to; report there too."""
         config = self.config[self.subcommand]
+        if self.subcommand == "check":
+            self._scratch = TemporaryDirectory()  # a run directory that nobody takes for a run
+            alone = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+            kwargs |= {"logger": False, "run_dir": self._scratch.name, **alone}
+            return super().instantiate_trainer(**kwargs)
         if self.subcommand == "fit":
             run_dir = _continued_run(config) if config.ckpt_path else None
         else:
@@ -205,6 +213,15 @@ class RLCLI(LightningCLI):
         if run_dir is not None:
             kwargs["run_dir"] = str(run_dir)
         return super().instantiate_trainer(**kwargs)
+
+    def check(self, **kwargs: Any) -> None:
+        """Check the run, print the findings, and leave with status 1 where one is an error."""
+        config = self.config[self.subcommand]
+        with self._scratch:
+            findings = cast(RLTrainer, self.trainer).check(**kwargs)
+        findings += processes_not_checked(config.trainer)
+        print_findings(findings)
+        sys.exit(int(any(finding.level == "error" for finding in findings)))
 
     def before_fit(self) -> None:
         """Check that output can go where it should: the loggers would not say it readably."""
