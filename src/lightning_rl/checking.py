@@ -113,8 +113,8 @@ class RunCheck(Callback):
             low, high = bounds(space)
             self.add(
                 *("action", "warning" if large else "ok"),
-                f"{acting.beyond:.0%} of the numbers that the untrained policy asks for lie beyond "
-                f"the bounds, {np.min(low):.4g} to {np.max(high):.4g}, and are clipped",
+                f"{acting.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
+                f"of {np.min(low):.4g} to {np.max(high):.4g}, where it is clipped",
                 "Leave rescale_action on, or lower log_std_init." if large else "",
             )
         return acting
@@ -134,14 +134,14 @@ class RunCheck(Callback):
         )
         self.add(
             *("speed", "ok"),
-            f"both {_rate(rate)}: {data.total_env_steps:,} of them take "
+            f"together {_rate(rate)}: {data.total_env_steps:,} of them take "
             f"{_duration(data.total_env_steps / rate)} to collect, updates not counted",
         )
         if isinstance(acting.base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
             self._advise_workers(data.num_envs, stepping, choosing)
         if choosing > max(SLOW_STEP, stepping) and not acting.in_background:
             self.add(
-                *("speed", "note", f"an action of the policy takes {1e3 * choosing:.3g} ms"),
+                *("speed", "note", f"choosing the actions of a step takes {1e3 * choosing:.3g} ms"),
                 "data.collector: {class_path: AsyncCollector} collects while the learner trains.",
             )
 
@@ -166,13 +166,13 @@ class RunCheck(Callback):
         each = data.env_steps_per_iteration // data.num_envs
         limit = play.env.max_episode_steps
         longest = limit or max(play.lengths, default=0)
-        text = f"{data.num_envs} envs × {each:,} env steps"
-        if play.lengths and algorithm.plan.first_episode_only:
+        text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
+        if longest and algorithm.plan.first_episode_only:
             self._look_at_whole_episodes(text, each, longest)
         elif play.lengths:
             ends = data.num_envs * each / float(np.mean(play.lengths))
-            text += f": about {ends:.3g} episodes end in it, as long as those of random actions"
-            seldom = "; most rollouts see none end" if ends < 1 else ""
+            text += f"; about {ends:,.1f} episodes end in each, if they last as with random actions"
+            seldom = ": in most rollouts none" if ends < 1 else ""
             self.add("rollout", "note" if seldom else "ok", text + seldom)
         else:
             self.add("rollout", "ok", text)
@@ -210,10 +210,15 @@ class RunCheck(Callback):
         self.add("update", "ok", total)
         how = "is compiled" if choice.compiled else "runs uncompiled"
         self.add("update", "ok", f"it {how}: {choice.why}")
-        scaled = _scaling(algorithm)
-        named = (("observations", scaled.observation), ("rewards", scaled.reward))
-        parts = [f"{name} are {'' if done else 'not '}scaled" for name, done in named]
-        self.add("update", "ok", ", ".join(parts))
+        policy = _inner(algorithm)
+        says = {"observations": (policy, "normalizer"), "rewards": (algorithm, "reward_normalizer")}
+        parts = [
+            f"{name} are {'not ' if getattr(owner, attribute) is None else ''}scaled"
+            for name, (owner, attribute) in says.items()
+            if hasattr(owner, attribute) and algorithm.policy.has_critic
+        ]
+        if parts:
+            self.add("update", "ok", ", ".join(parts))
 
     def _look_at_evaluation(
         self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck
@@ -221,7 +226,8 @@ class RunCheck(Callback):
         env, play = data.eval_env, env_check.play
         count = -(-data.total_iterations // data.iterations_per_epoch)
         count //= trainer.check_val_every_n_epoch or 1
-        text = f"{count:,} times {data.num_eval_episodes} episodes, {env.num_envs} at a time"
+        times = f"{count:,} evaluation{'' if count == 1 else 's'}"
+        text = f"{times} of {data.num_eval_episodes} episodes, {env.num_envs} at a time"
         longest = env.max_episode_steps
         if longest:
             most = count * data.num_eval_episodes * longest
@@ -340,9 +346,7 @@ class _Clock:
 
 def _scaling(algorithm: Algorithm) -> Scaling:
     """Return what an algorithm and its policy scale, as far as they say so."""
-    policy: Any = algorithm.policy
-    while getattr(policy, "inner", None) is not None:
-        policy = policy.inner
+    policy = _inner(algorithm)
     # Nothing learns the scale of rewards where there is no critic: groups compare them.
     on_policy = isinstance(algorithm, OnPolicyAlgorithm) and algorithm.policy.has_critic
     normalizer = getattr(algorithm, "reward_normalizer", None)
@@ -350,6 +354,14 @@ def _scaling(algorithm: Algorithm) -> Scaling:
         observation=getattr(policy, "normalizer", None) is not None,
         reward=not on_policy or normalizer is not None,
     )
+
+
+def _inner(algorithm: Algorithm) -> Any:
+    """Return the policy, without those that are around it."""
+    policy: Any = algorithm.policy
+    while getattr(policy, "inner", None) is not None:
+        policy = policy.inner
+    return policy
 
 
 def _share_beyond(space: gymnasium.Space[Any], actions: np.ndarray) -> float:

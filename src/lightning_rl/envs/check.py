@@ -167,9 +167,12 @@ class EnvCheck:
             began = time.perf_counter()
             self._env = self._make()
             made = time.perf_counter() - began
-            self.add("env", "ok", f"{_named(self._env)}; making it took {made:.2g} s")
-            self._look_at_actions(self._env)
+            took = f"; making it took {made:.0f} s" if made >= 1 else ""
+            self.add("env", "ok", f"{_named(self._env)}{took}")
             self.play = RandomPlay(self._env, self._seed, 0.4 * self._seconds)
+            text = f"played by random actions for {self.play.env_steps:,} env steps"
+            self.add("env", "ok", text)
+            self._look_at_actions(self._env)
             self._look_at_play(self._env, self.play)
             self._play_twice(self._env)
             self._look_at_starts(self._env)
@@ -202,9 +205,11 @@ class EnvCheck:
             self.add("action", "ok", text)
         if isinstance(space, gymnasium.spaces.Box):
             low, high = bounds(space)
-            if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            bounded = np.isfinite(low) & np.isfinite(high)
+            if not bounded.all():
+                some = "some of it has" if bounded.any() else "it has"
                 self.add(
-                    *("action", "note", "some of it has no bounds: a policy may ask for anything"),
+                    *("action", "note", f"{some} no bounds: a policy may ask for anything"),
                     "Where the env has limits of its own, announce them as low and high of a Box.",
                 )
         if env.reports_interventions:
@@ -212,8 +217,6 @@ class EnvCheck:
             self.add("action", "ok", text)
 
     def _look_at_play(self, env: VectorEnv, play: RandomPlay) -> None:
-        text = f"played by random actions for {play.env_steps:,} env steps"
-        self.add("env", "ok", text)
         for array in play.arrays:
             self._look_at_array(array)
         self._look_at_rewards(env, play)
@@ -251,7 +254,7 @@ class EnvCheck:
         if still.all():
             text = f"{array.name} never changed: a policy sees nothing by it"
             self.add(topic, "warning", text, "See that the env writes what it observes.")
-        elif still.any():
+        elif still.any() and np.issubdtype(array.space.dtype, np.floating) and len(array.shape) < 3:
             which = ", ".join(str(list(map(int, at))) for at in np.argwhere(still)[:4])
             more = ", ..." if still.sum() > 4 else ""
             text = f"{int(still.sum())} of {still.size} numbers never changed: {which}{more}"
@@ -289,14 +292,8 @@ class EnvCheck:
         if play.returns:
             text = f"per episode: {_numbers(np.array(play.returns))}, of {len(play.returns)}"
             self.add("reward", "ok", text)
-        same = reward.min() == reward.max()
-        if same and len(np.unique(np.round(play.returns, 6))) < 2:
-            self.add(
-                *("reward", "warning"),
-                f"it was {reward.flat[0]:.6g} at each of {reward.size:,} steps, whatever was done: "
-                "there is nothing to learn from that",
-                "Reward progress too, begin with demonstrations, or see that the env returns it.",
-            )
+        if reward.min() == reward.max() and len(np.unique(np.round(play.returns, 6))) < 2:
+            self._look_at_constant_reward(play, float(reward.flat[0]))
         largest = float(np.abs(reward).max())
         if largest > LARGE and not self._scaling.reward:
             self.add(
@@ -307,6 +304,17 @@ class EnvCheck:
             if said:
                 listed = ", ".join(f"{name} {value:.3g}" for name, value in said.items())
                 self.add("reward", "ok", f"{kind} that the env reports, on average: {listed}")
+
+    def _look_at_constant_reward(self, play: RandomPlay, reward: float) -> None:
+        """Say that no action made a difference; a sparse reward is like that at first."""
+        sparse = reward < 0 or (reward == 0 and play.success_steps > 0)
+        self.add(
+            *("reward", "note" if sparse else "warning"),
+            f"it was {reward:.6g} at each of {play.rewards.size:,} steps, whatever was done: until "
+            "chance brings something else, there is nothing to learn",
+            "Where it is sparse: longer episodes, a reward for progress, or demonstrations. Where "
+            "it is not: see that step returns it.",
+        )
 
     def _look_at_ends(self, env: VectorEnv, play: RandomPlay) -> None:
         limit, played = env.max_episode_steps, play.steps * env.steps_per_action
@@ -329,7 +337,7 @@ class EnvCheck:
             level: Level = "error" if played > limit * 1.5 else "note"
             self.add(
                 *("episodes", level, f"none ended within {played:,} env steps; {known}"),
-                "See that the env truncates." if level == "error" else "",
+                "See that the env truncates." if level == "error" else "Look longer: seconds=20.",
             )
         if play.missing_end is not None:
             self.add("episodes", "error", str(play.missing_end))
@@ -347,9 +355,8 @@ class EnvCheck:
 
     def _look_at_success(self, play: RandomPlay) -> None:
         if not play.success_steps:
-            text = "not reported: there will be no success rate"
-            cure = "Where the task has one, put info['success'], a bool, into the last step."
-            self.add("success", "ok", text, cure)
+            text = "not reported (info['success']): there will be no success rate"
+            self.add("success", "ok", text)
             return
         often = "at every step" if play.success_steps == play.steps else "at ends of episodes"
         if play.success_steps not in (play.steps,) and play.success_steps > play.episodes:
@@ -559,7 +566,7 @@ def _named(env: VectorEnv) -> str:
     id = getattr(base, "id", None)
     name = type(base).__name__ + (f" {id}" if id else "")
     way = getattr(base, "vectorization", None)
-    return f"{name}, {env.num_envs} of them{f', {way}' if way else ''}"
+    return f"{env.num_envs} × {name}{f', vectorization: {way}' if way else ''}"
 
 
 def _base(env: VectorEnv) -> VectorEnv:

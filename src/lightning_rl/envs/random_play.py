@@ -27,6 +27,9 @@ PLAYED = 2_000
 LONGEST = 20_000
 """The greatest time limit that is waited for, in steps of each env."""
 
+MEASURED = 2**17
+"""Of how many numbers of a block mean and standard deviation are taken; extremes are of all."""
+
 SLACK = 1e-5
 """How far beyond a bound rounding may lead, in units of 1 + |bound|."""
 
@@ -59,31 +62,31 @@ class ArraySeen:
 
     def add(self, values: np.ndarray) -> None:
         """Take in values [M, *shape]."""
-        values = values.astype(np.float64)
-        finite = np.isfinite(values)
-        if not finite.all():
+        if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             if self.not_finite is None:
                 index = tuple(np.argwhere(~finite)[0])
                 self.not_finite = f"{values[index]} in {self.place(index[1:])}"
             values = np.where(finite, values, np.nan)
-        flat = values[finite]
-        self._count += flat.size
-        self._sum += float(flat.sum())
-        self._squares += float((flat * flat).sum())
-        self.least = np.fmin(self.least, np.fmin.reduce(values, 0))
-        self.greatest = np.fmax(self.greatest, np.fmax.reduce(values, 0))
-        for sign, bound in ((-1.0, self.low), (1.0, self.high)):
-            with np.errstate(invalid="ignore"):  # of infinite bounds
-                beyond = sign * (values - bound) - SLACK * (1.0 + np.abs(bound))
-            beyond = np.nan_to_num(beyond, nan=-1.0, posinf=-1.0, neginf=-1.0)
-            if beyond.size and beyond.max() > self._farthest:
-                self._farthest = float(beyond.max())
-                index = np.unravel_index(int(beyond.argmax()), beyond.shape)
-                self.outside = (
-                    float(values[index]),
-                    float(bound[index[1:]]),
-                    self.place(index[1:]),
-                )
+        least, greatest = (reduce(values, 0) for reduce in (np.fmin.reduce, np.fmax.reduce))
+        self.least = np.fmin(self.least, least)
+        self.greatest = np.fmax(self.greatest, greatest)
+        some = values[:: max(1, values.size // MEASURED)].astype(np.float64)
+        self._count += int(np.isfinite(some).sum())
+        self._sum += float(np.nansum(some))
+        self._squares += float(np.nansum(some * some))
+        self._compare(least, self.low, -1.0)
+        self._compare(greatest, self.high, 1.0)
+
+    def _compare(self, extreme: np.ndarray, bound: np.ndarray, sign: float) -> None:
+        """Keep the value that lies farthest beyond its bound, below (-1) or above (1) it."""
+        beyond = np.zeros(self.shape)
+        at = np.isfinite(bound) & np.isfinite(extreme)
+        slack = SLACK * (1.0 + np.abs(bound[at]))
+        beyond[at] = sign * (extreme[at].astype(np.float64) - bound[at]) - slack
+        if beyond.size and beyond.max() > self._farthest:
+            self._farthest = float(beyond.max())
+            index = np.unravel_index(int(beyond.argmax()), self.shape)
+            self.outside = (float(extreme[index]), float(bound[index]), self.place(index))
 
     @property
     def mean(self) -> float:
