@@ -82,6 +82,8 @@ class RunCheck(Callback):
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
                 self._look_at_evaluation(trainer, data, env_check)
+        topics = list(dict.fromkeys(finding.topic for finding in self.findings))
+        self.findings.sort(key=lambda finding: topics.index(finding.topic))
         raise Checked
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
@@ -171,7 +173,8 @@ class RunCheck(Callback):
             self._look_at_whole_episodes(text, each, longest)
         elif play.lengths:
             ends = data.num_envs * each / float(np.mean(play.lengths))
-            text += f"; about {ends:,.1f} episodes end in each, if they last as with random actions"
+            number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
+            text += f"; about {number} episodes end in each, if they last as with random actions"
             seldom = ": in most rollouts none" if ends < 1 else ""
             self.add("rollout", "note" if seldom else "ok", text + seldom)
         else:
@@ -264,8 +267,9 @@ class RunCheck(Callback):
             text = f"it cannot be filmed: {told}"
             self.add("evaluation", "warning" if wanted else "note", text)
         else:
-            text = f"it can be filmed: {width} × {height}"
-            self.add("evaluation", "ok", text, "" if wanted else "--video true films it.")
+            how = "will" if wanted else "can"
+            option = "" if wanted else " (--video true)"
+            self.add("evaluation", "ok", f"it {how} be filmed{option}: {width} × {height}")
 
 
 class Acting:

@@ -14,7 +14,7 @@ class ConfigurationError(ValueError):
     """
 
 
-class EnvFault(ConfigurationError):
+class EnvFaultError(ConfigurationError):
     """An env did what it must not: returned something else than announced, or hung."""
 
 

@@ -34,7 +34,7 @@ from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError, EnvFault
+from lightning_rl.errors import ConfigurationError, EnvFaultError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.permission import has_granted
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
@@ -300,7 +300,7 @@ def run(arguments: Sequence[str]) -> None:
         cause = _curable(error)
         if cause is None:
             raise
-        advice = f"\n{CHECK}" if isinstance(cause, EnvFault) and arguments[0] == "fit" else ""
+        advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
         sys.stderr.write(f"rl-cli: error: {cause}{advice}\n")
         sys.exit(1)
 

@@ -277,11 +277,6 @@ class EnvCheck:
 
     def _look_at_rewards(self, env: VectorEnv, play: RandomPlay) -> None:
         reward = play.rewards
-        self.add(
-            *("reward", "ok"),
-            f"per {'action' if env.steps_per_action > 1 else 'step'}, with random actions: "
-            f"{_numbers(reward.ravel())}",
-        )
         if not np.isfinite(reward).all():
             step, row = np.argwhere(~np.isfinite(reward))[0]
             self.add(
@@ -289,6 +284,11 @@ class EnvCheck:
                 "Look for a division by zero in the env: an update ends at that.",
             )
             return
+        self.add(
+            *("reward", "ok"),
+            f"per {'action' if env.steps_per_action > 1 else 'step'}, with random actions: "
+            f"{_numbers(reward.ravel())}",
+        )
         if play.returns:
             text = f"per episode: {_numbers(np.array(play.returns))}, of {len(play.returns)}"
             self.add("reward", "ok", text)
@@ -423,7 +423,8 @@ class EnvCheck:
         """Save in the middle of an episode, and go on in another env."""
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
         actions = [draw() for _ in range(2 * CONTINUED)]
-        observation, _ = env.reset(seed=self._seed)
+        env.reset(seed=self._seed)
+        observation, _ = env.reset()  # the second episode of a seed: generators have moved on
         for action in actions[:CONTINUED]:
             observation = env.step(action)[0]
         state, here = env.state_dict(), _copy(observation)
@@ -442,7 +443,7 @@ class EnvCheck:
             cure = "Have state_dict return plain numbers, strings, lists, dicts and tensors."
             self.add("resume", "error", text, cure)
             return
-        expected = [_step(env, action) for action in actions[CONTINUED:]]
+        expected = [here, *(_step(env, action) for action in actions[CONTINUED:])]
         self._close()
         self._env = env = self._make()
         try:
@@ -456,9 +457,8 @@ class EnvCheck:
                 )
             self.add("resume", "warning", text, cure)
             return
-        differs = _first_difference([here], [restored]) or _first_difference(
-            expected, [_step(env, action) for action in actions[CONTINUED:]]
-        )
+        going_on = [restored, *(_step(env, action) for action in actions[CONTINUED:])]
+        differs = _first_difference(expected, going_on)
         if differs is None:
             text = "saved in an episode, another env goes on bit for bit"
             self.add("resume", "ok", text)

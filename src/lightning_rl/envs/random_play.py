@@ -169,8 +169,8 @@ class RandomPlay:
     def _play(self, seed: int, seconds: float) -> None:
         env, until = self.env, time.perf_counter() + seconds
         limit = env.max_episode_steps or 0
-        # In steps of each env, of which one may be a chunk.
         wanted = max(PLAYED, 1 + limit if limit <= LONGEST else 0)
+        wanted = -(-wanted // env.steps_per_action)
         space = env.single_observation_space
         each = sum(space_bytes(child) for _, child in named_spaces(space)) * env.num_envs
         length = max(1, min(BLOCK_STEPS, BLOCK_BYTES // max(1, each)))
