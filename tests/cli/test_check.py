@@ -36,7 +36,7 @@ def some_steps_are_enough(monkeypatch):
 def check(*arguments):
     """Return exit code and findings of a check."""
     with pytest.raises(SystemExit) as stop:
-        run(["check", *SMALL, "--json_file", "found.json", *arguments])
+        run(["check", *arguments, *SMALL, "--json_file", "found.json"])
     findings = [Finding(**one) for one in json.loads(Path("found.json").read_text())]
     Path("found.json").unlink()
     return stop.value.code, findings
@@ -160,7 +160,7 @@ def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
         ),
         (
             ["--config", "ppo.yaml", "--seconds", "0"],
-            "rl-cli: error: seconds must be above 0, got 0.0.\n",
+            "rl-cli: error: seconds must be positive, got 0.0.\n",
         ),
     ],
     ids=["batch_size", "groups", "seconds"],
