@@ -353,9 +353,9 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     def choose_compilation(self) -> Choice:
         """Return whether the update is to be compiled, by the settings and the checkpoint."""
-        return Choice(self.compile_update, self.total_minibatches(), self._computed_before)
+        return Choice(self.compile_update, self._minibatches(), self._computed_before)
 
-    def total_minibatches(self) -> int | None:
+    def _minibatches(self) -> int | None:
         """Return how many minibatches the run has by its config; None where that is unknown."""
         each = self.minibatches_per_iteration()
         trainer = self.trainer
