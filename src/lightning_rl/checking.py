@@ -75,6 +75,7 @@ class RunCheck(Callback):
             with self._finding("collector"):
                 acting = self._collect(data, algorithm)
             data.close()
+            self._look_at_groups(algorithm, env_check)
             self._look_at_lengths(data, algorithm, cast(RandomPlay, env_check.play))
         if acting is not None:
             self._look_at_speed(data, env_check, acting)
@@ -162,6 +163,16 @@ class RunCheck(Callback):
             )
 
     # --- settings against what was seen ---
+
+    def _look_at_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
+        size = algorithm.plan.group_size
+        if size > 1 and not env_check.same_starts:
+            self.add(
+                *("rollout", "error"),
+                f"the {size} members of a group must begin alike, and the same seed gave another "
+                "start",
+                "Have the env draw its starts from the seed of reset alone.",
+            )
 
     def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: RandomPlay) -> None:
         """Compare rollout, episode and the horizon of gamma."""

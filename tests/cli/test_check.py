@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from rich.console import Console
 
 from lightning_rl import RLTrainer, checking
@@ -100,6 +101,24 @@ def test_rollouts_that_cut_whole_episodes_are_told():
     assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
 
 
+class StartsAnywhere(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None, options=options)
+
+
+def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
+    gymnasium.register("Anywhere-v0", StartsAnywhere, max_episode_steps=30)
+    code, findings = check("--config", "grpo.yaml", "--data.env.id", "Anywhere-v0")
+    assert code == 1
+    (fault,) = [one for one in findings if one.level == "error"]
+    assert fault.text == (
+        "the 8 members of a group must begin alike, and the same seed gave another start"
+    )
+
+
 class Broken(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
     action_space = gymnasium.spaces.Box(-0.1, 0.1, (1,))
@@ -114,8 +133,9 @@ class Broken(gymnasium.Env):
 
 @pytest.fixture
 def broken(monkeypatch):
-    monkeypatch.setitem(gymnasium.registry, "Broken-v0", None)  # given back afterwards
-    del gymnasium.registry["Broken-v0"]
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
     gymnasium.register("Broken-v0", Broken)
     return ["--config", "ppo.yaml", "--data.env.id", "Broken-v0"]
 

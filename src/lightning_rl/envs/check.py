@@ -143,6 +143,7 @@ class EnvCheck:
         findings: so far.
         play: what random actions brought; None before, or where that failed.
         reproducible: whether the same seeds and actions gave the same, bit for bit.
+        same_starts: whether the same seeds gave the same starts.
         failed: whether the env raised something, so that nothing more can be asked of it.
     """
 
@@ -157,7 +158,7 @@ class EnvCheck:
         self._make, self._seconds, self._seed, self._scaling = make, seconds, seed, scaling
         self.findings: list[Finding] = []
         self.play: RandomPlay | None = None
-        self.reproducible = False
+        self.reproducible = self.same_starts = False
         self.failed = False
         self._env: VectorEnv | None = None
 
@@ -380,7 +381,7 @@ class EnvCheck:
         again = [_copy(env.reset(seed=self._seed)[0])]
         again += [_step(env, action) for action in actions[: len(first) - 1]]
         differs = _first_difference(first, again)
-        self.reproducible = differs is None
+        self.reproducible, self.same_starts = differs is None, _same(first[0], again[0])
         if differs is None:
             text = (
                 f"the same seeds and actions gave the same for {len(first) - 1} steps, bit for bit"
