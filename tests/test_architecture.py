@@ -53,6 +53,7 @@ LEVELS = {
     "data": 4,
     "algorithms": 4,
     "callbacks": 5,
+    "checking": 5,
     "trainer": 6,
     "cli": 7,
     "loading": 8,

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PushCube,
         TorchEnv,
         VectorEnv,
+        check_env,
     )
     from lightning_rl.errors import ConfigurationError
     from lightning_rl.offline import Demonstrations
@@ -92,6 +93,7 @@ _HOMES = {
     "TorchEnv": "envs",
     "VLAObservation": "envs",
     "VectorEnv": "envs",
+    "check_env": "envs",
 }
 
 __all__ = [
@@ -135,6 +137,7 @@ __all__ = [
     "VLAObservation",
     "VLAPolicy",
     "VectorEnv",
+    "check_env",
     "load_vla_model",
 ]
 

@@ -225,7 +225,7 @@ class RLDataModule(LightningDataModule):
         self._replays_saved: Path | None = None  # beside the one that is being saved
         self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
         self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
-        self._env: VectorEnv | None = self._training_env()
+        self._env: VectorEnv | None = self.new_env()
         self._steps_per_action = self._env.steps_per_action
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
@@ -235,7 +235,8 @@ class RLDataModule(LightningDataModule):
         if self.collector is not None:
             self.collector.fail(error)
 
-    def _training_env(self) -> VectorEnv:
+    def new_env(self) -> VectorEnv:
+        """Make another env like that of the training; whoever wants one closes it."""
         return self._watch.make(
             lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
         )
@@ -308,7 +309,12 @@ class RLDataModule(LightningDataModule):
     @property
     def eval_env_reports_success(self) -> bool:
         """Whether the env of the evaluation is known, from training on it, to say success."""
-        return self.reports_success and self._make_eval_env is self._make_env
+        return self.reports_success and self.evaluates_on_the_training_env
+
+    @property
+    def evaluates_on_the_training_env(self) -> bool:
+        """Whether the evaluation has an env of the same kind."""
+        return self._make_eval_env is self._make_env
 
     def publish(self) -> None:
         """Tell the collector that the policy has new weights."""
@@ -340,7 +346,7 @@ class RLDataModule(LightningDataModule):
         module = cast(Any, self.trainer.lightning_module)
         policy = cast(Policy, module.policy)
         if self._env is None:
-            self._env = self._training_env()
+            self._env = self.new_env()
         self.collector = self._make_collector(
             self._env,
             policy,

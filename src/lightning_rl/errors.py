@@ -14,6 +14,10 @@ class ConfigurationError(ValueError):
     """
 
 
+class EnvFaultError(ConfigurationError):
+    """An env did what it must not: returned something else than announced, or hung."""
+
+
 class WriteError(ConfigurationError, OSError):
     """A file cannot be written: the disk is full, or the directory takes no files."""
 

@@ -1,5 +1,6 @@
 """Set Lightning's trainer up for reinforcement learning."""
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -36,10 +37,12 @@ from lightning_rl.callbacks import (
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.callbacks.typed import algorithm_of
+from lightning_rl.checking import Checked, RunCheck
 from lightning_rl.construction import Constructed
-from lightning_rl.errors import ConfigurationError, WriteError, require
+from lightning_rl.envs.check import Finding
+from lightning_rl.errors import ConfigurationError, WriteError, check_range, require
 from lightning_rl.evaluation import logged_values
-from lightning_rl.files import DELETED, check_still_there
+from lightning_rl.files import DELETED, check_still_there, write_atomically
 from lightning_rl.machine import MachineSettings, put_in_force
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.runs import (
@@ -298,6 +301,50 @@ class RLTrainer(Trainer, Constructed):
                 if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
                     remove_refused(self.run_dir)
                 raise
+
+    def check(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | Path | None = None,
+        seconds: float = 5.0,
+        json_file: str | None = None,
+    ) -> list[Finding]:
+        """Check a run that is not begun: its env, how it collects, what its update will do.
+
+        Everything is made as `fit` makes it, in this process alone, and what `fit` would refuse at
+        its beginning is refused. The env is played by random actions and by the policy as it is;
+        nothing is trained, and no run directory stays.
+
+        Args:
+            model: an algorithm.
+            datamodule: an `RLDataModule`.
+            ckpt_path: of the checkpoint from which training would go on.
+            seconds: how long the env is played, about; making envs comes on top.
+            json_file: where the findings are written too, as JSON: a list of `topic`, `level`,
+                `text` and `cure`.
+
+        Returns:
+            the findings, by topic; see `Finding`.
+
+        Raises:
+            ConfigurationError: for what `fit` refuses before its first rollout.
+        """
+        check_range("seconds", seconds, above=0)
+        check = RunCheck(seconds)
+        callbacks = cast(list[Callback], cast(Any, self).callbacks)
+        callbacks.append(check)
+        try:
+            super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+        except Checked:
+            pass
+        finally:
+            callbacks.remove(check)
+            remove_refused(self.run_dir)
+        if json_file is not None:
+            text = json.dumps([finding.as_dict() for finding in check.findings], indent=2)
+            write_atomically(Path(json_file), lambda file: file.write(text.encode()))
+        return check.findings
 
     def _what_is_left(self, error: WriteError) -> str:
         """Say what could not be written, and what to resume from."""

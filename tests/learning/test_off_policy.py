@@ -46,7 +46,12 @@ class Corridor(TorchEnv):
     def transition(self, state, action):
         inside = state["inside"]
         never = torch.zeros(self.num_envs, dtype=torch.bool)
-        return TensorDict({"inside": torch.ones_like(inside)}, [self.num_envs]), inside.squeeze(-1), never, {}
+        return (
+            TensorDict({"inside": torch.ones_like(inside)}, [self.num_envs]),
+            inside.squeeze(-1),
+            never,
+            {},
+        )
 
 
 class LimitIsFailure(ReplayBuffer):
@@ -61,11 +66,23 @@ class ResetIsSuccessor(ReplayBuffer):
     """The mistake: what follows a step is what the next slot holds, the reset observation where time ran out."""
 
     def extend(self, rollout):
-        rollout["truncated"], rollout["done"] = (torch.zeros_like(rollout["done"]) for _ in range(2))
+        rollout["truncated"], rollout["done"] = (
+            torch.zeros_like(rollout["done"]) for _ in range(2)
+        )
         super().extend(rollout)
 
 
-def learn(run_dir, env, *, algorithm=SAC, replay=ReplayBuffer, policy=None, data=None, trainer=None, **model):
+def learn(
+    run_dir,
+    env,
+    *,
+    algorithm=SAC,
+    replay=ReplayBuffer,
+    policy=None,
+    data=None,
+    trainer=None,
+    **model,
+):
     """Train in a directory, without an evaluation."""
     seed_everything(3)
     settings = {"num_envs": 4, "buffer_size": 25, "total_env_steps": 400, "iterations_per_epoch": 4}
@@ -75,14 +92,23 @@ def learn(run_dir, env, *, algorithm=SAC, replay=ReplayBuffer, policy=None, data
     spaces = module_data.observation_space, module_data.action_space
     chosen = {"batch_size": 64, "learning_rate": 3e-3, "random_env_steps": 100} | model
     module = algorithm(kind(*spaces, (32,), **(policy or {})), **chosen)
-    quiet = {"limit_val_batches": 0, "logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    quiet = {
+        "limit_val_batches": 0,
+        "logger": False,
+        "enable_progress_bar": False,
+        "accelerator": "cpu",
+    }
     RLTrainer(run_dir=str(run_dir), **quiet | (trainer or {})).fit(module, module_data)
     return module
 
 
 # What the critics come to at the fourfold step inside, of which the last in an episode is cut: Q = 1 + g (3/4 Q + 1/4 X)
 # with X = Q, the true final observation's; 0; or g Q, that of the start.
-CLOSED_FORM = {ReplayBuffer: 1 / (1 - 0.9), LimitIsFailure: 1 / (1 - 0.9 * 3 / 4), ResetIsSuccessor: 1 / (1 - 0.9 * 3 / 4 - 0.81 / 4)}
+CLOSED_FORM = {
+    ReplayBuffer: 1 / (1 - 0.9),
+    LimitIsFailure: 1 / (1 - 0.9 * 3 / 4),
+    ResetIsSuccessor: 1 / (1 - 0.9 * 3 / 4 - 0.81 / 4),
+}
 
 
 @pytest.mark.parametrize("replay", CLOSED_FORM)
@@ -99,7 +125,14 @@ def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
 @pytest.mark.parametrize(("algorithm", "policy"), [(SAC, {}), (TD3, {"exploration_std": 0.3})])
 def test_the_actor_learns_a_continuous_action(algorithm, policy, tmp_path):
     env = partial(ActionProbe, continuous=True)
-    module = learn(tmp_path, env, algorithm=algorithm, policy=policy, updates_per_env_step=3, **({"init_alpha": 0.01, "learn_alpha": False} if algorithm is SAC else {}))
+    module = learn(
+        tmp_path,
+        env,
+        algorithm=algorithm,
+        policy=policy,
+        updates_per_env_step=3,
+        **({"init_alpha": 0.01, "learn_alpha": False} if algorithm is SAC else {}),
+    )
     seen = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
     action = module.policy.get_action(seen, deterministic=True)["action"]
     assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.12)
@@ -115,7 +148,11 @@ def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
 
 def test_the_actor_is_updated_as_often_as_its_delay_says(tmp_path):
     module = learn(tmp_path, Corridor, batch_size=8, policy_delay=3)
-    assert {name: one.guard.passed for name, one in module.objectives.items()} == {"critic": 300, "actor": 100, "alpha": 100}
+    assert {name: one.guard.passed for name, one in module.objectives.items()} == {
+        "critic": 300,
+        "actor": 100,
+        "alpha": 100,
+    }
 
 
 def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
@@ -123,14 +160,18 @@ def test_the_first_steps_are_drawn_uniformly_and_say_so(tmp_path):
 
     class Remembers(ReplayBuffer):
         def extend(self, rollout):
-            seen.append((rollout["action"][:, :-1].clone(), rollout["sample_log_prob"][:, :-1].clone()))
+            seen.append(
+                (rollout["action"][:, :-1].clone(), rollout["sample_log_prob"][:, :-1].clone())
+            )
             super().extend(rollout)
 
     learn(tmp_path, Corridor, replay=Remembers, batch_size=8, random_env_steps=200)
     actions = torch.cat([action for action, _ in seen[:2]]).flatten()
     assert actions.abs().max() <= 1.0
     assert actions.std().item() == pytest.approx(1 / 3**0.5, abs=0.06)
-    assert torch.cat([log_prob for _, log_prob in seen[:2]]).unique().tolist() == [pytest.approx(-np.log(2.0))]
+    assert torch.cat([log_prob for _, log_prob in seen[:2]]).unique().tolist() == [
+        pytest.approx(-np.log(2.0))
+    ]
     assert seen[2][1].unique().numel() > 10  # the policy's
 
 
@@ -146,7 +187,9 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         "model.learning_starts=400 (random_env_steps, unless it is set, and at least batch_size) is beyond the budget of "
         "400 env steps (data.total_env_steps): the run would end before it learns anything. Lower it, or raise the budget."
     )
-    small = message_of(lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000}))
+    small = message_of(
+        lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000})
+    )
     assert small == (
         "data.replay.capacity=1000 is smaller than model.batch_size=2000: the replay could never give a minibatch of "
         "different transitions. Raise the capacity (1,000,000 is usual), or lower batch_size."

@@ -1,6 +1,5 @@
 """The replay buffer gives what a list of single transitions gives, index by index, and takes little more memory."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -360,7 +360,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.generator = torch.Generator(self.device)
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
-        choice = Choice(self.compile_update, self._minibatches(), self._computed_before)
+        choice = self.choose_compilation()
         self._computed_before = None
         if choice.compiled and hooks is not None:
             why = (
@@ -378,6 +378,10 @@ class Algorithm(LightningModule, ABC, Constructed):
             for (name, objective), optimizer in optimizers
         }
         self.update = next(iter(self.updates.values()))
+
+    def choose_compilation(self) -> Choice:
+        """Return whether the update is to be compiled, by the settings and the checkpoint."""
+        return Choice(self.compile_update, self._minibatches(), self._computed_before)
 
     def _minibatches(self) -> int | None:
         """Return how many minibatches the run has by its config; None where that is unknown."""

@@ -1,10 +1,11 @@
-"""Run `rl-cli fit`, `validate` and `test`, by LightningCLI."""
+"""Run `rl-cli fit`, `validate`, `test` and `check`, by LightningCLI."""
 
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
 
 import yaml
@@ -19,6 +20,7 @@ from lightning_rl.buffers import WriterError
 from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.cli.arguments import complete
+from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -32,7 +34,7 @@ from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import ConfigurationError, EnvFaultError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
@@ -127,7 +129,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Offer what the package supports."""
         standard = LightningCLI.subcommands()
-        return {name: standard[name] for name in ("fit", "validate", "test")}
+        offered = {name: standard[name] for name in ("fit", "validate", "test")}
+        return offered | {"check": {"model", "datamodule"}}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Make a parser that takes no abbreviated options: a misspelt one is an error."""
@@ -196,6 +199,11 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Go on in the directory of the run that a checkpoint belongs to; report there too."""
         config = self.config[self.subcommand]
+        if self.subcommand == "check":
+            self._scratch = TemporaryDirectory()  # a run directory that nobody takes for a run
+            alone = {"devices": 1, "num_nodes": 1, "strategy": "auto"}
+            kwargs |= {"logger": False, "run_dir": self._scratch.name, **alone}
+            return super().instantiate_trainer(**kwargs)
         if self.subcommand == "fit":
             run_dir = _continued_run(config) if config.ckpt_path else None
         else:
@@ -204,6 +212,15 @@ class RLCLI(CommandLineAlone, LightningCLI):
         if run_dir is not None:
             kwargs["run_dir"] = str(run_dir)
         return super().instantiate_trainer(**kwargs)
+
+    def check(self, **kwargs: Any) -> None:
+        """Check the run, print the findings, and leave with status 1 where one is an error."""
+        config = self.config[self.subcommand]
+        with self._scratch:
+            findings = cast(RLTrainer, self.trainer).check(**kwargs)
+        findings += processes_not_checked(config.trainer)
+        print_findings(findings)
+        sys.exit(int(any(finding.level == "error" for finding in findings)))
 
     def before_fit(self) -> None:
         """Check that output can go where it should: the loggers would not say it readably."""
@@ -282,9 +299,13 @@ def run(arguments: Sequence[str]) -> None:
         cause = _curable(error)
         if cause is None:
             raise
-        sys.stderr.write(f"rl-cli: error: {cause}\n")
+        advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
+        sys.stderr.write(f"rl-cli: error: {cause}{advice}\n")
         sys.exit(1)
 
+
+CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
+"""Where to go with a faulty env."""
 
 CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
 """The errors whose message says all there is to know."""

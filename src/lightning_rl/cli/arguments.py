@@ -26,6 +26,10 @@ FAMILIES = {
 """Options that take a class, and the class that all of them derive from."""
 
 
+TRAINS = ("fit", "check")
+"""Subcommands that take the settings of a run, the second to look at it alone."""
+
+
 class Completed(NamedTuple):
     """Arguments that the parser can take.
 
@@ -51,7 +55,7 @@ def complete(arguments: list[str]) -> Completed:
         return Completed([subcommand, *_help_options(options)], True, options)
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = _value_of("--ckpt_path", options)
-    if checkpoint is None and subcommand != "fit":
+    if checkpoint is None and subcommand not in TRAINS:
         raise ConfigurationError(
             f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
             "best."
@@ -68,8 +72,8 @@ def complete(arguments: list[str]) -> Completed:
         return _with_config_of(checkpoint, subcommand, options)
     if _value_of("--model", options) is None:
         raise ConfigurationError(
-            "fit needs a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
-            f"{', '.join(shipped_configs())}."
+            f"{subcommand} needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
+            f"Shipped: {', '.join(shipped_configs())}."
         )
     return Completed(arguments, True, options)
 
@@ -133,7 +137,8 @@ def _refuse_lacking(
     lacking = {
         name: what
         for name, what in lacks.items()
-        if not _is_given(name, options) and (subcommand == "fit" or not name.startswith("trainer."))
+        if not _is_given(name, options)
+        and (subcommand in TRAINS or not name.startswith("trainer."))
     }
     if lacking:
         raise ConfigurationError(

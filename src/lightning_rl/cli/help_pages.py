@@ -41,6 +41,7 @@ DOES = {
     "fit": "Train, from a config or going on from a checkpoint.",
     "validate": "Evaluate the policy of a checkpoint.",
     "test": "Evaluate the policy of a checkpoint on seeds that no evaluation has used.",
+    "check": "Play the env of a run for some seconds, and say what training would meet.",
 }
 
 SETTINGS = (
@@ -61,6 +62,8 @@ SUPPORTED = {
 DESCRIBED = {
     "config": "a YAML file, or the name of a shipped one; may be given several times",
     "ckpt_path": "a checkpoint, a run directory, or last or best of the newest run",
+    "seconds": "how long the env is played, about; making envs comes on top (default: 5.0)",
+    "json_file": "write the findings there too, as JSON",
     "seed_everything": "seed of the run; true draws one",
     "model": "the algorithm; its settings are --model.NAME VALUE",
     "print_config": "print the whole configuration, and exit",
@@ -121,7 +124,7 @@ def arrange(parser: ArgumentParser, subcommand: str, sections: Iterable[str] = T
 
     Args:
         parser: of the subcommand; from then on it is good for its help only.
-        subcommand: `fit`, `validate` or `test`.
+        subcommand: `fit`, `validate`, `test` or `check`.
         sections: of `TITLES`, those that are printed.
     """
     listed: dict[str, list[Action]] = {name: [] for name in TITLES}

@@ -75,7 +75,7 @@ def explain(message: str, typed: Sequence[str] = (), cure: str = CURE) -> str:
     if stray := _search(r"unrecognized arguments: ([^-]\S*)", message):
         return f"'{stray}' belongs to no option: an option is --name value."
     if missing := _search(r"arguments are required: (.+)", message):
-        return f"Missing setting: {missing.replace('fit.', '')}."
+        return f"Missing setting: {re.sub(r'(fit|check)[.]', '', missing)}."
     return (
         _about_a_class(message, key, given)
         or _about_a_value(message, key)

@@ -1,5 +1,6 @@
 """Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
+from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
@@ -14,6 +15,7 @@ __all__ = [
     "ActionProbe",
     "CartPole",
     "EnvPoolEnv",
+    "Finding",
     "GymnasiumEnv",
     "HoldsRows",
     "PointMass",
@@ -25,4 +27,5 @@ __all__ = [
     "VLAObservation",
     "ValueProbe",
     "VectorEnv",
+    "check_env",
 ]

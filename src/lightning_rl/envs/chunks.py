@@ -89,6 +89,7 @@ class ActionChunk(VectorEnv):
         self.env = env(num_envs)
         self.num_envs, self.device = num_envs, self.env.device
         self.reports_interventions = self.env.reports_interventions
+        self.max_episode_steps = self.env.max_episode_steps
         self.chunk_size = chunk_size
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
         if isinstance(self.env, WrapsEach):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import EnvFaultError
 
 TREES = ("rewards", "metrics")
 """Those that are dicts of numbers by name."""
@@ -37,16 +37,16 @@ def check_like(name: str, value: Any, storage: Any, field: str) -> None:
         field: what it is called.
 
     Raises:
-        ConfigurationError: naming the field, both shapes, and the cure.
+        EnvFaultError: naming the field, both shapes, and the cure.
     """
     if not isinstance(storage, Tensor | np.ndarray):
         for key in storage.keys():
             if key not in value.keys():
-                raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
+                raise EnvFaultError(f"{name} returned no {field}.{key}, which its space has.")
             check_like(name, value[key], storage[key], f"{field}.{key}")
         return
     if getattr(value, "shape", None) != storage.shape and tuple(np.shape(value)) != storage.shape:
-        raise ConfigurationError(_message(name, field, np.shape(value), storage.shape))
+        raise EnvFaultError(_message(name, field, np.shape(value), storage.shape))
     if getattr(value, "dtype", None) is not storage.dtype:
         _refuse_cut(name, field, getattr(value, "dtype", None), storage.dtype)
 
@@ -59,13 +59,13 @@ def refuse_missing_end(name: str, missing: Any) -> None:
         missing: bool, [N] of a step or [T, N] of a rollout, true at such ends.
 
     Raises:
-        ConfigurationError: naming the env and the key, and what to return.
+        EnvFaultError: naming the env and the key, and what to return.
     """
     if not missing.any():
         return
     *step, row = (int(index) for index in np.argwhere(np.asarray(missing))[0])
     at = f", at step {step[0]} of the rollout" if step else ""
-    raise ConfigurationError(
+    raise EnvFaultError(
         f"{name} truncated the episode of env {row}{at} without info['final_obs']. A return that "
         "time cut short goes on with the value of the observation at which it was cut, and the one "
         "that step returns is of the next episode. Return info['final_obs'] [N, ...] from step, "
@@ -78,7 +78,7 @@ def check_observation(env: gymnasium.Env, observation: Any) -> None:
     """Compare what a single env returned to its observation space.
 
     Raises:
-        ConfigurationError: see `check_like`.
+        EnvFaultError: see `check_like`.
     """
     _check_space(_name(env), env.observation_space, observation, "observation")
 
@@ -87,35 +87,35 @@ def check_step(env: gymnasium.Env, result: tuple[Any, ...]) -> None:
     """Compare what a step of a single env returned to what it should be.
 
     Raises:
-        ConfigurationError: see `check_like`.
+        EnvFaultError: see `check_like`.
     """
     if len(result) != 5:
-        raise ConfigurationError(
+        raise EnvFaultError(
             f"{_name(env)} returned {len(result)} things from step, not observation, reward, "
             "terminated, truncated and info: is it written for an old version of Gym?"
         )
     check_observation(env, result[0])
     for field, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
         if np.size(value) != 1:
-            raise ConfigurationError(_message(_name(env), field, np.shape(value), ()))
+            raise EnvFaultError(_message(_name(env), field, np.shape(value), ()))
 
 
 def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str) -> None:
     if isinstance(space, gymnasium.spaces.Dict):
         for key, child in space.items():
             if key not in value:
-                raise ConfigurationError(f"{name} returned no {field}.{key}, which its space has.")
+                raise EnvFaultError(f"{name} returned no {field}.{key}, which its space has.")
             _check_space(name, child, value[key], f"{field}.{key}")
     elif space.shape is not None:
         if tuple(np.shape(value)) != space.shape:
-            raise ConfigurationError(_message(name, field, np.shape(value), space.shape))
+            raise EnvFaultError(_message(name, field, np.shape(value), space.shape))
         _refuse_cut(name, field, np.asarray(value).dtype, space.dtype)
 
 
 def _refuse_cut(name: str, field: str, got: Any, announced: Any) -> None:
     """Refuse fractions for a field of integers; other numbers may be stored in another type."""
     if _kind(got) in ("f", "c") and _kind(announced) in ("i", "u"):
-        raise ConfigurationError(
+        raise EnvFaultError(
             f"{name} returned {_article(field)} of dtype {got} instead of {announced}, which would "
             "cut off the fractions: mend its step and reset, or the space that it announces."
         )
@@ -221,13 +221,13 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
         actions: [N, *A], what they were told.
 
     Raises:
-        ConfigurationError: for an action of another shape than those.
+        EnvFaultError: for an action of another shape than those.
     """
     executed = actions.copy()
     for i, action in said.get("executed_action", {}).items():
         if np.shape(action) != actions.shape[1:]:
             got = np.shape(action)
-            raise ConfigurationError(_message(name, "executed_action", got, actions.shape[1:]))
+            raise EnvFaultError(_message(name, "executed_action", got, actions.shape[1:]))
         executed[i] = action
     differs = (executed != actions).reshape(len(actions), -1).any(1)
     flags = said.get("intervened")

@@ -52,6 +52,7 @@ class TorchEnv(VectorEnv):
     """
 
     start_size: int
+    max_episode_steps: int
 
     def __init__(
         self,

@@ -52,6 +52,9 @@ class VectorEnv(ABC):
     render_fps: float = 30.0
     """Env steps per second of real time, where pictures of them are to move as fast."""
 
+    max_episode_steps: int | None = None
+    """Env steps after which time cuts an episode; None where it does not, or nobody knows."""
+
     steps_per_action: int = 1
     """Env steps that an action takes at most: more than 1 where it is a chunk of actions."""
 

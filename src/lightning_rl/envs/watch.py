@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import EnvFaultError
 from lightning_rl.process import end_process
 
 TICK_SECONDS = 1.0
@@ -51,7 +51,7 @@ Call = tuple[str, int]
 """What an env is doing, and the thread that asked for it. Each call is an object of its own."""
 
 
-class EnvTimeoutError(ConfigurationError):
+class EnvTimeoutError(EnvFaultError):
     """An env has not answered within `data.env_timeout_s`; the message holds its stack."""
 
 

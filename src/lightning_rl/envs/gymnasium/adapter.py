@@ -91,6 +91,7 @@ class GymnasiumEnv(VectorEnv):
         )
         self.id, self.env_kwargs = id, env_kwargs or {}
         self.num_envs = num_envs
+        self.vectorization = vectorization
         self._clips = clip_action
         self._replayable = vectorization != "vector_entry_point"
         self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
@@ -102,6 +103,12 @@ class GymnasiumEnv(VectorEnv):
         self.mujoco_profiler: bool | None = None
         self.render_fps = float(self._env.metadata.get("render_fps", self.render_fps))
         self._forget_episodes()
+        self.max_episode_steps = self._time_limit()
+
+    def alone(self, wrapper: EnvWrapper) -> "GymnasiumEnv":
+        """Make one env like these, in this process, with one more wrapper around it."""
+        wrappers = [*self._wrappers, wrapper]
+        return GymnasiumEnv(1, self.id, self.env_kwargs, wrappers=wrappers)
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -270,6 +277,13 @@ class GymnasiumEnv(VectorEnv):
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
         self._finals: Any = None
+
+    def _time_limit(self) -> int | None:
+        """Return the limit of an episode, as its wrappers or, for a batched version, its id say."""
+        if self._replayable:
+            limit: int | None = self._env.call("time_limit")[0]
+            return limit
+        return getattr(self._env.spec, "max_episode_steps", None)
 
     def _forget_episodes(self) -> None:
         """Empty the log of actions: all episodes begin here."""

@@ -75,6 +75,15 @@ class ReplayableEpisode(gymnasium.Wrapper):
         set_mujoco_profiler(wanted)
         return has_mujoco_profiler(self.env)
 
+    def time_limit(self) -> int | None:
+        """Return the least of the limits that wrappers set to an episode, in steps."""
+        limits, env = [], self.env
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, gymnasium.wrappers.TimeLimit) and env.spec is not None:
+                limits.append(env.spec.max_episode_steps or 0)
+            env = env.env
+        return min(filter(None, limits), default=None)
+
     def picture(self) -> Any:
         """Draw the env, if `picture_wanted`; asked of all envs at once."""
         return self.env.render() if self.picture_wanted else None

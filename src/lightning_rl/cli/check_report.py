@@ -1,0 +1,65 @@
+"""Print what a check has found: a table in a terminal, lines of plain text elsewhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightning_rl.envs.check import LEVELS, Finding
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
+"""How a level is written in a terminal that has colours."""
+
+
+def processes_not_checked(trainer: Any) -> list[Finding]:
+    """Say so where training would have several processes, and the check had one."""
+    asked = {name: trainer.get(name) for name in ("devices", "num_nodes")}
+    several = {name: value for name, value in asked.items() if value not in (None, "auto", 1, "1")}
+    if not several:
+        return []
+    text = ", ".join(f"trainer.{name}: {value}" for name, value in several.items())
+    what = f"{text}, and this check had one process: each more plays data.num_envs envs beside it"
+    return [Finding("update", "note", f"{what}, and the iterations become so many times fewer")]
+
+
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print the findings, and how many there are of each level.
+
+    Args:
+        findings: by topic.
+        console: where to; standard output where not given.
+    """
+    console = console or Console(highlight=False)
+    if console.is_terminal:
+        console.print(_table(findings))
+    else:
+        console.file.write("".join(map(_line, findings)))
+    counts = {level: sum(one.level == level for one in findings) for level in LEVELS[:0:-1]}
+    told = ", ".join(
+        f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items()
+    )
+    console.file.write(f"{told}.\n")
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    """Return a table without lines, each topic named once."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    before = ""
+    for finding in findings:
+        topic = "" if finding.topic == before else finding.topic
+        before = finding.topic
+        text = Text(finding.text)
+        if finding.cure:
+            text.append(f"\n→ {finding.cure}", style="dim" if finding.level == "ok" else "")
+        table.add_row(topic, Text(finding.level, style=STYLES[finding.level]), text)
+    return table
+
+
+def _line(finding: Finding) -> str:
+    cure = f" → {finding.cure}" if finding.cure else ""
+    return f"{finding.level:8}{finding.topic:12}{finding.text}{cure}\n"

@@ -1,0 +1,257 @@
+"""`rl-cli check`: what fit would refuse, what it would do, and what of an env it would meet."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from rich.console import Console
+
+from lightning_rl import RLTrainer, checking
+from lightning_rl.__main__ import main
+from lightning_rl.cli.app import run
+from lightning_rl.cli.check_report import print_findings
+from lightning_rl.envs import Finding, random_play
+from tests.helpers import make_data, make_ppo
+
+SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(autouse=True)
+def some_steps_are_enough(monkeypatch):
+    """So many, and not as many as a busy machine takes within a time."""
+    monkeypatch.setattr(random_play, "PLAYED", 40)
+    monkeypatch.setattr(random_play, "LONGEST", 40)
+    monkeypatch.setattr(checking, "MOST_STEPS", 20)
+
+
+def check(*arguments):
+    """Return exit code and findings of a check."""
+    with pytest.raises(SystemExit) as stop:
+        run(["check", *arguments, *SMALL, "--json_file", "found.json"])
+    findings = [Finding(**one) for one in json.loads(Path("found.json").read_text())]
+    Path("found.json").unlink()
+    return stop.value.code, findings
+
+
+def texts(findings, topic):
+    return [one.text for one in findings if one.topic == topic]
+
+
+@pytest.mark.parametrize(
+    ("config", "ways"),
+    [
+        ("ppo.yaml", ("ArrayStepper, sync", "NumpyActor")),
+        ("ppo_async.yaml", ("ArrayStepper, sync", "NumpyActor")),
+        ("grpo.yaml", ("ArrayStepper, sync", "NumpyActor")),
+        ("ppo_push_cube.yaml", ("StepwiseStepper", "StepwiseActor")),
+    ],
+)
+def test_of_a_shipped_config_it_warns_of_nothing_and_leaves_nothing(config, ways):
+    code, findings = check("--config", config)
+    assert code == 0
+    assert {one.level for one in findings} <= {"ok", "note"}
+    speed = texts(findings, "speed")[0]
+    for way in ways:
+        assert f"({way})" in speed
+    assert not list(Path().iterdir())
+
+
+def test_it_says_what_the_run_will_do(capsys):
+    code, findings = check("--config", "ppo.yaml", "--data.env.id", "Pendulum-v1")
+    assert code == 0
+    assert texts(findings, "env")[0] == "8 × GymnasiumEnv Pendulum-v1, vectorization: sync"
+    assert texts(findings, "update") == [
+        "489 iterations of 1,024 env steps, each of 16 minibatches of up to 256",
+        "it runs uncompiled: 7,824 minibatches, and it pays from 20,000",
+        "observations are not scaled, rewards are scaled",
+    ]
+    assert texts(findings, "evaluation")[0] == (
+        "21 evaluations of 2 episodes, 2 at a time: up to 8,400 env steps beside the 500,000 of "
+        "training"
+    )
+    assert texts(findings, "rollout")[1] == (
+        "gamma 0.99 looks some 100 env steps ahead; an episode lasts up to 200"
+    )
+    out = capsys.readouterr().out
+    assert "ok      env         8 × GymnasiumEnv Pendulum-v1, vectorization: sync\n" in out
+    assert out.endswith("0 errors, 0 warnings, 1 note.\n")  # 200 steps are more than it plays here
+    _, findings = check("--config", "ppo.yaml", "--data.total_env_steps", "2_000_000")
+    assert "it is compiled: 31,264 minibatches, and it pays from 20,000" in texts(
+        findings, "update"
+    )
+
+
+def test_rollouts_that_cut_whole_episodes_are_told():
+    _, findings = check("--config", "grpo.yaml", "--data.buffer_size", "100")
+    (cut,) = [one for one in findings if one.level == "warning"]
+    assert cut.text == (
+        "32 envs × 100 env steps, and an episode may last 500: those that do are cut, and compared "
+        "by what they have earned so far"
+    )
+    assert cut.cure == "Raise data.buffer_size, or shorten the episodes."
+
+
+class StartsAnywhere(CartPoleEnv):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None, options=options)
+
+
+def test_members_of_a_group_that_begin_otherwise_are_an_error(monkeypatch):
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
+    gymnasium.register("Anywhere-v0", StartsAnywhere, max_episode_steps=30)
+    code, findings = check("--config", "grpo.yaml", "--data.env.id", "Anywhere-v0")
+    assert code == 1
+    (fault,) = [one for one in findings if one.level == "error"]
+    assert fault.text == (
+        "the 8 members of a group must begin alike, and the same seed gave another start"
+    )
+
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Box(-0.1, 0.1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample()[:1], 1.0, False, False, {}
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    registry = dict(gymnasium.registry)
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", registry)
+    monkeypatch.setattr(gymnasium, "registry", registry)
+    gymnasium.register("Broken-v0", Broken)
+    return ["--config", "ppo.yaml", "--data.env.id", "Broken-v0"]
+
+
+def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
+    code, findings = check(*broken)
+    assert code == 1
+    (fault,) = [one for one in findings if one.level == "error"]
+    assert fault.topic == "env"
+    assert fault.text == (
+        "Env 'Broken-v0' returned an observation of shape [1] instead of [2]: mend its step and "
+        "reset, or the space that it announces."
+    )
+    assert fault.cure == "Mend the env: training would end here too."
+    assert texts(findings, "update")
+
+
+def test_fit_points_to_it_where_the_env_is_at_fault(broken, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", *broken])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == (
+        "rl-cli: error: Env 'Broken-v0' returned an observation of shape [1] instead of [2]: mend "
+        "its step and reset, or the space that it announces.\n"
+        "rl-cli check, with the same options, plays the env for some seconds and says more.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--config", "ppo.yaml", "--model.batch_size", "4096"],
+            "rl-cli: error: model.batch_size=4096 is larger than a rollout: data.num_envs * "
+            "data.buffer_size = 1024 transitions. Lower batch_size, or raise num_envs or "
+            "buffer_size.\n",
+        ),
+        (
+            ["--config", "grpo.yaml", "--data.num_envs", "30"],
+            "rl-cli: error: data.num_envs=30 does not divide into groups of model.group_size=8: "
+            "use a multiple, such as 32.\n",
+        ),
+        (
+            ["--config", "ppo.yaml", "--seconds", "0"],
+            "rl-cli: error: seconds must be positive, got 0.0.\n",
+        ),
+    ],
+    ids=["batch_size", "groups", "seconds"],
+)
+def test_what_fit_refuses_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["check", *arguments])
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == message
+    assert not list(Path().iterdir())
+
+
+def test_it_asks_for_a_config(capsys):
+    with pytest.raises(SystemExit):
+        run(["check"])
+    assert capsys.readouterr().err.startswith(
+        "rl-cli: error: check needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
+    )
+
+
+def test_a_metric_of_a_success_that_is_never_reported_is_an_error():
+    code, findings = check("--config", "ppo.yaml", "--trainer.best_metric", "eval/success_rate")
+    assert code == 1
+    (fault,) = [one for one in findings if one.level == "error"]
+    assert fault.text == "trainer.best_metric is eval/success_rate, and the env reports no success"
+
+
+def test_several_processes_are_named_and_not_begun():
+    options = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    code, _ = check("--config", "ppo.yaml", *options)
+    assert code == 0
+
+
+def test_from_python_the_run_directory_goes_again(tmp_path):
+    data = make_data()
+    trainer = RLTrainer(output_dir=str(tmp_path / "outputs"), accelerator="cpu")
+    findings = trainer.check(make_ppo(data), data, seconds=20)
+    assert {one.level for one in findings} <= {"ok", "note"}
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_terminal_gets_a_table_that_fits():
+    findings = [
+        Finding("env", "ok", "8 × GymnasiumEnv CartPole-v1"),
+        Finding("env", "warning", "word " * 30, "Do this."),
+    ]
+    for width in (80, 120):
+        file = io.StringIO()
+        print_findings(findings, Console(file=file, width=width, force_terminal=True))
+        lines = Console(file=io.StringIO()).render_str(file.getvalue()).plain.splitlines()
+        assert "→ Do this." in file.getvalue()
+        assert file.getvalue().endswith("0 errors, 1 warning, 0 notes.\n")
+        assert len(lines) > 4
+
+
+def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["rl-cli", "--help"])
+    main()
+    out = capsys.readouterr().out
+    assert "usage: rl-cli {fit,validate,test,check} [options]" in out
+    assert "\n  check     try an env out:" in out
+    monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == (
+        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check.\n"
+    )
+    with pytest.raises(SystemExit):
+        run(["check", "--help"])
+    page = capsys.readouterr().out
+    assert "usage: rl-cli check [--config FILE]" in page
+    assert "Play the env of a run for some seconds" in page
+    assert "--seconds SECONDS" in page
+    assert "--json_file JSON_FILE" in page

@@ -1,0 +1,383 @@
+"""`check_env` finds what is wrong with an env, each fault alone, and nothing where nothing is."""
+
+import time
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
+from lightning_rl.envs import TimeLimitProbe, check, random_play
+from lightning_rl.errors import ConfigurationError
+
+
+class Healthy(gymnasium.Env):
+    """Draws near a goal; an episode takes 30 steps, or ends at the goal."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position, self.goal = self.draw().astype(np.float32)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.position = np.clip(self.position + 0.2 * action, -1, 1).astype(np.float32)
+        distance = float(np.linalg.norm(self.position - self.goal))
+        return self.observe(), -distance, distance < 0.05, False, {}
+
+    def draw(self):
+        return self.np_random.uniform(-1, 1, (2, 2))
+
+    def observe(self):
+        return np.concatenate([self.position, self.goal])
+
+
+class OutsideOfItsBounds(Healthy):
+    def observe(self):
+        return super().observe() * np.float32(3)
+
+
+class WrongDtype(Healthy):
+    def observe(self):
+        return super().observe().astype(np.float64)
+
+
+class NotANumber(Healthy):
+    def observe(self):
+        observation = super().observe()
+        observation[2] = np.nan
+        return observation
+
+
+class OneField(Healthy):
+    def observe(self):
+        return np.zeros(4, np.float32)
+
+
+class SharedSeed(Healthy):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if seed is None else seed // 1000, options=options)
+
+
+class IgnoresItsSeed(Healthy):
+    made = 0
+
+    def __init__(self):
+        IgnoresItsSeed.made += 1
+        self.number = IgnoresItsSeed.made % 4
+
+    def draw(self):
+        return np.random.default_rng(self.number).uniform(-1, 1, (2, 2))
+
+
+class NotReproducible(Healthy):
+    def step(self, action):
+        return super().step(action + np.random.default_rng().uniform(-0.1, 0.1, 2))
+
+
+class GeneratorOfItsOwn(Healthy):
+    """Repeatable from a seed, but no replay brings its second episode back."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.own = np.random.default_rng(seed)
+        return super().reset(seed=seed, options=options)
+
+    def draw(self):
+        if not hasattr(self, "own"):
+            self.own = np.random.default_rng()
+        return self.own.uniform(-1, 1, (2, 2))
+
+
+class ConstantReward(Healthy):
+    def step(self, action):
+        observation, _, _, _, _ = super().step(action)
+        return observation, 0.0, False, False, {}
+
+
+class HugeReward(Healthy):
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 1000 * reward, *rest
+
+
+class NotFinite(Healthy):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float("inf"), *rest
+
+
+class NeverEnds(Healthy):
+    def step(self, action):
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, False, False, info
+
+
+class Raises(Healthy):
+    def step(self, action):
+        raise KeyError("gripper")
+
+
+class Hangs(Healthy):
+    def step(self, action):
+        time.sleep(60)
+
+
+class WrongShape(Healthy):
+    def observe(self):
+        return super().observe()[:3]
+
+
+class WithoutFinal(TimeLimitProbe):
+    def step(self, action):
+        *result, info = super().step(action)
+        info.pop("final_obs", None)
+        return *result, info
+
+
+class FinalOfTheNext(PushCube):
+    def step(self, action):
+        observation, *result, info = super().step(action)
+        return observation, *result, info | {"final_obs": observation}
+
+
+class NoState(PushCube):
+    def state_dict(self):
+        return None
+
+
+class HalfAState(PushCube):
+    """Counts its steps, and forgets to save them."""
+
+    count = 0
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.count = 0
+        return super().reset(seed, options)
+
+    def step(self, action):
+        self.count += 1
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.count % 7, *rest
+
+
+class Arrays(PushCube):
+    def state_dict(self):
+        return super().state_dict() | {"generator": np.random.default_rng(1)}
+
+
+class NeverTruncates(TimeLimitProbe):
+    def step(self, action):
+        self.elapsed.zero_()
+        return super().step(action)
+
+
+def factory(cls, limit=30):
+    if issubclass(cls, PushCube):
+        return partial(cls, max_episode_steps=10)
+    if issubclass(cls, TorchEnv):
+        return cls
+    id = f"Check{cls.__name__}-v0"
+    gymnasium.register(id, cls, max_episode_steps=limit)
+    return partial(GymnasiumEnv, id=id)
+
+
+@pytest.fixture(autouse=True)
+def some_steps_are_enough(monkeypatch):
+    """So many, and not as many as a busy machine takes within a time."""
+    monkeypatch.setattr(random_play, "PLAYED", 65)
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was(monkeypatch):
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
+    monkeypatch.setattr(gymnasium, "registry", gymnasium.envs.registration.registry)
+
+
+def found(env, level="warning", **settings):
+    """What `check_env` finds of at least a level."""
+    findings = check_env(env, **{"seconds": 20.0} | settings)
+    return [one for one in findings if check.LEVELS.index(one.level) >= check.LEVELS.index(level)]
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Healthy,
+        "CartPole-v1",
+        "Pendulum-v1",
+        partial(PushCube, max_episode_steps=20),
+        partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1")),
+    ],
+    ids=["own", "CartPole-v1", "Pendulum-v1", "PushCube", "chunks"],
+)
+def test_of_a_healthy_env_nothing_is_said(env):
+    assert found(factory(env) if env is Healthy else env, "note") == []
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (
+            WrongDtype,
+            ("observation", "warning", "observation is float64, and its space says float32"),
+        ),
+        (
+            NotANumber,
+            ("observation", "error", "nan in observation[2] is not finite; an update ends at that"),
+        ),
+        (
+            OneField,
+            (
+                "observation",
+                "warning",
+                "observation never changed: a policy sees nothing by it",
+            ),
+        ),
+        (
+            SharedSeed,
+            (
+                "seeds",
+                "warning",
+                "all 4 envs begin alike: they share a seed, and bring one env's data",
+            ),
+        ),
+        (
+            IgnoresItsSeed,
+            ("seeds", "warning", "other seeds gave the same starts: reset ignores its seed"),
+        ),
+        (
+            NotReproducible,
+            (
+                "seeds",
+                "warning",
+                "the same seeds and actions gave another observation after 1 steps",
+            ),
+        ),
+        (
+            GeneratorOfItsOwn,
+            (
+                "resume",
+                "warning",
+                "the env could not be restored (replaying its actions gave another observation): "
+                "a resumed run begins new episodes",
+            ),
+        ),
+        (
+            NoState,
+            (
+                "resume",
+                "warning",
+                "the env does not save its state: a resumed run begins new episodes",
+            ),
+        ),
+        (HalfAState, ("resume", "error", "restored, the env gave another reward after 1 steps")),
+        (
+            NotFinite,
+            ("reward", "error", "it was inf at step 0 of env 0"),
+        ),
+        (
+            FinalOfTheNext,
+            (
+                "episodes",
+                "error",
+                "info['final_obs'] is the observation with which the next episode begins, at each "
+                "of {} ends: values would be of the wrong state",
+            ),
+        ),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_a_fault_is_found(env, expected):
+    faults = [(one.topic, one.level, one.text) for one in found(factory(env))]
+    topic, level, text = expected
+    matching = [told for told in faults if told[:2] == (topic, level)]
+    assert matching
+    begin, _, end = text.partition("{}")
+    assert matching[0][2].startswith(begin)
+    assert matching[0][2].endswith(end)
+    others = {told[0] for told in faults} - {topic}
+    assert others <= {"resume"}, "what is not reproducible cannot be replayed"
+
+
+def test_a_value_outside_of_its_bounds_is_named_with_its_place():
+    (fault,) = found(factory(OutsideOfItsBounds))
+    assert (fault.topic, fault.level) == ("observation", "warning")
+    assert fault.text.startswith("observation[")
+    assert fault.text.endswith((" below its low of -1", " above its high of 1"))
+    assert fault.cure == "Clip it in the env, or announce wider bounds in observation_space."
+
+
+def test_a_reward_that_never_changes_or_is_huge_is_told():
+    (constant,) = found(factory(ConstantReward))
+    assert constant.text.startswith("it was 0 at each of ")
+    assert "there is nothing to learn" in constant.text
+    (huge,) = found(factory(HugeReward))
+    assert huge.text.startswith("it is as large as ")
+    assert huge.cure == "Set model.normalize_reward: true, or scale the reward in the env."
+
+
+def test_episodes_that_never_end_are_told():
+    (endless,) = found(factory(NeverEnds, limit=None))
+    assert endless.text.startswith("none ended within ")
+    assert endless.text.endswith("no time limit is known of: an evaluation may never end")
+    assert found(factory(type("Ends", (NeverEnds,), {}), limit=25)) == []
+    texts = [one.text for one in found(NeverTruncates, "error")]
+    assert any(text.endswith("; the time limit is 5 env steps") for text in texts)
+
+
+def test_a_truncation_without_its_final_observation_is_an_error():
+    texts = [one.text for one in found(WithoutFinal, "error")]
+    assert len(texts) == 1
+    assert texts[0].startswith("WithoutFinal truncated the episode of env 0, at step 4 of the")
+    assert "Return info['final_obs'] [N, ...] from step" in texts[0]
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_an_error():
+    (fault,) = found(factory(Arrays), "error")
+    assert fault.topic == "resume"
+    assert fault.text.startswith("its state cannot be read from a checkpoint: UnpicklingError: ")
+
+
+def test_what_an_env_raises_is_a_finding_with_its_place():
+    (fault,) = found(factory(Raises))
+    assert (fault.topic, fault.level) == ("env", "error")
+    assert fault.text.startswith(f"it raised KeyError: 'gripper', at {__file__}, line ")
+    (refused,) = found(factory(WrongShape))
+    assert refused.text == (
+        "Env 'CheckWrongShape-v0' returned an observation of shape [3] instead of [4]: mend its "
+        "step and reset, or the space that it announces."
+    )
+
+
+def test_a_step_that_hangs_is_a_finding_with_its_stack():
+    (fault,) = found(factory(Hangs), timeout_s=0.5)
+    assert fault.level == "error"
+    assert fault.text.startswith("Env 0 of 4 of the check")
+    assert "the step took more than data.env_timeout_s: 0.5 seconds" in fault.text
+    assert "time.sleep(60)" in fault.text
+
+
+def test_a_fault_of_the_check_itself_is_not_blamed_on_the_env(monkeypatch):
+    def fails(*args):
+        raise KeyError("ours")
+
+    monkeypatch.setattr(check.EnvCheck, "_look_at_success", fails)
+    with pytest.raises(KeyError, match="ours"):
+        check_env("CartPole-v1")
+
+
+def test_what_makes_no_envs_is_refused():
+    with pytest.raises(ConfigurationError, match="env is a CartPoleEnv that has been made already"):
+        check_env(gymnasium.make("CartPole-v1"))
+
+
+def test_torch_is_left_as_it_was():
+    before = torch.get_rng_state()
+    check_env(PushCube)
+    assert torch.equal(before, torch.get_rng_state())
