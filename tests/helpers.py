@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.util import tensor_util
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl.buffers.replay_files import Part, read_part
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.compiled.update import CompiledUpdate
 from lightning_rl.optim.update import Update
@@ -154,9 +155,33 @@ def assert_same(a, b, path=""):
         assert a == b or (a != a and b != b), f"{path}: {a} and {b}"
 
 
+def saved_replay(run_dir, state):
+    """Take the files out of the saved state of a replay, and return what they hold; how it is cut does not matter."""
+    folder, begin, columns, aside = Path(run_dir) / "checkpoints" / "replay", state["begin"], {}, {}
+    parts = [Part(name, *map(int, name.split("-")[1:3]), 0) for name in state.pop("files")]
+    for part in parts:
+        content = read_part(folder, part)
+        kept = content["aside", "cells"] // state["num_envs"] >= begin
+        for key, value in content.items():
+            if key[0] == "aside":
+                aside.setdefault(key, []).append(value[kept])
+            else:
+                columns.setdefault(key, []).append(value[max(0, begin - part.first) :])
+    return {key: torch.cat(values) for key, values in (columns | aside).items()}
+
+
 def assert_same_run(one, other):
     """Assert that two run directories ended alike: weights, optimizer, counters, random streams, envs and curves."""
     a, b = load(last(one)), load(last(other))
+    replays = [
+        [
+            saved_replay(run, state)
+            for state in content["RLDataModule"].get("replays", [])
+            if "files" in state
+        ]
+        for run, content in ((one, a), (other, b))
+    ]
+    assert_same(*replays, "replay")
     for content in (
         a,
         b,

@@ -364,6 +364,12 @@ class RLDataModule(LightningDataModule):
                 self.seed_for("replay"),
                 directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
             )
+            if not getattr(self.trainer, "save_replay", True):
+                rank_zero_warn(
+                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
+                    "resumed will begin with an empty one, and what was learnt from it may be lost "
+                    "before it is filled again."
+                )
         self._restore()
         if self.collector.in_background and cast(Any, self.trainer).enable_validation:
             _ = self.eval_env  # made now: not to fork beside a running thread

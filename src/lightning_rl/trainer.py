@@ -4,7 +4,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,6 +15,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
+from lightning_rl.buffers import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,
@@ -39,6 +40,7 @@ from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checking import Checked, RunCheck
 from lightning_rl.construction import Constructed
+from lightning_rl.data import RLDataModule
 from lightning_rl.envs.check import Finding
 from lightning_rl.errors import ConfigurationError, WriteError, check_range, require
 from lightning_rl.evaluation import logged_values
@@ -140,6 +142,11 @@ class RLTrainer(Trainer, Constructed):
         keep_checkpoints: how many of those files stay, the oldest are removed; null for all.
         checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without what only a
             resumed run needs; `last.ckpt` stays full.
+        save_replay: save what an off-policy algorithm samples from beside each full checkpoint,
+            in `checkpoints/replay`: only what is new since the last one is written. Without it a
+            resumed run begins with an empty replay.
+        restore_replay: have a resumed run go on with the replay of its checkpoint; false begins
+            with an empty one, where files of it are lost.
         init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
             begins with; a resumed run goes on with its own.
         enable_progress_bar: show progress.
@@ -171,6 +178,8 @@ class RLTrainer(Trainer, Constructed):
         checkpoint_every_n_iterations: int | None = None,
         keep_checkpoints: int | None = 5,
         checkpoint_weights_only: bool = False,
+        save_replay: bool = True,
+        restore_replay: bool = True,
         init_from: str | None = None,
         enable_progress_bar: bool = True,
         max_epochs: int = -1,
@@ -184,6 +193,8 @@ class RLTrainer(Trainer, Constructed):
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
         self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
+        self.save_replay, self.restore_replay = save_replay, restore_replay
+        self._replay_folders: dict[Path, ReplayFolder] = {}
         with removed_if_refused(self.run_dir):
             own = _as_list(callbacks)
             metrics = MetricsWriter(best_metric, best_mode)
@@ -261,7 +272,19 @@ class RLTrainer(Trainer, Constructed):
             check_still_there(self.run_dir)
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
-        super().save_checkpoint(filepath, weights_only=False, storage_options=options)
+        directory = Path(filepath).absolute().parent
+        with nullcontext() if weights_only else self._with_replay(directory):
+            super().save_checkpoint(filepath, weights_only=False, storage_options=options)
+        # Now that the checkpoint is there, or one has taken another's place.
+        folder = self._replay_folders.setdefault(directory, ReplayFolder(directory))
+        folder.remove_unnamed()
+
+    def _with_replay(self, directory: Path) -> AbstractContextManager[None]:
+        """Have a full checkpoint hold the replay, where there is one that is to be saved."""
+        data = self.datamodule  # type: ignore[attr-defined]  # set by `fit`
+        if not self.save_replay or not isinstance(data, RLDataModule):
+            return nullcontext()
+        return data.replay_saved_to(directory / REPLAY_FOLDER)
 
     def fit(
         self,

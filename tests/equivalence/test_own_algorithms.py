@@ -27,8 +27,9 @@ OFF_POLICY = '''
 
         FIELDS = ("observation", "action", "reward", "terminated", "next")
 
-        def __init__(self, observation_space, action_space, num_envs, device, capacity=1000):
+        def __init__(self, observation_space, action_space, num_envs, device, seed, directory, capacity=1000):
             self.capacity, self.count = capacity, 0
+            self.generator = torch.Generator(device).manual_seed(seed)
             shapes = {"observation": observation_space.shape, "action": action_space.shape}
             shapes |= {"reward": (), "terminated": (), "next": observation_space.shape}
             self.storage = TensorDict(
@@ -46,14 +47,19 @@ OFF_POLICY = '''
                 self.storage[key][slots] = fresh[key].to(torch.float32)
             self.count += len(fresh)
 
-        def sample(self, batch_size, generator):
-            return self.storage[torch.randint(len(self), (batch_size,), generator=generator)]
+        def batches(self, count, batch_size, *, n_steps=1, gamma=0.99):
+            for slots in torch.randint(len(self), (count, batch_size), generator=self.generator):
+                batch = self.storage[slots]
+                batch["discount"] = gamma * (1 - batch.pop("terminated"))
+                yield batch.rename_key_("next", "next_observation")
 
-        def state_dict(self):
-            return {"count": self.count, "storage": self.storage.clone().to_dict()}
+        def state_dict(self, folder):
+            own = {"count": self.count, "generator": self.generator.get_state()}
+            return own | {"storage": self.storage.clone().to_dict()}
 
-        def load_state_dict(self, state):
+        def load_state_dict(self, state, folder):
             self.count = state["count"]
+            self.generator.set_state(state["generator"])
             self.storage = TensorDict(state["storage"], [self.capacity])
 
 
@@ -73,8 +79,7 @@ OFF_POLICY = '''
 
         def training_step(self, rollout, batch_idx):
             self.replay.extend(rollout)
-            for _ in range(self.updates_per_iteration):
-                batch = self.replay.sample(self.batch_size, self.generator)
+            for batch in self.replay.batches(self.updates_per_iteration, self.batch_size):
                 batch["noise"] = torch.randn(batch["action"].shape, generator=self.generator)
                 self.updates["critic"](batch)
                 self.updates["actor"](batch)
@@ -94,9 +99,9 @@ OFF_POLICY = '''
 
         def critic_loss(self, batch):
             with torch.no_grad():
-                action, log_prob = self.act(batch["next"], batch["noise"])
-                value = self.q(self.target, batch["next"], action) - self.alpha * log_prob
-                target = batch["reward"] + 0.99 * (1 - batch["terminated"]) * value
+                action, log_prob = self.act(batch["next_observation"], batch["noise"])
+                value = self.q(self.target, batch["next_observation"], action) - self.alpha * log_prob
+                target = batch["reward"] + batch["discount"] * value
             loss = mse_loss(self.q(self.critic, batch["observation"], batch["action"]), target)
             return loss, {"target_mean": target.mean()}
 

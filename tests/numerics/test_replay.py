@@ -1,11 +1,15 @@
 """The replay buffer gives what a list of single transitions gives, index by index, and takes little more memory."""
 
+import errno
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from lightning_rl import ReplayBuffer
+from lightning_rl import ConfigurationError, ReplayBuffer
 from lightning_rl.buffers import replay_buffer
 from lightning_rl.rollout import allocate_rollout, map_tree
 
@@ -78,6 +82,14 @@ class Stream:
         return rollout
 
 
+def value_at(rollout, env, step, key):
+    return map_tree(lambda x: x[env, step].numpy().copy(), rollout.get(key))
+
+
+def row_of(tree, row):
+    return map_tree(lambda x: x[row].numpy(), tree)
+
+
 class SlowReplay:
     """By definition: single transitions in lists, each with what followed it."""
 
@@ -91,7 +103,7 @@ class SlowReplay:
             if stream and not rollout["continues"][env, 0]:
                 stream[-1]["goes_on"] = False
             for t in range(steps):
-                at = lambda key, t=t: map_tree(lambda x: x[env, t].numpy().copy(), rollout.get(key))
+                at = partial(value_at, rollout, env, t)
                 done = bool(rollout["done"][env, t])
                 padded = padding is not None and bool(padding[env, t])
                 rewards = rollout["step_reward" if "executed" in rollout.keys() else "reward"][
@@ -109,7 +121,9 @@ class SlowReplay:
                         if "executed" in rollout.keys()
                         else 1,
                         "terminated": bool(rollout["terminated"][env, t]),
-                        "next": at("final_observation") if done else at("observation", t + 1),
+                        "next": at("final_observation")
+                        if done
+                        else value_at(rollout, env, t + 1, "observation"),
                         "goes_on": not (done or before_padding),
                         "padded": padded,
                         "intervened": bool(rollout["intervened"][env, t])
@@ -156,11 +170,7 @@ def assert_alike(replay, slow, n_steps, gamma, draws):
         batch, row = batches[k // size], k % size
         expected = slow.sample(*places[index], n_steps, gamma)
         for key in ("observation", "action", "next_observation"):
-            map_tree(
-                lambda want, got: np.testing.assert_array_equal(got[row], want),
-                expected[key],
-                batch.get(key),
-            )
+            map_tree(np.testing.assert_array_equal, row_of(batch.get(key), row), expected[key])
         for key in ("reward", "discount"):
             np.testing.assert_allclose(batch[key][row], expected[key], rtol=2e-6, atol=2e-6)
         if "intervened" in batch.keys():
@@ -178,7 +188,7 @@ CASES = {
     "a rollout larger than the ring": ({"num_envs": 2}, 9, [3, 11, 2, 5, 13]),
     "one slot": ({"num_envs": 4}, 4, [1, 3, 1, 1]),
     "never an end": ({"num_envs": 2, "end": 0.0}, 12, [3] * 9),
-    "more ends than there is room for": ({"num_envs": 8, "end": 0.9}, 400, [20] * 6),
+    "more ends than there is room for": ({"num_envs": 8, "end": 0.9}, 160, [10] * 6),
     "chunks": ({"num_envs": 2, "chunk": 3, "action": Box(-1, 1, (3, 2))}, 12, [3] * 9),
     "a person takes over": ({"num_envs": 2, "person": True}, 12, [3] * 9),
     "padding": ({"num_envs": 3, "padding": True}, 24, [5] * 6),
@@ -188,8 +198,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("storage", ["cpu", "disk"])
-@pytest.mark.parametrize("case", CASES)
+ON_DISK = "more ends than there is room for", "a tree"
+
+
+@pytest.mark.parametrize(
+    ("case", "storage"), [*((case, "cpu") for case in CASES), *((case, "disk") for case in ON_DISK)]
+)
 def test_each_index_gives_what_single_transitions_give(case, storage, tmp_path, monkeypatch):
     settings, capacity, lengths = CASES[case]
     if storage == "disk" and case not in ("more ends than there is room for", "a tree"):
@@ -209,3 +223,185 @@ def test_each_index_gives_what_single_transitions_give(case, storage, tmp_path, 
         rollout.apply_(torch.zeros_like)  # it was copied
         assert_alike(replay, slow, 1 + i % 5, 0.9, draws)
     assert not list(tmp_path.iterdir())
+
+
+# --- the traps of notes on off-policy learning, each with what falling into it would give ---
+
+
+def fixed_rollout(
+    observations, *, rewards, terminated=(), truncated=(), finals=None, continues=True
+):
+    """One env, whose observations are plain numbers; `finals` by step."""
+    steps = len(rewards)
+    rollout = allocate_rollout(
+        Box(-99, 99, ()), ACTION, 1, steps, extra_fields={"continues": ((), torch.bool)}
+    )
+    rollout["observation"][0] = torch.tensor(observations)
+    rollout["reward"][0, :steps] = torch.tensor(rewards)
+    rollout["continues"][:] = continues
+    for key, where in {"terminated": terminated, "truncated": truncated}.items():
+        for t in where:
+            rollout[key][0, t] = rollout["done"][0, t] = True
+    for t, value in (finals or {}).items():
+        rollout["final_observation"][0, t] = value
+    return rollout
+
+
+def scalar_replay(capacity):
+    return ReplayBuffer(Box(-99, 99, ()), ACTION, 1, "cpu", 1, capacity=capacity)
+
+
+def table(replay, **settings):
+    """What is drawn, by its observation: (next observation, reward, discount)."""
+    (batch,) = replay.batches(1, 200, **settings)
+    rows = zip(
+        *(batch[k].tolist() for k in ("observation", "next_observation", "reward", "discount")),
+        strict=True,
+    )
+    return {
+        observation: (following, round(reward, 4), round(discount, 4))
+        for observation, following, reward, discount in rows
+    }
+
+
+def test_time_running_out_bootstraps_from_the_true_final_observation():
+    """And not from the reset, 10, which is the next slot's (trap 1)."""
+    replay = scalar_replay(10)
+    ends = {"truncated": [1], "terminated": [3], "finals": {1: 3.0, 3: 12.0}}
+    replay.extend(fixed_rollout([1.0, 2.0, 10.0, 11.0, 20.0], rewards=[1.0, 2.0, 3.0, 4.0], **ends))
+    assert table(replay, gamma=0.5) == {
+        1.0: (2.0, 1.0, 0.5),
+        2.0: (3.0, 2.0, 0.5),
+        10.0: (11.0, 3.0, 0.5),
+        11.0: (12.0, 4.0, 0.0),
+    }
+
+
+def test_sums_of_rewards_stop_at_ends_and_at_the_write_cursor():
+    """Over the end of the first episode 2 would give 2 + 3/2 + 4/4, discounted by 1/8 (trap 2)."""
+    replay = scalar_replay(5)
+    replay.extend(fixed_rollout([-1.0, 0.0], rewards=[9.0]))
+    ends = {"truncated": [1], "finals": {1: 3.0}}
+    replay.extend(fixed_rollout([0.0, 2.0, 10.0, 11.0, 12.0], rewards=[1.0, 2.0, 3.0, 4.0], **ends))
+    replay.extend(fixed_rollout([12.0, 13.0], rewards=[5.0]))  # takes the place of the first
+    assert table(replay, n_steps=3, gamma=0.5) == {
+        0.0: (3.0, 2.0, 0.25),
+        2.0: (3.0, 2.0, 0.5),
+        10.0: (13.0, 6.25, 0.125),
+        11.0: (13.0, 6.5, 0.25),
+        12.0: (13.0, 5.0, 0.5),
+    }
+
+
+def test_where_a_rollout_does_not_go_on_the_last_step_bootstraps_from_what_it_came_to():
+    """After a reset, or a rollout that was dropped, the next one begins elsewhere, at 50."""
+    replay = scalar_replay(10)
+    replay.extend(fixed_rollout([1.0, 2.0, 3.0], rewards=[1.0, 2.0]))
+    replay.extend(fixed_rollout([50.0, 51.0], rewards=[4.0], continues=False))
+    assert table(replay, n_steps=2, gamma=0.5) == {
+        1.0: (3.0, 2.0, 0.25),
+        2.0: (3.0, 2.0, 0.5),
+        50.0: (51.0, 4.0, 0.5),
+    }
+
+
+def test_what_comes_in_while_minibatches_are_drawn_is_refused():
+    """A transition that was drawn may by then be another one, or half of one (trap 10)."""
+    replay = scalar_replay(2)
+    replay.extend(fixed_rollout([1.0, 2.0, 3.0], rewards=[1.0, 2.0]))
+    batches = replay.batches(3, 4)
+    next(batches)
+    replay.extend(fixed_rollout([3.0, 4.0], rewards=[1.0]))
+    with pytest.raises(RuntimeError) as error:
+        next(batches)
+    assert str(error.value) == (
+        "A rollout came into the replay while minibatches were drawn from it, and may have overwritten what was "
+        "drawn: take all minibatches of a call of batches() before the next extend()."
+    )
+
+
+# --- drawing, refusals, memory ---
+
+
+def test_each_transition_is_drawn_as_often():
+    stream = Stream(VECTOR, 4, seed=2)
+    replay = ReplayBuffer(VECTOR, ACTION, 4, "cpu", 3, capacity=100)
+    for _ in range(5):
+        replay.extend(stream.next(9))
+    assert len(replay) == 100
+    drawn = torch.cat([batch["observation"][:, 0] for batch in replay.batches(100, 1000)])
+    _, counts = drawn.unique(return_counts=True)
+    assert len(counts) == 100
+    chi_square = ((counts - 1000.0) ** 2 / 1000.0).sum()
+    assert 55 < chi_square < 155  # 99 degrees of freedom: outside with probability 1e-4
+
+
+def test_what_a_call_draws_depends_on_the_generator_alone(monkeypatch):
+    drawn = []
+    for size in (2**8, 2**30):
+        monkeypatch.setattr(replay_buffer, "GATHER_BYTES", size)
+        replay = ReplayBuffer(VECTOR, ACTION, 4, "cpu", 3, capacity=100)
+        replay.extend(Stream(VECTOR, 4, seed=2).next(9))
+        drawn.append(torch.cat([batch["observation"] for batch in replay.batches(7, 10)]))
+        drawn[-1] = torch.cat([drawn[-1], next(replay.batches(1, 10))["observation"]])
+    assert torch.equal(*drawn)
+
+
+def test_what_it_cannot_do_it_says(tmp_path, monkeypatch):
+    empty = ReplayBuffer(VECTOR, ACTION, 4, "cpu", capacity=100)
+    with pytest.raises(
+        RuntimeError, match=r"The replay is empty: nothing can be drawn\. Call extend\(\) first\."
+    ):
+        empty.batches(1, 1)
+    refusals = {
+        "data.replay.capacity must be at least 1, got 0.": {"capacity": 0},
+        "data.replay.capacity is 3, and one step of the envs is 4 transitions: set it to data.num_envs at least, and "
+        "far above a minibatch.": {"capacity": 3},
+        "data.replay.capacity of 1,000,000 needs 29,000,116 bytes of memory (29 for each transition), and 12,000,000 "
+        "are free. Lower data.replay.capacity, to 413,789 at most, or set data.replay.storage to disk.": {},
+        "data.replay.capacity of 1,000,000 needs 29,000,116 bytes on the disk (29 for each transition), and "
+        "12,000,000 are free. Lower data.replay.capacity, to 413,789 at most.": {"storage": "disk"},
+    }
+    monkeypatch.setattr(replay_buffer, "available_bytes", lambda *arguments: 12_000_000)
+    for message, settings in refusals.items():
+        with pytest.raises(ConfigurationError) as error:
+            ReplayBuffer(VECTOR, ACTION, 4, "cpu", 1, directory=tmp_path, **settings)
+        assert str(error.value) == message
+    with pytest.raises(
+        ConfigurationError, match=r"Space Text\(.* cannot be stored in a rollout: use Box"
+    ):
+        ReplayBuffer(Text(5), ACTION, 4, "cpu", capacity=100)
+
+
+def test_a_disk_without_room_is_no_crash(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    replay = ReplayBuffer(
+        VECTOR, ACTION, 4, "cpu", capacity=100, storage="disk", directory=tmp_path
+    )
+    with pytest.raises(ConfigurationError) as error:
+        replay.extend(Stream(VECTOR, 4, seed=2).next(9))
+    assert str(error.value) == (
+        "data.replay.capacity of 100 needs 3,016 bytes in one piece, which could not be had: [Errno 28] No space left "
+        "on device. Lower data.replay.capacity, or set data.replay.storage to another place."
+    )
+
+
+def anonymous_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+
+def test_a_million_transitions_take_the_bytes_of_their_fields():
+    """Observation (17), action (6) and reward of HalfCheetah-v5, and two flags; before, they take nothing."""
+    stream = Stream(Box(-1, 1, (17,)), 1, action=Box(-1, 1, (6,)), seed=1, end=0.001)
+    rollout = stream.next(10_000)
+    before = anonymous_bytes()
+    replay = ReplayBuffer(stream.space, stream.action, 1, "cpu", 1, capacity=1_000_000)
+    replay.extend(stream.next(1))
+    assert anonymous_bytes() - before < 50e6
+    for _ in range(101):
+        replay.extend(rollout)
+    assert anonymous_bytes() - before <= 1.1 * 1_000_000 * (4 * (17 + 6 + 1) + 2)

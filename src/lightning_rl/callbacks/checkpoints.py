@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import weights_to_begin_with
 from lightning_rl.algorithms.reference import ReferencePolicy
+from lightning_rl.buffers import ReplayFolder
 from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.errors import ConfigurationError, check_range, closest
@@ -77,10 +78,11 @@ class LastCheckpoint(Callback):
         self.path = directory / CHECKPOINTS / "last.ckpt"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove the unfinished files of a run that was killed."""
+        """Remove the unfinished files of a run that was killed, and those that none refers to."""
         if stage == "fit" and trainer.is_global_zero:
             for directory in (self.path.parent, self.path.parent.parent):
                 remove_leftovers(directory)
+            ReplayFolder(self.path.parent).remove_unfinished()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, unless a signal cut the epoch short: then that moment has been saved."""

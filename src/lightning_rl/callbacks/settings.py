@@ -12,7 +12,7 @@ from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
 from lightning_rl.construction import GIVEN_BY_THE_ENV, Constructed, construction, described
 from lightning_rl.data import RLDataModule
 
-OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from")
+OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay")
 """Settings of the trainer that say where a run writes, and what it began with."""
 
 

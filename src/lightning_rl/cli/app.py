@@ -151,9 +151,15 @@ class RLCLI(CommandLineAlone, LightningCLI):
             default=False,
             help="Run whatever code the configuration inside a checkpoint names.",
         )
+        parser.add_argument(
+            "--restore_replay",
+            type=bool,
+            default=True,
+            help="Go on with the replay of the checkpoint; false begins with an empty one.",
+        )
         for option in TITLES_OF:
             parser.add_argument(option, action=SectionHelp, help="Show this section alone.")
-        for key in ("exp_name", "output_dir"):
+        for key in ("exp_name", "output_dir", "restore_replay"):
             parser.link_arguments(key, f"trainer.{key}")
         for key in ("observation_space", "action_space"):
             target = f"model.init_args.policy.init_args.{key}"

@@ -22,6 +22,7 @@ FAMILIES = {
     "--data.env": "lightning_rl.VectorEnv",
     "--data.eval_env": "lightning_rl.VectorEnv",
     "--data.collector": "lightning_rl.Collector",
+    "--data.replay": "lightning_rl.Replay",
 }
 """Options that take a class, and the class that all of them derive from."""
 

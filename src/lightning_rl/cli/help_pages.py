@@ -16,7 +16,10 @@ from jsonargparse import DefaultHelpFormatter
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.trainer import REFUSED, RLTrainer
 
-RUN = ("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "seed_everything")
+RUN = (
+    *("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "restore_replay"),
+    "seed_everything",
+)
 """Options of the run, in their order; those that no other section takes follow."""
 
 TITLES = {
@@ -47,8 +50,8 @@ DOES = {
 SETTINGS = (
     "Whatever is listed can stand in a config file, too. Of a class that an option takes: "
     "--model.help PPO, --model.policy.help ActorCritic, --model.optimizer.help Adam, "
-    "--data.env.help PushCube, --data.collector.help AsyncCollector. Of one section: --data.help, "
-    "--trainer.help."
+    "--data.env.help PushCube, --data.collector.help AsyncCollector, --data.replay.help "
+    "ReplayBuffer. Of one section: --data.help, --trainer.help."
 )
 
 SUPPORTED = {
@@ -72,6 +75,9 @@ DESCRIBED = {
 
 FILLED_IN = ("observation_space", "action_space", "params")
 """Arguments of classes that the package gives itself."""
+
+FILLED_IN_OF_A_REPLAY = ("num_envs", "device", "seed", "directory")
+"""Likewise of a replay; the parser leaves them out itself, but not where null is allowed."""
 
 BUILDING_BLOCKS = (
     *("Algorithm", "Policy", "Optimizer", "Callback", "Env", "Wrapper", "DummyLogger"),
@@ -155,8 +161,13 @@ def describe_class(parser: ArgumentParser) -> None:
         group._group_actions[:] = [
             action
             for action in group._group_actions
-            if action.dest.removesuffix(".help").rpartition(".")[2] not in FILLED_IN
+            if not _is_filled_in(action.dest.removesuffix(".help"))
         ]
+
+
+def _is_filled_in(path: str) -> bool:
+    section, _, name = path.rpartition(".")
+    return name in FILLED_IN or (section == "data.replay" and name in FILLED_IN_OF_A_REPLAY)
 
 
 class SectionHelp(_HelpAction):

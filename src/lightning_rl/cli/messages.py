@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
+from lightning_rl.buffers import Replay
 from lightning_rl.cli.parsing import Given
 from lightning_rl.collectors import Collector
 from lightning_rl.data import RLDataModule
@@ -30,6 +31,7 @@ FAMILIES: dict[str, type] = {
     "data.env": VectorEnv,
     "data.eval_env": VectorEnv,
     "data.collector": Collector,
+    "data.replay": Replay,
 }
 """Which family of classes a key takes its class from."""
 
@@ -314,6 +316,7 @@ def _in_order(cls: type) -> list[str]:
     first = next((path for path, family in FAMILIES.items() if issubclass(cls, family)), "")
     hidden |= {"num_envs"} if first == "data.env" else set()
     hidden |= {"env", "policy", "buffer_size", "seed"} if first == "data.collector" else set()
+    hidden |= {"num_envs", "device", "seed", "directory"} if first == "data.replay" else set()
     return [name for name in names if name not in hidden]
 
 

@@ -20,6 +20,7 @@ from torch.cuda import device_count
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
+from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import SECTIONS
 from lightning_rl.cli.kept_config import settings_of
 from lightning_rl.collectors import Collector
@@ -48,6 +49,7 @@ FAMILIES = {
     "eval_env": Family(VectorEnv, (OURS,)),
     "action": Family(ActionTerm, (OURS,)),
     "collector": Family(Collector, (OURS,)),
+    "replay": Family(Replay, (OURS,)),
     "optimizer": Family(Optimizer, (OURS, "torch.optim")),
     "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
 }
@@ -78,7 +80,9 @@ TRAINER_TEXTS = {
 }
 """Which texts a checkpoint may say to the trainer; numbers and flags it may say under any key."""
 
-OF_THAT_RUN = ("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from")
+OF_THAT_RUN = (
+    *("exp_name", "output_dir", "run_dir", "default_root_dir", "init_from", "restore_replay"),
+)
 """Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
 
 PATH_KEYS = ("xml_file", "path", "model_path", "adapter", "tokenizer", "action_statistics")
@@ -144,7 +148,11 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     # Where a run writes is for who resumes it to say.
     config.pop("output_dir", None)
     settings = config.pop("trainer", {})
-    config["trainer"] = {key: value for key, value in settings.items() if _is_plain(key, value)}
+    config["trainer"] = {
+        key: value
+        for key, value in settings.items()
+        if _is_plain(key, value) and key not in OF_THAT_RUN
+    }
     left_out = {
         f"trainer.{key}": value
         for key, value in settings.items()

@@ -1,0 +1,429 @@
+"""A checkpoint's replay is whole or absent, never loses the one before, and costs what is new."""
+
+import importlib
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from lightning.pytorch import Callback, seed_everything
+
+from lightning_rl import (
+    ActorOnly,
+    ConfigurationError,
+    GymnasiumEnv,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+)
+from lightning_rl.buffers import replay_buffer
+from tests.equivalence.test_own_algorithms import OFF_POLICY, OFF_POLICY_CONFIG, fit
+from tests.helpers import assert_same, assert_same_run, last, load
+from tests.numerics.test_replay import ACTION, CASES, NESTED, VECTOR, Stream
+
+CURE = (
+    "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin with an empty "
+    "replay, which is no exact resumption: --restore_replay false."
+)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """The module of an algorithm in small that samples from a replay."""
+    folder = tmp_path_factory.mktemp("toy")
+    (folder / "toy_sac.py").write_text(textwrap.dedent(OFF_POLICY))
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("toy_sac")
+    sys.path.remove(str(folder))
+    del sys.modules["toy_sac"]
+
+
+class After(Callback):
+    """Do something after an iteration."""
+
+    def __init__(self, iteration, act):
+        self.iteration, self.act = iteration, act
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.iteration:
+            self.act(trainer)
+
+
+def run(toy, run_dir, *, ckpt_path=None, data=None, capacity=100, storage="cpu", **trainer):
+    """Train in a directory: 6 iterations of 2 × 16 steps, a save after every second one."""
+    seed_everything(1)
+    settings = {"num_envs": 2, "buffer_size": 16, "total_env_steps": 192, "iterations_per_epoch": 2}
+    replay = partial(ReplayBuffer, capacity=capacity, storage=storage)
+    module = RLDataModule(
+        partial(GymnasiumEnv, id="Pendulum-v1"),
+        replay=replay,
+        num_eval_episodes=1,
+        **settings | (data or {}),
+    )
+    policy = ActorOnly(module.observation_space, module.action_space, (16,), squash=True)
+    quiet = {"enable_progress_bar": False, "accelerator": "cpu", "limit_val_batches": 0}
+    runner = RLTrainer(run_dir=str(run_dir), **quiet | trainer)
+    model = toy.ToySAC(policy, updates=2, batch_size=16, compile=False)
+    runner.fit(model, module, ckpt_path=None if ckpt_path is None else str(ckpt_path))
+    return runner
+
+
+def files(run_dir, checkpoint="last.ckpt"):
+    return load(Path(run_dir) / "checkpoints" / checkpoint)["RLDataModule"]["replays"][0]["files"]
+
+
+def present(run_dir):
+    return sorted(path.name for path in (Path(run_dir) / "checkpoints" / "replay").iterdir())
+
+
+@pytest.fixture(scope="module")
+def whole(toy, tmp_path_factory):
+    """A run that nobody disturbed."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    run(toy, run_dir)
+    return run_dir
+
+
+# --- what is saved comes back ---
+
+
+@pytest.mark.parametrize(
+    ("small", "largest"), [(0, 2**26), (2**18, 2**26), (2**18, 4000), (700, 2000)]
+)
+@pytest.mark.parametrize(
+    "case", ["several envs", "more ends than there is room for", "chunks", "padding", "a tree"]
+)
+def test_whatever_was_saved_when_it_goes_on_as_if_nothing_had_been(
+    case, small, largest, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(replay_buffer, "SMALL_PART_BYTES", small)
+    monkeypatch.setattr(replay_buffer, "MOST_PARTS", 2**30)
+    monkeypatch.setattr(replay_buffer, "PART_BYTES", largest)
+    settings, capacity, lengths = CASES[case]
+    stream = Stream(**{"space": VECTOR, "action": ACTION, **settings}, seed=3)
+    make = partial(ReplayBuffer, stream.space, stream.action, stream.num_envs, "cpu")
+    replay, other = make(5, capacity=capacity), None
+    for i, steps in enumerate(lengths * 2):
+        state = replay.state_dict(tmp_path / "one")
+        torch.save(state, tmp_path / "state")  # as a checkpoint would hold it
+        if i in (3, 4, 9):
+            other = make(6, capacity=capacity)
+            other.load_state_dict(load(tmp_path / "state"), tmp_path / "one")
+        if i % 3:  # what follows a break may come with the next file
+            state = replay.state_dict(tmp_path / "two")
+        rollout = stream.next(steps, continues=i % 4 != 2)
+        for one in (replay, other)[: 1 + (other is not None)]:
+            one.extend(rollout)
+        if other is not None:
+            assert_same(
+                *(
+                    list(one.batches(2, 50, n_steps=3, gamma=0.9))[1].to_dict()
+                    for one in (replay, other)
+                )
+            )
+            other.state_dict(tmp_path / "three")
+    smaller = make(5, capacity=capacity // 2)
+    smaller.load_state_dict(replay.state_dict(tmp_path / "one"), tmp_path / "one")
+    assert 0 < len(smaller) <= capacity // 2
+
+
+def test_what_is_new_is_written_once(tmp_path):
+    """In a full buffer of a million transitions, 10,000 new ones take no more than twice their bytes."""
+    stream = Stream(Box(-1, 1, (17,)), 8, action=Box(-1, 1, (6,)), seed=1, end=0.001)
+    replay = ReplayBuffer(stream.space, stream.action, 8, "cpu", 1, capacity=1_000_000)
+    rollout = stream.next(12_500)
+    for _ in range(10):
+        replay.extend(rollout)
+    replay.state_dict(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    replay.extend(stream.next(1_250))
+    state = replay.state_dict(tmp_path)
+    new = [path for path in tmp_path.iterdir() if path.name not in before]
+    fields = 4 * (17 + 6 + 1) + 2
+    assert 10_000 * (fields - 1) <= sum(path.stat().st_size for path in new) <= 2 * 10_000 * fields
+    assert len(state["files"]) <= 4
+
+
+@pytest.mark.parametrize("storage", ["cpu", "disk"])
+def test_a_run_that_is_resumed_ends_as_uninterrupted(storage, toy, whole, tmp_path):
+    run(toy, tmp_path, storage=storage, max_steps=4)
+    run(toy, tmp_path, storage=storage, ckpt_path=last(tmp_path))
+    assert_same_run(whole, tmp_path)
+    assert present(tmp_path) == sorted(files(tmp_path))
+    assert not list(tmp_path.glob("tmp*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(number, toy, whole, tmp_path):
+    run(toy, tmp_path, callbacks=After(3, lambda trainer: os.kill(os.getpid(), number)))
+    assert load(last(tmp_path))["global_step"] == 3
+    run(toy, tmp_path, ckpt_path=last(tmp_path))
+    assert_same_run(whole, tmp_path)
+
+
+# --- kills ---
+
+
+def killed(toy, run_dir, name, at):
+    """Train in a fork that kills itself before, or after, its n-th call of a function of `os`; tell whether it did."""
+    process = os.fork()
+    if process == 0:
+        original, calls = getattr(os, name), 0
+
+        def call(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == at // 2 and at % 2 == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = original(*arguments)
+            if calls == at // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        def begin(trainer):  # a save is behind it, and one is to come
+            setattr(os, name, call)
+
+        def end(trainer):
+            os._exit(0)
+
+        try:
+            run(toy, run_dir, callbacks=[After(3, begin), After(5, end)])
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync", "unlink"])
+def test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit(name, toy, whole, tmp_path):
+    kills, steps = 0, set()
+    for at in range(2, 40, 2 if name == "fsync" else 1):  # behind a flush is before what follows
+        run_dir = tmp_path / str(at)
+        if not killed(toy, run_dir, name, at):
+            break
+        kills += 1
+        steps.add(load(last(run_dir))["global_step"])
+        run(toy, run_dir, ckpt_path=last(run_dir))
+        assert_same_run(whole, run_dir)
+        assert present(run_dir) == sorted(files(run_dir)), "nothing is left behind"
+        shutil.rmtree(run_dir)
+    assert kills >= {"replace": 4, "fsync": 4, "unlink": 2}[name]
+    assert steps == ({4} if name == "unlink" else {2, 4})
+
+
+# --- files that checkpoints share, and those that none names ---
+
+
+def test_checkpoints_share_files_and_what_none_names_is_removed(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(replay_buffer, "SMALL_PART_BYTES", 0)
+    monkeypatch.setattr(replay_buffer, "MOST_PARTS", 2**30)
+    named = {}
+
+    def note(trainer):
+        found = {
+            path.name: files(tmp_path, path.name)
+            for path in (tmp_path / "checkpoints").glob("*.ckpt")
+        }
+        named[trainer.global_step] = found, present(tmp_path)
+
+    run(
+        toy,
+        tmp_path,
+        capacity=150,
+        checkpoint_every_n_iterations=1,
+        keep_checkpoints=2,
+        callbacks=[After(i, note) for i in (5, 7)],
+        data={"total_env_steps": 256},
+    )
+    for found, there in named.values():
+        assert len(found) == 3
+        assert {name for names in found.values() for name in names} == set(there)
+    one, two = (set(files(tmp_path, f"iteration_{i:06d}.ckpt")) for i in (7, 8))
+    assert len(one & two) >= 3
+    assert set(files(tmp_path)) == two
+    assert set(present(tmp_path)) == one | two
+
+
+def test_what_cannot_be_read_may_name_anything(toy, tmp_path):
+    stray = "rank0-5-9-0123456789abcdef.pt"
+    foreign = tmp_path / "checkpoints" / "replay" / "of_mine.pt"
+
+    def strew(trainer):
+        (foreign.parent / stray).touch()
+        foreign.touch()
+        (tmp_path / "checkpoints" / "copy.ckpt").write_bytes(b"PK")
+
+    with pytest.warns(
+        UserWarning,
+        match=r"No file of .*replay is removed, as it may belong to copy\.ckpt: The check",
+    ):
+        run(toy, tmp_path, max_steps=4, callbacks=After(3, strew))
+    assert stray in present(tmp_path)
+    (tmp_path / "checkpoints" / "copy.ckpt").unlink()
+    run(toy, tmp_path, max_steps=5, ckpt_path=last(tmp_path))
+    assert stray not in present(tmp_path)
+    assert foreign.exists()
+
+
+def test_elsewhere_too_a_checkpoint_has_its_replay_beside_it(toy, whole, tmp_path):
+    run(
+        toy,
+        tmp_path / "run",
+        callbacks=After(3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt")),
+    )
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    run(toy, tmp_path / "run", ckpt_path=tmp_path / "moved" / "a.ckpt")
+    assert_same(*(load(last(one))["state_dict"] for one in (whole, tmp_path / "run")))
+    shutil.rmtree(tmp_path / "moved")  # the run has its own
+    run(toy, tmp_path / "run", ckpt_path=last(tmp_path / "run"), data={"total_env_steps": 224})
+
+
+def test_weights_alone_have_none(toy, tmp_path):
+    save = After(
+        3, lambda trainer: trainer.save_checkpoint(tmp_path / "mine" / "a.ckpt", weights_only=True)
+    )
+    run(toy, tmp_path / "run", max_steps=4, callbacks=save)
+    assert "RLDataModule" not in load(tmp_path / "mine" / "a.ckpt")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["a.ckpt"]
+
+
+# --- without it ---
+
+
+@pytest.fixture
+def half(toy, tmp_path):
+    """A run that ended before its time."""
+    run(toy, tmp_path / "half", max_steps=4)
+    return tmp_path / "half"
+
+
+def warnings_of(call, *arguments, **settings):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(*arguments, **settings)
+    return [str(one.message) for one in caught]
+
+
+def refusal(toy, run_dir, **settings):
+    with pytest.raises(ConfigurationError) as error:
+        run(toy, run_dir, ckpt_path=last(run_dir), **settings)
+    return str(error.value)
+
+
+def test_a_file_that_is_missing_or_damaged_is_named_with_what_to_do(toy, half):
+    path = half / "checkpoints" / "replay" / files(half)[0]
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    assert (
+        refusal(toy, half) == f"The checkpoint's replay cannot be read: {path} is damaged. {CURE}"
+    )
+    changed = torch.load(path.with_name(path.name) if path.write_bytes(content) else path)
+    changed["reward",][0] += 1
+    torch.save(changed, path)
+    assert (
+        refusal(toy, half) == f"The checkpoint's replay cannot be read: {path} is damaged. {CURE}"
+    )
+    path.unlink()
+    assert refusal(toy, half) == (
+        f"The checkpoint's replay cannot be read: {path} is missing, which holds a part of it. {CURE}"
+    )
+    said = warnings_of(run, toy, half, ckpt_path=last(half), restore_replay=False)
+    assert (
+        "The replay of the resumed run begins empty, as restore_replay is false: what was learnt from it may be lost "
+        "before it is filled again, and the run will differ from an uninterrupted one."
+    ) in said
+    run(toy, half, ckpt_path=last(half), data={"total_env_steps": 224})  # the choice was for once
+
+
+def test_other_envs_and_spaces_are_refused(toy, half, monkeypatch):
+    assert refusal(toy, half, data={"num_envs": 4}) == (
+        "The checkpoint's replay is of 2 envs, and data.num_envs is 4: each env has its place in it. Go on with "
+        "--data.num_envs 2, or begin with an empty replay: --restore_replay false."
+    )
+    state = load(last(half))["RLDataModule"]["replays"][0]
+    other = ReplayBuffer(NESTED, ACTION, 2, "cpu", 1, capacity=100)
+    with pytest.raises(ConfigurationError) as error:
+        other.load_state_dict(state, half / "checkpoints" / "replay")
+    assert str(error.value) == (
+        f"The checkpoint's replay does not fit this run: observation.arm.joints in {files(half)[0]} is missing, and by "
+        f"the spaces of data.env it is torch.float32 of shape [50, 2, 3]. {CURE}"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../secret.pt", "/etc/passwd", "rank0-0-64-0123456789abcdef.pt/../x", "last.ckpt", ""],
+)
+def test_a_checkpoint_names_files_of_its_own_folder_only(name, tmp_path, monkeypatch):
+    replay = ReplayBuffer(VECTOR, ACTION, 2, "cpu", 1, capacity=100)
+    replay.extend(Stream(VECTOR, 2, seed=1).next(5))
+    state = replay.state_dict(tmp_path) | {"files": [name]}
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(ConfigurationError) as error:
+        ReplayBuffer(VECTOR, ACTION, 2, "cpu", 1, capacity=100).load_state_dict(state, tmp_path)
+    assert str(error.value) == (
+        f"The checkpoint names '{name}' as a file of its replay, which is the name of none. {CURE}"
+    )
+
+
+def test_who_would_rather_not_is_told_what_that_means(toy, tmp_path):
+    said = warnings_of(run, toy, tmp_path, max_steps=4, save_replay=False)
+    assert (
+        "trainer.save_replay is false: checkpoints hold no replay. A run that is resumed will begin with an empty one, "
+        "and what was learnt from it may be lost before it is filled again."
+    ) in said
+    assert not (tmp_path / "checkpoints" / "replay").exists()
+    said = warnings_of(run, toy, tmp_path, max_steps=6, ckpt_path=last(tmp_path))
+    assert (
+        "The replay of the resumed run begins empty, as the checkpoint was saved without it: what was learnt from it "
+        "may be lost before it is filled again, and the run will differ from an uninterrupted one."
+    ) in said
+    assert files(tmp_path)
+
+
+# --- the command line ---
+
+
+def test_on_the_command_line_too(tmp_path, monkeypatch, capsys, toy):
+    """Its settings are given one by one; the choice of an empty replay is no part of the run's configuration."""
+    monkeypatch.chdir(tmp_path)
+    config = (
+        textwrap.dedent(OFF_POLICY_CONFIG)
+        .replace("MODULE.Ring", "ReplayBuffer")
+        .replace("MODULE", "toy_sac")
+    )
+    Path("toy.yaml").write_text(config)
+    settings = ["--trainer.limit_val_batches", "0", "--data.replay.storage", "disk"]
+    fit(
+        "--config",
+        "toy.yaml",
+        *settings,
+        "--data.replay.capacity",
+        "100",
+        "--trainer.max_steps",
+        "4",
+    )
+    (run_dir,) = Path("outputs").glob("*")
+    state = load(last(run_dir))["RLDataModule"]["replays"][0]
+    assert state["end"] - state["begin"] == 50
+    (run_dir / "checkpoints" / "replay" / state["files"][-1]).unlink()
+    again = ["--ckpt_path", str(run_dir), "--trust_code", "true", "--trainer.max_steps", "-1"]
+    with pytest.raises(SystemExit) as ended:
+        fit(*again)
+    assert ended.value.code == 1
+    assert (
+        f"{state['files'][-1]} is missing, which holds a part of it. {CURE}"
+        in capsys.readouterr().err
+    )
+    fit(*again, "--restore_replay", "false")
+    assert "restore_replay" not in (run_dir / "config.yaml").read_text()
+    assert "restore_replay" not in load(last(run_dir))["rl_config"]
