@@ -227,6 +227,8 @@ class RLDataModule(LightningDataModule):
         self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
         self._steps_per_action = self._env.steps_per_action
+        limit = self._env.max_episode_steps
+        self.max_episode_actions = None if limit is None else -(-limit // self._steps_per_action)
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 

@@ -11,7 +11,12 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import ConfigurationError, ReplayBuffer
 from lightning_rl.buffers import replay_buffer
-from lightning_rl.rollout import allocate_rollout, map_tree
+from lightning_rl.rollout import (
+    FinalObservationWriter,
+    allocate_rollout,
+    final_observations,
+    map_tree,
+)
 
 VECTOR = Box(-1.0, 1.0, (3,))
 PICTURE = Box(0, 255, (4, 4, 3), np.uint8)
@@ -55,14 +60,19 @@ class Stream:
         rollout = allocate_rollout(
             self.space, self.action, self.num_envs, steps, extra_fields=extra
         )
-        for key in rollout.keys(True, True):
-            rollout[key] = self.random(rollout[key])
+        for key, field in rollout.exclude("final_observation", "final_index").items(True, True):
+            rollout[key] = self.random(field)
         size = (self.num_envs, steps + 1)
         rollout["terminated"], rollout["truncated"] = (
             self.chance(self.end, *size),
             self.chance(self.end, *size),
         )
         rollout["done"] = rollout["terminated"] | rollout["truncated"]
+        finals = FinalObservationWriter(rollout)
+        for t in range(steps):
+            finals.write(
+                t, map_tree(self.random, map_tree(lambda x: x[:, 0], rollout.get("observation")))
+            )
         rollout["continues"] = torch.full(size, continues and self.following is not None)
         if self.chunk:
             counts = torch.randint(1, self.chunk + 1, size, generator=self.draw)
@@ -83,6 +93,9 @@ class Stream:
 
 
 def value_at(rollout, env, step, key):
+    if key == "final_observation":
+        finals = final_observations(rollout, torch.tensor([env]), torch.tensor([step]))
+        return map_tree(lambda x: x[0].numpy().copy(), finals)
     return map_tree(lambda x: x[env, step].numpy().copy(), rollout.get(key))
 
 
@@ -243,7 +256,7 @@ def fixed_rollout(
         for t in where:
             rollout[key][0, t] = rollout["done"][0, t] = True
     for t, value in (finals or {}).items():
-        rollout["final_observation"][0, t] = value
+        FinalObservationWriter(rollout).write(t, torch.tensor([value]))
     return rollout
 
 

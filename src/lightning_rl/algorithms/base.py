@@ -61,6 +61,9 @@ class TrainingData(Protocol):
     def env_steps_per_iteration(self) -> int: ...
 
     @property
+    def max_episode_actions(self) -> int | None: ...
+
+    @property
     def total_iterations(self) -> int: ...
 
     @property

@@ -140,6 +140,12 @@ class OffPolicyAlgorithm(Algorithm):
         super().setup(stage)
         if stage != "fit":
             return
+        longest = self.data.max_episode_actions
+        require(
+            longest is None or self.n_steps <= longest,
+            f"model.n_steps={self.n_steps} is longer than an episode, which the env ends after "
+            f"{longest} steps: no target would ever sum so many rewards. Lower n_steps.",
+        )
         budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
         require(
             self.learning_starts < budget,

@@ -27,7 +27,7 @@ from lightning_rl.buffers.columns import (
 )
 from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.rollout import FieldSpec, validate
+from lightning_rl.rollout import FieldSpec, final_observations, validate
 
 GATHER_BYTES = 2**22
 """How much is gathered at once for minibatches."""
@@ -243,11 +243,14 @@ class ReplayBuffer(Replay):
             ends[:-1] |= padding[1:]
             ends &= ~padding
         slots, envs = ends.nonzero(as_tuple=True)
-        kept = _finals(rollout, envs, slots + left_out, self._observation)
-        if ("padding",) in self._ring and (only_cut := ~done[slots, envs]).any():
-            for name, values in kept.items():
-                following = _at(rollout, name)[envs, slots + left_out + 1]
-                values[only_cut] = following[only_cut]
+        steps_of, names = slots + left_out, self._observation
+        ended = done[slots, envs]
+        if ended.all():
+            kept = _finals(rollout, envs, steps_of, names)
+        else:  # behind the others is padding, and what followed them is the next slot's
+            kept = {name: _at(rollout, name)[envs, steps_of + 1] for name in names}
+            for name, final in _finals(rollout, envs[ended], steps_of[ended], names).items():
+                kept[name][ended] = final
         self._keep_aside((first + slots) * self.num_envs + envs, kept)
 
     def _keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
@@ -630,9 +633,9 @@ def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
     return (values,) if len(values) == size else values.split(size)
 
 
-def _at(rollout: TensorDict, name: Column) -> Tensor:
-    """Return a field, or a leaf of one that is a tree."""
-    value: Any = rollout
+def _at(fields: Any, name: Column) -> Tensor:
+    """Return a field of a TensorDict or a dict, or a leaf of one that is a tree."""
+    value = fields
     for key in name:
         value = value.get(key)
     return value  # type: ignore[no-any-return]  # a leaf
@@ -642,8 +645,8 @@ def _finals(
     rollout: TensorDict, envs: Tensor, steps: Tensor, names: Mapping[Column, Any]
 ) -> dict[Column, Tensor]:
     """Return the true final observations [M, ...] of some ended steps of a rollout."""
-    finals = {name: _at(rollout, ("final_observation", *name[1:])) for name in names}
-    return {name: final[envs, steps] for name, final in finals.items()}
+    finals = {"observation": final_observations(rollout, envs, steps)}
+    return {name: _at(finals, name) for name in names}
 
 
 def _as_tensordict(fields: Mapping[Column, Tensor], size: int) -> TensorDict:
