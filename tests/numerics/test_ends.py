@@ -230,7 +230,7 @@ def follow(env, decisions, chunk=None):
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, looks):
     inner = Mill(12)
-    inner._looks = looks  # as on an accelerator, where nothing looks at which rows finished
+    inner._on_cpu = looks  # as on an accelerator, where nothing looks at which rows finished
     env = ActionChunk(12, lambda n: inner, chunk) if chunk else inner
     assert min(follow(env, 40, chunk).values()) > 5
 
