@@ -16,7 +16,7 @@ from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.envs.tasks import gymnasium_tasks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
-from tests.helpers import assert_same
+from tests.helpers import assert_same, take_in
 from tests.numerics.test_collection import episodes_by_hand
 
 LENGTH = 4
@@ -358,7 +358,7 @@ def test_ends_that_are_not_counted_still_part_episodes(seed):
     for part in (slice(0, 7), slice(7, 40), slice(40, 60)):
         arrays = (torch.from_numpy(array[:, part]) for array in (reward, done, counted))
         rewards, ends, counts = arrays
-        statistics.update(rewards, ends, success=ends, counted=counts)
+        take_in(statistics, rewards, ends, success=ends, counted=counts)
     every = episodes_by_hand(reward, done)
     kept = [bool(counted[n, t]) for t in range(60) for n in range(5) if done[n, t]]
     expected = [episode for episode, counts in zip(every, kept, strict=True) if counts]
