@@ -17,7 +17,7 @@ from lightning_rl.envs.tasks import gymnasium_tasks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
 from lightning_rl.rollout import final_observations, successors
-from tests.helpers import assert_same
+from tests.helpers import assert_same, take_in
 from tests.numerics.test_collection import episodes_by_hand
 
 LENGTH = 4
@@ -233,7 +233,7 @@ def follow(env, decisions, chunk=None):
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_torch_env_fails_and_cuts_its_episodes_for_reasons_of_its_own(chunk, looks):
     inner = Mill(12)
-    inner._looks = looks  # as on an accelerator, where nothing looks at which rows finished
+    inner._on_cpu = looks  # as on an accelerator, where nothing looks at which rows finished
     env = ActionChunk(12, lambda n: inner, chunk) if chunk else inner
     assert min(follow(env, 40, chunk).values()) > 5
 
@@ -366,7 +366,7 @@ def test_ends_that_are_not_counted_still_part_episodes(seed):
     for part in (slice(0, 7), slice(7, 40), slice(40, 60)):
         arrays = (torch.from_numpy(array[:, part]) for array in (reward, done, counted))
         rewards, ends, counts = arrays
-        statistics.update(rewards, ends, success=ends, counted=counts)
+        take_in(statistics, rewards, ends, success=ends, counted=counts)
     every = episodes_by_hand(reward, done)
     kept = [bool(counted[n, t]) for t in range(60) for n in range(5) if done[n, t]]
     expected = [episode for episode, counts in zip(every, kept, strict=True) if counts]

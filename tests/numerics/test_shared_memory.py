@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not shared_memory._possible(), reason="needs Lin
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(shared_memory, "CAPACITY", 64)
-    monkeypatch.setattr(shared_memory, "LOOK", 0.01)
+    monkeypatch.setattr(shared_memory, "CHECK_SECONDS", 0.01)
 
 
 def memory(world):

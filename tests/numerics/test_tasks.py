@@ -65,7 +65,7 @@ def test_equal_seeds_live_equal_lives(make):
 def test_where_nobody_looks_who_is_done_the_result_is_the_same(make):
     """What an accelerator does: draw for all rows, keep those of the finished."""
     looks, blind = make(50, max_episode_steps=9), make(50, max_episode_steps=9)
-    blind._looks = False
+    blind._on_cpu = False
     assert torch.equal(looks.reset(seed=1)[0], blind.reset(seed=1)[0])
     actions = noise(40, 50)
     assert_same(play(looks, actions), play(blind, actions))
