@@ -4,7 +4,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "extensions"))
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "lightning_rl"
 version = release = metadata.version("lightning-rl")
@@ -22,6 +22,7 @@ intersphinx_mapping: dict[str, tuple[str, None]] = {}  # built without a network
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "lightning_rl"
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 exclude_patterns: list[str] = []
