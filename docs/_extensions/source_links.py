@@ -34,16 +34,17 @@ class SourceRole(ReferenceRole):
         """Make the link, or warn."""
         name, _, text = self.target.partition("#")
         title = self.title if self.has_explicit_title else name.removeprefix("lightning_rl.")
-        literal = nodes.literal(title, title, classes=["src"])
+        names_it = name.endswith(title) or title.endswith(".py")
+        shown = nodes.literal(title, title) if names_it else nodes.inline(title, title)
         try:
             module, line = find(name, text)
         except LookupError as error:
             logger.warning("src: %s", error, location=self.get_location())
-            return [literal], []
+            return [shown], []
         depth = self.env.current_document.docname.count("/")
         page = f"{'../' * depth}{FOLDER}/{module.__name__.replace('.', '/')}.html"
         link = nodes.reference("", "", internal=True, refuri=f"{page}#L-{line}")
-        link += literal
+        link += shown
         linked_modules(self.env).add(module.__name__)
         self.env.note_dependency(inspect.getfile(module))  # or a later build keeps old lines
         return [link], []

@@ -94,8 +94,9 @@ FIRST = ["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"]
 FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER]
 
 SHORTER = {
-    "100_000": "2_048",
-    "300_000": "4_096",
+    "total_env_steps=50_000": "total_env_steps=1_024, num_eval_episodes=2",
+    "total_env_steps=100_000": "total_env_steps=2_048, num_eval_episodes=2",
+    "total_env_steps=300_000": "total_env_steps=2_048, num_eval_episodes=2",
     "EPISODES, STEPS = 50": "EPISODES, STEPS = 4",
 }
 """What is put in place of what in code, to be through with it sooner."""
@@ -165,7 +166,7 @@ def is_run(command):
 
 
 def test_every_line_is_run_or_read():
-    known = {"", "bash", "python", "yaml", "{toctree}", "{include} ../CHANGELOG.md"}
+    known = {"", "text", "bash", "python", "yaml", "{toctree}", "{include} ../CHANGELOG.md"}
     kinds = {block.language for block in BLOCKS}
     assert not {kind for kind in kinds - known if not kind.startswith("{include} ../scripts/")}
     assert not [c for c in COMMANDS if is_run(c) and not c.split(" && ")[-1].startswith("rl-cli ")]
@@ -199,12 +200,12 @@ def test_a_page_can_be_followed(page, capfd):
     names = {"__name__": "page"}
     for block in (block for block in BLOCKS if block.page == page):
         if block.language == "python" and not block.file:
-            tree = ast.parse(block.code)
+            ast.parse(block.code)
             if PYTHON_OF_OTHERS not in block.code:
-                code = compile(shortened(block.code), page, "exec")
-                exec(code, names)
-                assert tree.body
+                exec(compile(shortened(block.code), page, "exec"), names)
         for command in block.commands:
+            if command.startswith("python scripts/record_demonstrations.py"):
+                as_script(*shlex.split(command)[1:])
             if RUN_ON[command] == page and is_run(command):
                 print(f"$ {command}")
                 follow(shlex.split(command.split(" && ")[-1])[1:])
@@ -236,6 +237,8 @@ def follow(arguments):
         if "--trainer.init_from" in arguments:
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
+        if config.endswith(("push_cube.yaml", "point_mass.yaml")):
+            arguments += ["--data.num_envs", "16"]
         if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest
             command = [sys.executable, "-m", "lightning_rl", *arguments]
             subprocess.run(command, check=True, timeout=120)
@@ -251,6 +254,15 @@ def only_parsed(arguments):
     with pytest.raises(SystemExit) as stop:
         run(arguments)
     assert stop.value.code in (0, None)
+
+
+def as_script(script, *arguments):
+    """Run a script in this process, which has imported torch."""
+    path = ROOT / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *arguments])
+        patch.syspath_prepend(path.parent)
+        runpy.run_path(str(path), run_name="__main__")
 
 
 # --- what is not run, but read ---
@@ -347,27 +359,19 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
     assert len(torch.load(checkpoint, weights_only=True)["lightning_rl"]["ranks"]) == 2
 
 
-def as_script(name, *arguments):
-    """Run a script in this process, which has imported torch; return what it has set."""
-    script = ROOT / "scripts" / name
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(script), *arguments])
-        patch.syspath_prepend(script.parent)
-        return runpy.run_path(str(script), run_name="__main__")
-
-
 def test_the_script_that_probes_a_vla_probes_one(capsys):
     run(FIRST_CLONE)
     (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
-    as_script("probe_vla.py", str(checkpoint), "--episodes", "4")
+    as_script("scripts/probe_vla.py", str(checkpoint), "--episodes", "4")
     assert "instruction shuffled" in capsys.readouterr().out
 
 
-def test_the_measure_of_the_overhead_measures():
-    script = [sys.executable, str(ROOT / "scripts" / "bench_overhead.py"), "--workloads", "W1"]
-    small = ["--repeats", "1", "--iterations", "2", "--warmup", "1"]
-    out = subprocess.run([*script, *small], capture_output=True, text=True, check=True)
-    assert "Final parameters of the two loops: bit-identical." in out.stdout
+def test_the_measure_of_the_overhead_measures(capsys):
+    small = ["--workloads", "W1", "--repeats", "1", "--iterations", "2", "--warmup", "1"]
+    with pytest.raises(SystemExit) as stop:
+        as_script("scripts/bench_overhead.py", *small)
+    assert stop.value.code in (0, None)
+    assert "Final parameters of the two loops: bit-identical." in capsys.readouterr().out
 
 
 def newest():
