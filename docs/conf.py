@@ -1,6 +1,10 @@
 """Build the site: `sphinx-build -W docs build/docs`."""
 
+import sys
 from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "lightning_rl"
 version = release = metadata.version("lightning-rl")
@@ -11,10 +15,16 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
+    "mathml",
+    "source_links",
 ]
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # built without a network
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "lightning_rl"
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 exclude_patterns: list[str] = []
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3

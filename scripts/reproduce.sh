@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Reproduce the learning results of README: about half an hour of one core for classic control, two hours for MuJoCo
+# Reproduce the learning results of docs/results.md: about half an hour of one core for classic control, two hours for MuJoCo
 # with ours alone, five with the reference beside it (pip install 'lightning-rl[mujoco]' stable-baselines3).
 #
 #   scripts/reproduce.sh [classic|tasks|mujoco|reference|all]

@@ -109,7 +109,7 @@ def test_what_is_read_in_another_thread_or_of_another_object_does_not_count():
 
 
 class MyAlgorithm(OnPolicyAlgorithm):
-    """README's, with a coefficient that goes to 0."""
+    """That of docs/extending.md, with a coefficient that goes to 0."""
 
     def __init__(self, policy, my_coef=1.0, **kwargs):
         super().__init__(policy, **kwargs)

@@ -1,0 +1,586 @@
+"""What README and docs/ say is true: commands and code run, settings exist, links lead somewhere, the site builds."""
+
+import argparse
+import ast
+import importlib.util
+import inspect
+import json
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+import lightning_rl
+from lightning_rl import CustomVLA
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.quick_help import asks_for_help
+from lightning_rl.machine import MachineSettings
+from tests.helpers import assert_same_run, last
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README = (ROOT / "README.md").read_text()
+
+ELSEWHERE = ("api", "tutorials")
+"""Folders of docs/ whose pages have tests of their own."""
+
+PAGES = {"README.md": README} | {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in sorted(DOCS.rglob("*.md"))
+    if path.relative_to(DOCS).parts[0] not in ELSEWHERE
+}
+
+
+class Block(NamedTuple):
+    """A block of code on a page."""
+
+    page: str
+    language: str
+    code: str
+
+    @property
+    def file(self) -> str | None:
+        """The name of the file that it shows, where its first line says one."""
+        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.code)
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[str]:
+        """Its lines, less comments, if it is one of commands."""
+        lines = self.code.splitlines() if self.language == "bash" else []
+        return [line.split("  #")[0].strip() for line in lines if line.strip()]
+
+
+def blocks() -> Iterator[Block]:
+    for page, text in PAGES.items():
+        for language, code in re.findall(
+            r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
+        ):
+            yield Block(page, language, code)
+
+
+BLOCKS = list(blocks())
+COMMANDS = list(dict.fromkeys(command for block in BLOCKS for command in block.commands))
+"""Each once, however many pages it stands on."""
+
+FILES = {block.file: block.code for block in BLOCKS if block.file}
+"""What pages show of files of one's own, by their names."""
+
+SMALL = [
+    *("--data.total_env_steps", "512"),
+    *("--data.buffer_size", "32"),
+    *("--data.num_eval_episodes", "2"),
+]
+SMALLER = [
+    *("--data.num_envs", "8"),
+    *("--data.buffer_size", "4"),
+    *("--model.n_epochs", "1"),
+    *("--model.batch_size", "32"),
+]
+FIRST = ["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"]
+FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER]
+
+SHORTER = {
+    "total_env_steps=50_000": "total_env_steps=1_024, num_eval_episodes=2",
+    "total_env_steps=100_000": "total_env_steps=2_048, num_eval_episodes=2",
+    "total_env_steps=300_000": "total_env_steps=2_048, num_eval_episodes=2",
+    "EPISODES, STEPS = 50": "EPISODES, STEPS = 4",
+}
+"""What is put in place of what in code, to be through with it sooner."""
+
+STUBS = {
+    "my_module.py": "from lightning_rl import TinyVLA\nclass MyBackbone(TinyVLA): ...\n",
+    "my_vla.py": "from torch import nn\nclass MyVLA(nn.Linear):\n"
+    "    def __init__(self, action_space, width): super().__init__(width, action_space.n)\n"
+    "    def forward(self, td, deterministic=False, generator=None): ...\n"
+    "    def evaluate_actions(self, td): ...\n",
+}
+"""Modules that pages name and do not show."""
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name, content in (FILES | STUBS).items():
+        (tmp_path / name).write_text(content)
+    yield
+    for name in FILES | STUBS:  # so that no test runs what another has imported
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+# --- README ---
+
+
+def test_readme_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_the_two_commands_stand_within_the_first_fifteen_lines():
+    head = README.splitlines()[:15]
+    assert "pip install -c constraints.txt -e . && rl-cli fit --config configs/ppo.yaml" in head
+    assert "pip install -c constraints.txt -e '.[dev]' && pytest" in head
+
+
+def test_ci_installs_and_tests_as_the_readme_says():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert re.search(r"pip install .*-c constraints\.txt -e '\.\[dev\]' && pytest", script)
+
+
+def test_readme_shows_how_to_train_in_fourteen_lines():
+    trains, acts = (b.code for b in BLOCKS if b.page == "README.md" and b.language == "python")
+    assert len(trains.strip().splitlines()) <= 14
+    assert "get_action" in acts
+
+
+# --- each page, from its top to its end ---
+
+OF_THEIR_OWN = ("torchrun ", "rl-cli fit --config a2c.yaml")
+"""How the commands begin that have tests of their own below."""
+
+READ_ONLY = ("pip install", "tensorboard ", "python scripts/", "scripts/")
+"""How those begin that are not run but read: by `test_what_is_not_run_could_be`."""
+
+PYTHON_OF_OTHERS = "stable_baselines3"
+"""What nobody has to install: code that imports it is parsed."""
+
+
+def is_run(command):
+    return not command.split(" && ")[-1].startswith((*OF_THEIR_OWN, *READ_ONLY, "pytest"))
+
+
+def test_every_line_is_run_or_read():
+    known = {"", "text", "bash", "python", "yaml", "{toctree}", "{include} ../CHANGELOG.md"}
+    kinds = {block.language for block in BLOCKS}
+    assert not {kind for kind in kinds - known if not kind.startswith("{include} ../scripts/")}
+    assert not [c for c in COMMANDS if is_run(c) and not c.split(" && ")[-1].startswith("rl-cli ")]
+
+
+def first_pages():
+    """The page that a command is run on: the first on which it stands."""
+    pages: dict[str, str] = {}
+    for block in BLOCKS:
+        for command in block.commands:
+            pages.setdefault(command, block.page)
+    return pages
+
+
+RUN_ON = first_pages()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if any(b.language == "python" for b in BLOCKS if b.page == page)
+        or any(
+            RUN_ON[c] == page and is_run(c) for b in BLOCKS if b.page == page for c in b.commands
+        )
+    ],
+)
+def test_a_page_can_be_followed(page, capfd):
+    """Its code in one namespace, its commands in one directory, in their order; budgets are cut."""
+    names = {"__name__": "page"}
+    for block in (block for block in BLOCKS if block.page == page):
+        if block.language == "python" and not block.file:
+            ast.parse(block.code)
+            if PYTHON_OF_OTHERS not in block.code:
+                exec(compile(shortened(block.code), page, "exec"), names)
+        for command in block.commands:
+            if command.startswith("python scripts/record_demonstrations.py"):
+                as_script(*shlex.split(command)[1:])
+            if RUN_ON[command] == page and is_run(command):
+                print(f"$ {command}")
+                follow(shlex.split(command.split(" && ")[-1])[1:])
+    if page == "README.md":
+        assert names["action"] in (0, 1)
+        assert "[{'eval/avg_reward': " in capfd.readouterr().out
+
+
+def shortened(code):
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    return code
+
+
+def follow(arguments):
+    """Run what was typed, small: a command of rl-cli."""
+    config = arguments[arguments.index("--config") + 1] if "--config" in arguments else None
+    if "--print_config" in arguments or asks_for_help(arguments):
+        only_parsed(arguments)
+    elif arguments in (["fit", "--config", name] for name in shipped_configs()):
+        only_parsed([*arguments, "--print_config"])  # test_commands.py trains each of them
+    elif arguments[0] == "fit" and "--ckpt_path" in arguments:
+        run(FIRST)  # with so few env steps that there are some left
+        run([*arguments, *SMALL, "--data.total_env_steps", "1024"])
+    elif arguments[0] == "fit":
+        if config == "ppo_mujoco.yaml":
+            pytest.importorskip("mujoco")
+        clones = config.startswith("vla")
+        if "--trainer.init_from" in arguments:
+            run(FIRST_CLONE if clones else FIRST)
+        arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
+        if config.endswith(("push_cube.yaml", "point_mass.yaml")):
+            arguments += ["--data.num_envs", "16"]
+        if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest
+            command = [sys.executable, "-m", "lightning_rl", *arguments]
+            subprocess.run(command, check=True, timeout=120)
+        else:
+            run(arguments)
+    else:
+        if not Path("outputs").exists():
+            run(FIRST)
+        run(arguments)
+
+
+def only_parsed(arguments):
+    with pytest.raises(SystemExit) as stop:
+        run(arguments)
+    assert stop.value.code in (0, None)
+
+
+def as_script(script, *arguments):
+    """Run a script in this process, which has imported torch."""
+    path = ROOT / script
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *arguments])
+        patch.syspath_prepend(path.parent)
+        runpy.run_path(str(path), run_name="__main__")
+
+
+# --- what is not run, but read ---
+
+
+class ParsedError(Exception):
+    """The arguments of a script have been read, and it need not go on."""
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("python ", "scripts/"))])
+def test_what_is_not_run_could_be(command, monkeypatch):
+    """A script takes the arguments that a page gives it."""
+    words = shlex.split(command)
+    words = words[1:] if words[0] == "python" else words
+    script = ROOT / words[0]
+    assert script.is_file()
+    if script.suffix == ".sh":
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert all(f"== {word} " in script.read_text() for word in words[1:])
+        return
+
+    def stop_there(method):
+        def parse(self, *args, **kwargs):
+            method(self, *args, **kwargs)
+            raise ParsedError
+
+        return parse
+
+    for name in ("parse_args", "parse_known_args"):
+        method = getattr(argparse.ArgumentParser, name)
+        monkeypatch.setattr(argparse.ArgumentParser, name, stop_there(method))
+    monkeypatch.setattr(sys, "argv", [str(script), *words[1:]])
+    monkeypatch.syspath_prepend(script.parent)
+    with pytest.raises(ParsedError):  # in this process, which has imported torch
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def test_the_extras_that_are_installed_are_there():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for text in PAGES.values():
+        for names in re.findall(r"-e '\.\[([\w,]+)\]'", text):
+            assert set(names.split(",")) <= set(extras), names
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if block.language == "yaml"],
+    ids=lambda block: block.page,
+)
+def test_what_is_configured_could_be(block, capsys):
+    """The parser takes it beside a shipped config, with the classes and settings that it names."""
+    content = yaml.safe_load(block.code)
+    if "policy" in content:
+        content = {"model": {"class_path": "PPO", "init_args": content}}
+    Path("block.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(SystemExit) as stop:
+        run(["fit", "--config", "ppo.yaml", "--config", "block.yaml", "--print_config"])
+    assert stop.value.code in (0, None)
+    assert set(yaml.safe_load(capsys.readouterr().out)) >= set(content)
+
+
+# --- commands with a test of their own ---
+
+
+def test_the_command_for_two_machines_trains_on_two(tmp_path):
+    """Both are this one, with a process each on the CPU in place of eight on GPUs."""
+    (command,) = [c for c in COMMANDS if c.startswith("torchrun")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for there, here in {
+        "torchrun": f"{sys.executable} -m torch.distributed.run",
+        " rl-cli ": f" {Path(sys.executable).parent / 'rl-cli'} ",
+        "node0": "127.0.0.1",
+        "29500": str(port),
+        "gpu": "cpu",
+        " 8 ": " 1 ",
+    }.items():
+        assert there in command
+        command = command.replace(there, here)
+    small = [*SMALL, "--model.batch_size", "32"]
+    nodes = [
+        subprocess.Popen([*shlex.split(command.replace("rank 0", f"rank {i}")), *small])
+        for i in range(2)
+    ]
+    try:
+        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+    finally:
+        for node in nodes:
+            node.kill()
+    (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
+    assert len(torch.load(checkpoint, weights_only=True)["lightning_rl"]["ranks"]) == 2
+
+
+def test_the_script_that_probes_a_vla_probes_one(capsys):
+    run(FIRST_CLONE)
+    (checkpoint,) = Path("outputs").glob("*/checkpoints/last.ckpt")
+    as_script("scripts/probe_vla.py", str(checkpoint), "--episodes", "4")
+    assert "instruction shuffled" in capsys.readouterr().out
+
+
+def test_the_measure_of_the_overhead_measures(capsys):
+    small = ["--workloads", "W1", "--repeats", "1", "--iterations", "2", "--warmup", "1"]
+    with pytest.raises(SystemExit) as stop:
+        as_script("scripts/bench_overhead.py", *small)
+    assert stop.value.code in (0, None)
+    assert "Final parameters of the two loops: bit-identical." in capsys.readouterr().out
+
+
+def newest():
+    return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def evaluated(run_dir):
+    run(["validate", "--ckpt_path", str(last(run_dir)), "--trust_code", "true"])
+    return json.loads((run_dir / "evaluation.json").read_text())["avg_reward"]
+
+
+def test_the_algorithm_that_is_shown_solves_cartpole():
+    """By its own command. It took 6 s of CPU time; seeds 1 to 12 ended at 500, all of them."""
+    (command,) = [c for c in COMMANDS if c == "rl-cli fit --config a2c.yaml"]
+    run(shlex.split(command)[1:])
+    assert evaluated(newest()) >= 475
+
+
+def test_the_policy_that_is_shown_trains_evaluates_and_resumes_exactly():
+    lines = FILES["my_policy.py"].splitlines()[1:]
+    assert len([line for line in lines if line]) <= 25
+    (command,) = [c for c in COMMANDS if c.endswith("--model.policy my_policy.MyPolicy")]
+    few = ["--data.total_env_steps", "10240", "--data.iterations_per_epoch", "10"]
+
+    def trained(name, *more):
+        run([*shlex.split(command)[1:], *few, "--exp_name", name, *more])
+        return newest()
+
+    whole = trained("whole")
+    part = trained("part", "--trainer.max_epochs", "1")
+    rest = ["--trainer.max_epochs", "-1", "--trust_code", "true"]
+    run(["fit", "--ckpt_path", "last", *rest])
+    assert_same_run(whole, part)
+    assert evaluated(part) == evaluated(whole) > 20  # what chance gives
+
+
+def test_the_settings_of_a_vla_of_ones_own_are_those_that_there_are():
+    (block,) = (block.code for block in BLOCKS if "class_path: CustomVLA" in block.code)
+    settings = yaml.safe_load(block)["policy"]["init_args"]
+    weights = {"weight": torch.ones(2, 64), "bias": torch.ones(2)}
+    Path(settings["model_path"]).mkdir()
+    torch.save(weights, Path(settings["model_path"], "model.pt"))
+    space = gymnasium.spaces.Discrete(2)
+    policy = CustomVLA(space, space, **settings, freeze=["w*"])
+    assert [name for name, p in policy.named_parameters() if p.requires_grad] == ["model.bias"]
+    assert torch.equal(policy.model.weight, weights["weight"])
+
+
+# --- what is named ---
+
+
+def arguments_of(cls):
+    """The arguments of a constructor, with those that its `**kwargs` stand for."""
+    names: set[str] = set()
+    for one in cls.__mro__:
+        if "__init__" in vars(one) and one.__module__.startswith(("lightning_rl", "lightning.")):
+            parameters = inspect.signature(one.__init__).parameters.values()
+            names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD} - {"self"}
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return names
+
+
+SPACES = {"observation_space", "action_space"}
+COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase"}
+
+TABLES = {
+    "docs/algorithms/ppo.md": arguments_of(lightning_rl.PPO) - {"policy"},
+    "docs/algorithms/grpo.md": arguments_of(lightning_rl.GRPO)
+    - arguments_of(lightning_rl.OnPolicyAlgorithm),
+    "docs/algorithms/behavior_cloning.md": arguments_of(lightning_rl.BehaviorCloning) - {"policy"},
+    "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES,
+    "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
+    "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,
+    "docs/vla.md": arguments_of(lightning_rl.VLAPolicy) - SPACES - {"value_hidden_size"},
+    "docs/performance.md": set(inspect.signature(MachineSettings).parameters),
+    "docs/configuration.md": arguments_of(lightning_rl.RLDataModule),
+    "docs/evaluation.md": {
+        name for name in arguments_of(lightning_rl.RLDataModule) if "eval" in name
+    },
+}
+"""The settings that a table of a page has to list."""
+
+
+def settings_in_tables(text):
+    """The names in code in the first column of those tables whose second column is a default."""
+    for table in re.findall(r"^\|[^\n]*\| default \|[^\n]*\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            yield from re.findall(r"`(?:\w+\.)?(\w+)`", row.split("|")[1])
+
+
+@pytest.mark.parametrize("page", TABLES)
+def test_a_table_of_settings_lists_them_all(page):
+    listed = set(settings_in_tables(PAGES[page]))
+    assert TABLES[page] - listed == set()
+    if page not in ("docs/configuration.md", "docs/policies.md"):
+        assert listed - TABLES[page] == set()
+
+
+OWNERS = {
+    "model": (lightning_rl.PPO, lightning_rl.GRPO, lightning_rl.BehaviorCloning),
+    "data": (lightning_rl.RLDataModule,),
+    "trainer": (lightning_rl.RLTrainer, Trainer),
+    "policy": (lightning_rl.ActorCritic, lightning_rl.VLAPolicy),
+}
+
+
+OF_OTHERS = {"docs/stable_baselines3.md": {"learn", "predict", "save"}}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_settings_that_a_page_names_exist(page):
+    for section, name in re.findall(r"`(?:--)?(model|data|trainer|policy)\.(\w+)", PAGES[page]):
+        known = {"py"} | OF_OTHERS.get(page, set())
+        for cls in OWNERS[section]:
+            known |= arguments_of(cls) | set(dir(cls))
+            known |= {name for one in cls.__mro__ for name in vars(one).get("__annotations__", ())}
+        assert name in known, f"{section}.{name}"
+
+
+WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", *FILES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_exist(page):
+    if page == "docs/changelog.md":
+        return
+    for name in re.findall(r"`([\w./]+\.(?:py|sh|yaml|md))`", PAGES[page]):
+        candidates = [ROOT / name, ROOT / "src" / "lightning_rl" / name, ROOT / "configs" / name]
+        if name not in WRITTEN_BY_RUNS:
+            assert any(path.exists() for path in candidates), name
+
+
+def anchors(text):
+    """The anchors of the headings of a page, as GitHub and the site make them."""
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", ["README.md", "tests/README.md"])
+def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
+    """Of those within it the build tells."""
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path.read_text()), target
+
+
+# --- the site ---
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """Of a link to nothing, of a page in no table of contents, of an object of the source that has gone."""
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        str(DOCS),
+        str(tmp_path / "site"),
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
+    page = (tmp_path / "site" / "algorithms" / "ppo.html").read_text()
+    assert "<math " in page, "an equation shows without a network"
+    assert "https://cdn" not in page
+    links = set(re.findall(r'href="\.\./(_code/[^"#]+)#(L-\d+)"', page))
+    assert len(links) > 20
+    for name, line in links:
+        assert f'id="{line}"' in (tmp_path / "site" / name).read_text()
+
+
+@pytest.fixture(scope="module")
+def source_links():
+    path = DOCS / "_extensions" / "source_links.py"
+    spec = importlib.util.spec_from_file_location("source_links", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("lightning_rl.PPO", "class PPO(OnPolicyAlgorithm):"),
+        ("lightning_rl.functional.gae", "def gae("),
+        ("lightning_rl.PPO.trains_actor", "@property"),
+        ("lightning_rl.Algorithm.load_from_checkpoint", "@classmethod"),
+        ("lightning_rl.rollout", '"""Define the rollout: the one container that flows'),
+        ("lightning_rl.PPO.loss#clipped_value_loss", "critic_loss = clipped_value_loss("),
+    ],
+)
+def test_a_link_to_the_source_leads_to_the_line(source_links, name, line):
+    module, number = source_links.find(*name.split("#"))
+    assert line in Path(module.__file__).read_text().splitlines()[number - 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lightning_rl.functional.gone", "there is no lightning_rl.functional.gone"),
+        ("lightning_rl.PPO.gone", "there is no lightning_rl.PPO.gone"),
+        ("lightning_rl.PPO.loss#gone", "lightning_rl.PPO.loss has no line with 'gone'"),
+    ],
+)
+def test_a_link_to_what_is_gone_is_refused(source_links, name, message):
+    with pytest.raises(LookupError, match=re.escape(message)):
+        source_links.find(*name.split("#"))
