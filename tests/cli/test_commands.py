@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last, load, scalars, train
 
 SMALL = [
@@ -42,12 +43,10 @@ def newest():
     return max(Path("outputs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 
 
-def rl_cli(*arguments, **kwargs):
-    """Run the command in a process of its own."""
+def new_process(*arguments):
+    """Run the command from the start of the interpreter; `rl_cli` does without that, which takes seconds."""
     command = [sys.executable, "-m", "lightning_rl", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, **kwargs
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_run_leaves_what_the_documentation_says(capsys):
@@ -481,7 +480,7 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 
 def test_help_is_answered_at_once_and_without_torch():
     began = time.perf_counter()
-    outcome = rl_cli("--help")
+    outcome = new_process("--help")
     assert time.perf_counter() - began < 5  # a busy machine; the import check below is the real one
     assert "rl-cli fit --config ppo.yaml" in outcome.stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
@@ -489,14 +488,14 @@ def test_help_is_answered_at_once_and_without_torch():
         subprocess.run([sys.executable, "-c", check], capture_output=True, check=False).returncode
         == 0
     )
-    assert rl_cli("--version").stdout.startswith("lightning-rl ")
-    wrong = rl_cli("fti")
+    assert new_process("--version").stdout.startswith("lightning-rl ")
+    wrong = new_process("fti")
     assert wrong.returncode == 2
     assert "unknown subcommand 'fti'" in wrong.stderr
 
 
 def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
-    outcome = rl_cli("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
+    outcome = new_process("fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "384")
     assert outcome.returncode == 0
     assert outcome.stderr == ""
     lines = outcome.stdout.splitlines()
@@ -511,17 +510,12 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
     whole = ["fit", "--config", "ppo.yaml", *settings, "--exp_name"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_rl", *whole, "stopped"], stdout=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        if "38,400 env steps" in line:  # the first evaluation has come
-            break
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.send_signal(number)
-    rest = process.communicate(timeout=60)[0]
-    assert process.returncode == 128 + number
-    assert "Resume: rl-cli fit --ckpt_path" in rest
+    process = Command(*whole, "stopped")
+    process.wait_for("38,400 env steps")  # the first evaluation has come
+    children = process.children()
+    os.kill(process.pid, number)
+    assert process.wait(60).returncode == 128 + number
+    assert "Resume: rl-cli fit --ckpt_path" in process.stdout
     assert len(children) >= 4
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
     stopped = newest()
