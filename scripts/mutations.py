@@ -359,7 +359,7 @@ MUTATIONS = (
         "a cube may leave the table along y",
         "success | off[:, 0] | off[:, 1], info",
         "success | off[:, 0], info",
-        "numerics/test_tasks_physics.py",
+        "numerics/test_tasks.py",
     ),
     # --- buffers ---
     Mutation(

@@ -1,83 +1,99 @@
-"""Run `rl-cli` in processes of their own, without the five seconds that each would take to import.
+"""Run `rl-cli` and scripts in processes of their own, without the five seconds that each would take to import.
 
-One process imports the command and nothing else, and forks for each that is asked for: what runs then is what
+One process imports the package and nothing else, and forks for each that is asked for: what runs then is what
 `python -m lightning_rl` runs, from its first line to the interpreter's end, with its own signals, exit code and
 children. Where the start itself is the point, a test starts a new process.
 """
 
-import atexit
 import json
 import os
 import resource
+import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
 
 class Command:
-    """A running `rl-cli`; what it prints goes to files.
+    """A program that runs, and leads a session of its own.
 
     Args:
-        arguments: of the command.
+        arguments: of the program.
+        program: what `python -m` takes, or the path of a script; `rl-cli` where not given.
         env: variables beside those of this process.
         largest_file: bytes that a file may have, as under `ulimit -f`; None for any.
 
     Attributes:
-        pid: of the process, which leads a session of its own.
-        returncode: None while it runs.
-        stdout, stderr: what it has printed, once it has ended.
+        pid: of the process.
+        returncode: None while it runs, as far as `poll` knows.
     """
 
-    def __init__(self, *arguments, env=None, largest_file=None):
-        self._folder = tempfile.TemporaryDirectory()
-        self._files = [Path(self._folder.name, name) for name in ("out", "err")]
-        for file in self._files:
-            file.touch()
+    def __init__(self, *arguments, program="lightning_rl", env=None, largest_file=None):
         self.returncode = None
-        self.stdout = self.stderr = ""
+        self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # closed with it
         self.pid = ask(
-            "start",
-            arguments=arguments,
-            directory=os.getcwd(),
-            env=dict(os.environ) | (env or {}),
-            streams=list(map(str, self._files)),
-            largest_file=largest_file,
+            {
+                "program": str(program),
+                "arguments": list(map(str, arguments)),
+                "directory": os.getcwd(),
+                "env": dict(os.environ) | (env or {}),
+                "largest_file": largest_file,
+            },
+            [file.fileno() for file in self._printed],
         )
 
+    @property
+    def stdout(self):
+        """What it has printed so far."""
+        return self._read(0)
+
+    @property
+    def stderr(self):
+        return self._read(1)
+
     def poll(self):
-        """Return the exit code; None while it runs."""
+        """Return the exit code, as `subprocess.Popen` has it; None while it runs."""
         if self.returncode is None:
-            self.returncode = ask("look", pid=self.pid)
-            if self.returncode is not None:
-                self.stdout, self.stderr = (file.read_text() for file in self._files)
-                self._folder.cleanup()
+            self.returncode = ask({"look at": self.pid})
         return self.returncode
 
     def wait(self, timeout=120):
         deadline = time.monotonic() + timeout
         while self.poll() is None:
-            if time.monotonic() > deadline:
-                raise TimeoutError("".join(file.read_text() for file in self._files))
+            assert time.monotonic() < deadline, f"{self.stdout}{self.stderr}"
             time.sleep(0.01)
         return self
 
     def wait_for(self, text, timeout=60):
         """Wait until it has printed a text."""
         deadline = time.monotonic() + timeout
-        while self.poll() is None and text not in self._files[0].read_text():
-            assert time.monotonic() < deadline, self._files[0].read_text()
+        while text not in self.stdout:
+            assert self.poll() is None, self.stderr
+            assert time.monotonic() < deadline, self.stdout
             time.sleep(0.01)
-        assert self.poll() is None, self.stderr
+
+    def kill(self):
+        """End it at once, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
 
     def children(self):
         """Return the processes that it has started, and that are still there."""
         return Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+
+    def _read(self, i):
+        file = self._printed[i].fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode()
 
 
 def rl_cli(*arguments, **kwargs):
@@ -85,53 +101,78 @@ def rl_cli(*arguments, **kwargs):
     return Command(*arguments, **kwargs).wait()
 
 
+class Server(NamedTuple):
+    """The process that forks; it ends with this one, which closes the connection."""
+
+    process: subprocess.Popen
+    connection: socket.socket
+
+
 @cache
 def server():
-    """The process that forks; its own end comes with this one's, which closes the pipe."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    begun = subprocess.Popen([sys.executable, "-m", "tests.commands"], cwd=ROOT, **pipes)
-    atexit.register(begun.stdin.close)
-    return begun
+    ours, its = socket.socketpair()
+    command = [sys.executable, "-m", "tests.commands", str(its.fileno())]
+    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[its.fileno()])
+    its.close()
+    return Server(process, ours)
 
 
 def serving():
     """Return the number of that process, which no test is to blame for; nothing before there is one."""
-    return {server().pid} if server.cache_info().currsize else set()
+    return {server().process.pid} if server.cache_info().currsize else set()
 
 
-def ask(what, **about):
-    process = server()
-    print(json.dumps({"what": what, **about}), file=process.stdin, flush=True)
-    return json.loads(process.stdout.readline())
+def ask(what, files=()):
+    connection = server().connection
+    message = json.dumps(what).encode() + b"\n"
+    connection.sendall(message[socket.send_fds(connection, [message], files) :])
+    return json.loads(receive(connection)[0])
 
 
-def serve():
-    """Answer until somebody asks for a command; return in the fork that is to be it."""
+def receive(connection):
+    """Return a line, and the files that came with it; nothing at the end."""
+    message, files = b"", []
+    while not message.endswith(b"\n"):
+        part, more, *_ = socket.recv_fds(connection, 2**16, 2)
+        if not part:
+            return b"", []
+        message, files = message + part, files + more
+    return message, files
+
+
+def serve(connection):
+    """Answer until somebody asks for a program; return in the fork that is to be it."""
     alive = set()
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["what"] == "start":
+    while True:
+        message, files = receive(connection)
+        if not message:
+            break
+        asked = json.loads(message)
+        if "program" in asked:
             answer = os.fork()
             if answer == 0:
-                return asked
+                connection.close()
+                return asked, files
             alive.add(answer)
         else:
-            pid, status = os.waitpid(asked["pid"], os.WNOHANG)
+            pid, status = os.waitpid(asked["look at"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
             alive.discard(pid)
-        print(json.dumps(answer), flush=True)
+        for file in files:
+            os.close(file)
+        connection.sendall(json.dumps(answer).encode() + b"\n")
     for pid in alive:  # of tests that have failed
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     sys.exit()
 
 
-def become(asked):
-    """Be a new process, in a session of its own, as far as the command can tell."""
+def become(asked, files):
+    """Be a new process, as far as the program can tell."""
     os.setsid()
-    for number, path in enumerate([os.devnull, *asked["streams"]]):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT)
-        os.dup2(opened, number)
-        os.close(opened)
+    for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
+        os.dup2(file, number)
+        os.close(file)
     if asked["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest_file"],) * 2)
     os.chdir(asked["directory"])
@@ -139,12 +180,18 @@ def become(asked):
     os.environ.update(asked["env"])
     sys.path[0] = asked["directory"]
     sys.path[1:1] = filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))
-    sys.argv = ["rl-cli", *asked["arguments"]]
+    sys.argv = [asked["program"], *asked["arguments"]]
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # which Lightning reads as it is imported
+    if asked["program"].endswith(".py"):
+        sys.path[0] = str(Path(asked["program"]).parent)
+        runpy.run_path(asked["program"], run_name="__main__")
+    else:
+        runpy.run_module(asked["program"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    import lightning_rl.__main__ as command
+    from lightning.pytorch.utilities import rank_zero_only
+
     import lightning_rl.cli.app  # noqa: F401  # what takes seconds
 
-    become(serve())
-    command.main()
+    become(*serve(socket.socket(fileno=int(sys.argv[1]))))

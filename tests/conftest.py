@@ -1,6 +1,8 @@
 """Settings of the whole suite."""
 
 import os
+import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,24 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
         return file if file in TOGETHER else nodeid
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """Return what gives ./outputs a run of `rl-cli fit`: a copy, where this process has made one like it."""
+    made = {}
+
+    def give(*arguments):
+        from lightning_rl.cli.app import run
+
+        if arguments not in made:
+            with chdir(tmp_path_factory.mktemp("finished")):
+                run(["fit", *arguments])
+                (made[arguments],) = (path.absolute() for path in Path("outputs").iterdir())
+        to = Path("outputs", made[arguments].name)
+        return Path(shutil.copytree(made[arguments], to, copy_function=shutil.copy))
+
+    return give
 
 
 @pytest.fixture
