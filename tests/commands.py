@@ -102,7 +102,7 @@ def rl_cli(*arguments, **kwargs):
 
 
 class Server(NamedTuple):
-    """The process that forks; it ends with this one, which closes the connection."""
+    """The process that forks; it ends where the connection is closed, with this process at the latest."""
 
     process: subprocess.Popen
     connection: socket.socket
@@ -120,6 +120,14 @@ def server():
 def serving():
     """Return the number of that process, which no test is to blame for; nothing before there is one."""
     return {server().process.pid} if server.cache_info().currsize else set()
+
+
+def end():
+    """End that process, and what tests that have failed have left running."""
+    if server.cache_info().currsize:
+        server().connection.close()
+        server().process.wait()
+        server.cache_clear()
 
 
 def ask(what, files=()):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from contextlib import chdir
 from pathlib import Path
 
@@ -58,6 +59,11 @@ def traced_only():
 
     with uncompiled_traces():
         yield
+
+
+def pytest_sessionfinish():
+    if "tests.commands" in sys.modules:
+        sys.modules["tests.commands"].end()
 
 
 def pytest_xdist_make_scheduler(config, log):
