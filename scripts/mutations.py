@@ -434,7 +434,7 @@ MUTATIONS = (
         "what follows the end of a demonstration is learnt from",
         'rollout["padding"][:, :-1] = ~counts',
         'rollout["padding"][:, :-1] = False',
-        "numerics/test_vla.py",
+        "numerics/test_normalization.py numerics/test_vla.py",
     ),
     # --- algorithms ---
     Mutation(
@@ -442,7 +442,7 @@ MUTATIONS = (
         "the critic's warm-up lasts one iteration longer",
         "self.warms_up = int(self.policy.version) < self.critic_warmup_iterations",
         "self.warms_up = int(self.policy.version) <= self.critic_warmup_iterations",
-        "numerics/test_ppo.py",
+        "equivalence/test_features.py numerics/test_ppo.py",
     ),
     Mutation(
         "algorithms/grpo.py",
