@@ -1,7 +1,10 @@
 """Settings of the whole suite."""
 
 import os
+import shutil
+import sys
 import tempfile
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,24 @@ class Scheduling(LoadScopeScheduling):
         return file if file in TOGETHER else nodeid
 
 
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """Return what gives ./outputs a run of `rl-cli fit`: a copy, where this process has made one like it."""
+    made = {}
+
+    def give(*arguments):
+        from lightning_rl.cli.app import run
+
+        if arguments not in made:
+            with chdir(tmp_path_factory.mktemp("finished")):
+                run(["fit", *arguments])
+                (made[arguments],) = (path.absolute() for path in Path("outputs").iterdir())
+        to = Path("outputs", made[arguments].name)
+        return Path(shutil.copytree(made[arguments], to, copy_function=shutil.copy))
+
+    return give
+
+
 @pytest.fixture
 def traced_only():
     """For what is about the trace and not about the compiler."""
@@ -42,6 +63,11 @@ def traced_only():
 
     with uncompiled_traces():
         yield
+
+
+def pytest_sessionfinish():
+    if "tests.commands" in sys.modules:
+        sys.modules["tests.commands"].end()
 
 
 def pytest_xdist_make_scheduler(config, log):

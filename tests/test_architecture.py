@@ -402,3 +402,25 @@ def test_jsonargparse_takes_back_what_was_set():
         set_parsing_settings(validate_defaults=not before["validate_defaults"])
         assert parsing_settings != before
     assert parsing_settings == before
+
+
+@pytest.fixture
+def mutations(monkeypatch):
+    monkeypatch.syspath_prepend(SOURCE.parents[1] / "scripts")
+    return import_module("mutations")
+
+
+def test_every_defect_of_the_mutations_can_still_be_made(mutations):
+    for mutation in mutations.MUTATIONS:
+        broken = mutations.applied(mutation, (SOURCE / mutation.file).read_text())
+        ast.parse(broken)
+        for file in mutation.tests.split():
+            assert (SOURCE.parents[1] / "tests" / file).is_file(), f"{mutation.defect}: {file}"
+    defects = {mutation.defect for mutation in mutations.MUTATIONS}
+    assert len(defects) == len(mutations.MUTATIONS) >= 40
+
+
+def test_every_package_has_a_defect_among_the_mutations(mutations):
+    found = {mutation.package for mutation in mutations.MUTATIONS}
+    packages = {path.parent.relative_to(SOURCE).as_posix() for path in FILES} - {"."}
+    assert packages <= found

@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ KEPT_WITH_WEIGHTS = (
 KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
 
+@cache
 def own_version() -> str:
     """Return the version of this package; a checkout that was never installed has none."""
     try:

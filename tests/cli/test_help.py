@@ -15,6 +15,7 @@ from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.help_pages import TITLES
 from lightning_rl.trainer import REFUSED, RLTrainer
+from tests.commands import rl_cli
 
 
 @pytest.fixture(autouse=True)
@@ -138,31 +139,27 @@ HELP = [
 SAY_HELP = f"""
 import contextlib, sys
 from lightning_rl.cli import quick_help
-if "quick" in sys.argv:
-    quick_help.leave_out_the_rest()
+quick_help.leave_out_the_rest()
 from lightning_rl.cli.app import run
 for arguments in {HELP!r}:
     with contextlib.suppress(SystemExit):
         run(["fit", *arguments])
-if "quick" in sys.argv:
-    loaded = [n for n in sys.modules if n.startswith(("torch._dynamo.", "torch._inductor."))]
-    assert not loaded, loaded
-    assert "transformers" not in sys.modules
+loaded = [n for n in sys.modules if n.startswith(("torch._dynamo.", "torch._inductor."))]
+assert not loaded, loaded
+assert "transformers" not in sys.modules
 """
 
 
 def test_help_leaves_out_what_quick_help_names_and_says_the_same():
-    said = {}
-    for how in ("quick", "whole"):
-        command = [sys.executable, "-c", SAY_HELP, how]
-        said[how] = subprocess.run(
-            command, capture_output=True, text=True, timeout=100, check=False
-        )
-        tried = {name: version(name) for name in ("torch", "lightning", "torchmetrics")}
-        why = f"quick_help.py leaves out what these need: {tried}: {said[how].stderr}"
-        assert said[how].returncode == 0, why
-    assert said["quick"].stdout == said["whole"].stdout
-    assert said["quick"].stdout.count("lightning_rl.") > 3
+    command = [sys.executable, "-c", SAY_HELP]
+    quick = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    tried = {name: version(name) for name in ("torch", "lightning", "torchmetrics")}
+    why = f"quick_help.py leaves out what these need: {tried}: {quick.stderr}"
+    assert quick.returncode == 0, why
+    whole = [rl_cli("fit", *arguments, env={quick_help.SWITCH: "1"}) for arguments in HELP]
+    assert [one.returncode for one in whole] == [0] * len(HELP)
+    assert quick.stdout == "".join(one.stdout for one in whole)
+    assert quick.stdout.count("lightning_rl.") > 3
 
 
 def test_what_help_leaves_out_it_can_take_in_where_it_has_to(tmp_path, monkeypatch):

@@ -1,23 +1,21 @@
 """Two processes do what one would: gradients, statistics, decisions, checkpoints and evaluation.
 
-All runs on two ranks are made by one launch of `ddp_runs`, which leaves what each rank found.
+All runs on two ranks are made by `ddp_runs`, begun once for each rank, which leaves what that found.
 """
 
 import json
-import os
-import subprocess
-import sys
+import socket
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_rl import GRPO, PPO
+from tests.commands import Command
 from tests.equivalence import ddp_runs
 from tests.equivalence.ddp_runs import PENDULUM, RESUMED, SAME_ROLLOUTS, same_rollouts
 from tests.helpers import assert_same, assert_same_run, last, load, train
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +23,33 @@ def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
     ddp_runs.record_chunks(path / "chunks.pt")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.equivalence.ddp_runs", str(path)],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    begun = [
+        Command(path, program="tests.equivalence.ddp_runs", env=of_rank(rank, free_port()))
+        for rank in range(2)
+    ]
+    try:
+        for process in begun:
+            process.wait(280)
+            assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-8000:]
+    finally:
+        for process in begun:
+            process.kill()
     return path
+
+
+@cache
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def of_rank(rank, port):
+    """Return what torchrun would set; `faults/test_ddp_faults.py` starts processes by torchrun itself."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0}
+    sizes = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "suite"}
+    return {name: str(value) for name, value in (numbers | sizes | place).items()}
 
 
 @pytest.fixture(scope="module")

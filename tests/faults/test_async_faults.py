@@ -4,12 +4,9 @@ import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -21,6 +18,7 @@ from lightning_rl import AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers import WriterError
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
+from tests.commands import ROOT, Command
 from tests.helpers import last, load, train
 
 LIMIT = 10.0
@@ -213,7 +211,7 @@ def test_a_second_ctrl_c_does_not_wait_either(tmp_path):
 
 
 def configured(directory, **env):
-    """Write a config of the faulty env, and a module that registers it; return the command."""
+    """Write a config of the faulty env, and a module that registers it; run the command here."""
     (directory / "faulty.py").write_text(
         "import gymnasium\nfrom tests.faults.test_async_faults import Faulty\n"
         "gymnasium.register('FaultyToo-v0', Faulty)\n"
@@ -226,49 +224,36 @@ def configured(directory, **env):
         "init_args": {"policy": config["model"]["init_args"]["policy"], "delay_ms": 1},
     }
     (directory / "faulty.yaml").write_text(yaml.safe_dump(config))
-    return [sys.executable, "-m", "lightning_rl", "fit", "--config", "faulty.yaml"]
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
+    return Command("fit", "--config", "faulty.yaml", env={"PYTHONPATH": path})
 
 
-def start(command, directory):
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))
-    return subprocess.Popen(
-        command,
-        cwd=directory,
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def test_the_command_shows_the_traceback_of_the_env(tmp_path):
-    process = start(configured(tmp_path, env_kwargs={"fault": "raise", "at": 50}), tmp_path)
-    _, error = process.communicate(timeout=60)
+def test_the_command_shows_the_traceback_of_the_env(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    process = configured(tmp_path, env_kwargs={"fault": "raise", "at": 50}).wait(60)
     assert process.returncode == 1
-    own, _, rest = error.partition("The above exception was the direct cause")
+    own, _, rest = process.stderr.partition("The above exception was the direct cause")
     assert 'raise FloatingPointError("the motor is on fire")' in own
     assert "in step" in own
     assert "WriterError: The collector failed: FloatingPointError: the motor is on fire" in rest
 
 
-def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_path):
+def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_path, monkeypatch):
     """As a terminal sends it: to the command and to the processes of its envs."""
+    monkeypatch.chdir(tmp_path)
     options = {"env_kwargs": {"fault": "slow", "at": 1}, "vectorization": "async"}
-    process = start(configured(tmp_path, **options), tmp_path)
-    assert process.stdout.readline().startswith("Run directory")
+    process = configured(tmp_path, **options)
+    process.wait_for("Run directory")
     while not list(tmp_path.glob("outputs/*/run.json")):  # until it trains
         assert process.poll() is None
         time.sleep(0.02)
     time.sleep(1.0)  # in the middle of the first rollout
-    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    children = task.read_text().split() if task.exists() else []
+    children = process.children()
     os.killpg(process.pid, signal.SIGINT)
     sent = time.monotonic()
-    out, error = process.communicate(timeout=30)
+    process.wait(30)
     assert time.monotonic() - sent < LIMIT
-    assert process.returncode == 128 + signal.SIGINT, error
-    assert "Resume: rl-cli fit --ckpt_path" in out
+    assert process.returncode == 128 + signal.SIGINT, process.stderr
+    assert "Resume: rl-cli fit --ckpt_path" in process.stdout
     assert not [child for child in children if os.path.exists(f"/proc/{child}")]
     assert list(tmp_path.glob("outputs/*/checkpoints/last.ckpt"))

@@ -93,6 +93,13 @@ def test_resume_is_exact_from_a_periodic_checkpoint(iteration, tmp_path):
     assert_same(a, b)
 
 
+@pytest.fixture
+def short_run(tmp_path, monkeypatch, finished_run):
+    """Return the directory of a run of one iteration, below the directory that the test stands in."""
+    monkeypatch.chdir(tmp_path)
+    return finished_run("--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "64")
+
+
 def cli_run(tmp_path, monkeypatch, *more, steps=256):
     monkeypatch.chdir(tmp_path)
     run(["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", str(steps), *more])
@@ -165,8 +172,8 @@ def test_warm_starting_with_another_policy_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("schema", [SCHEMA + 1, 0, None, "new"])
-def test_a_checkpoint_of_another_schema_is_refused(schema, tmp_path, monkeypatch, capsys):
-    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+def test_a_checkpoint_of_another_schema_is_refused(schema, tmp_path, short_run, capsys):
+    run_dir = short_run
     content = load(last(run_dir))
     content["lightning_rl"] |= {"schema": schema, "version": "9.8.7"}
     torch.save(content, last(run_dir))
@@ -213,8 +220,8 @@ def damage(path, how):
         ("old pickle", "damaged, or not a checkpoint at all"),
     ],
 )
-def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, tmp_path, monkeypatch, capsys):
-    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+def test_a_damaged_or_malicious_checkpoint_is_refused(how, message, short_run, capsys):
+    run_dir = short_run
     damage(last(run_dir), how)
     commands = [
         ["validate", "--ckpt_path", str(run_dir)],
@@ -269,8 +276,8 @@ def test_a_checkpoint_that_lacks_a_key_is_one_message(kind, tmp_path):
 
 @pytest.mark.parametrize("subcommand", ["fit", "validate"])
 @pytest.mark.parametrize("key", ["loops", "callbacks", "state_dict", "RLDataModule"])
-def test_the_command_line_says_so(subcommand, key, tmp_path, monkeypatch, capsys):
-    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+def test_the_command_line_says_so(subcommand, key, short_run, capsys):
+    path = last(short_run)
     checkpoint = load(path)
     del checkpoint[key]
     torch.save(checkpoint, path)
@@ -281,9 +288,9 @@ def test_the_command_line_says_so(subcommand, key, tmp_path, monkeypatch, capsys
     ("text", "flipped"), [(b"gamma: 0.99", b"gamma: 0.98"), (b"\ndata:", b"\ndate:")]
 )
 def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
-    text, flipped, tmp_path, monkeypatch, capsys
+    text, flipped, short_run, capsys
 ):
-    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+    path = last(short_run)
     content = path.read_bytes()
     assert content.count(text) == 1
     path.write_bytes(content.replace(text, flipped))
@@ -305,9 +312,9 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     ],
 )
 def test_a_broken_config_in_a_run_directory_is_one_message(
-    content, message, tmp_path, monkeypatch, capsys
+    content, message, tmp_path, short_run, capsys
 ):
-    path = last(cli_run(tmp_path, monkeypatch, steps=64))
+    path = last(short_run)
     config = path.parents[1] / "config.yaml"
     config.write_bytes(content)
     error = failure(capsys, "fit", "--ckpt_path", str(path))
@@ -346,8 +353,8 @@ def test_everything_that_is_saved_is_plain_data(tmp_path):
         assert content["RLDataModule"]["collectors"][0]["loop"]["env"]["episodes"]
 
 
-def test_another_env_is_refused(tmp_path, monkeypatch, capsys):
-    run_dir = cli_run(tmp_path, monkeypatch, steps=64)
+def test_another_env_is_refused(short_run, capsys):
+    run_dir = short_run
     other = ["--ckpt_path", str(last(run_dir)), "--data.env.id", "Acrobot-v1"]
     for command in ("validate", "fit"):
         assert "belongs to another policy" in failure(capsys, command, *other)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.cli.config_files import find_config
+from tests.commands import Command
 from tests.helpers import load
 
 MODULE = """
@@ -55,40 +55,26 @@ data:
 trainer: {accelerator: cpu}
 """
 
+TORCHRUN = ("--standalone", "--nproc_per_node=2", "--no-python", sys.executable, "-m")
 LAUNCHERS = {
-    "lightning": [],
-    "torchrun": [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "--no-python",
-    ],
+    "lightning": ("lightning_rl", ()),
+    "torchrun": ("torch.distributed.run", (*TORCHRUN, "lightning_rl")),
 }
+"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing."""
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, monkeypatch):
     """Start training on two processes; whatever is left of them is killed in the end."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "fragile.py").write_text(MODULE)
     (tmp_path / "run.yaml").write_text(CONFIG)
     begun = []
 
     def begin(*options, launcher="lightning"):
-        log = (tmp_path / "log").open("w")
-        python = [sys.executable, *LAUNCHERS[launcher]]
-        python += [sys.executable] if launcher == "torchrun" else []
-        process = subprocess.Popen(
-            [
-                *(*python, "-m", "lightning_rl", "fit", "--config", "run.yaml"),
-                *("--config", "trainer/ddp.yaml", *options),
-            ],
-            cwd=tmp_path,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        fit = ["fit", "--config", "run.yaml", "--config", "trainer/ddp.yaml", *options]
+        program, before = LAUNCHERS[launcher]
+        process = Command(*before, *fit, program=program, env={"OMP_NUM_THREADS": "1"})
         begun.append(process)
         return process
 
@@ -112,23 +98,25 @@ def in_session(leader):
     return found
 
 
-def at_work(directory, timeout=120):
+def at_work(process, directory, timeout=120):
     """Wait until both ranks have trained for some iterations; return their process ids."""
     files = [directory / f"at_work_{rank}" for rank in range(2)]
     deadline = time.monotonic() + timeout
     while not all(file.exists() and file.read_text() for file in files):
-        assert time.monotonic() < deadline, (directory / "log").read_text()
+        assert time.monotonic() < deadline, process.stdout + process.stderr
         time.sleep(0.05)
     return [int(file.read_text()) for file in files]
 
 
-def end_of(process, directory, within=30.0):
-    """Wait for the end, and for that of every process; return the log."""
-    log, deadline = directory / "log", time.monotonic() + within
+def end_of(process, within=30.0):
+    """Wait for the end, and for that of every process; return what they have printed."""
+    deadline = time.monotonic() + within
     while process.poll() is None or in_session(process.pid):
-        assert time.monotonic() < deadline, f"{in_session(process.pid)} go on: {log.read_text()}"
+        assert time.monotonic() < deadline, (
+            f"{in_session(process.pid)} go on: {process.stdout + process.stderr}"
+        )
         time.sleep(0.05)
-    return log.read_text()
+    return process.stdout + process.stderr
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -138,8 +126,8 @@ class TestTwoProcesses:
     )
     def test_an_exception_on_one_rank_ends_both(self, rank, launcher, launch, tmp_path):
         process = launch("--data.env.fails_on", str(rank), launcher=launcher)
-        at_work(tmp_path)
-        log = end_of(process, tmp_path)
+        at_work(process, tmp_path)
+        log = end_of(process)
         assert process.returncode != 0
         assert "ValueError: the sensor is gone" in log
 
@@ -147,8 +135,8 @@ class TestTwoProcesses:
     def test_an_env_that_hangs_on_one_rank_ends_both(self, rank, launch, tmp_path):
         hang = ("--data.env.fails_on", str(rank), "--data.env.hangs", "true")
         process = launch(*hang, "--data.env_timeout_s", "2")
-        at_work(tmp_path)
-        log = end_of(process, tmp_path)
+        at_work(process, tmp_path)
+        log = end_of(process)
         assert process.returncode != 0
         assert "rl-cli: error: The 4 envs of the training (Fragile) hung: the step took mor" in log
         assert "    time.sleep(1000)\n" in log
@@ -164,10 +152,10 @@ class TestTwoProcesses:
     )
     def test_sigterm_ends_both_with_a_whole_checkpoint(self, to, launcher, launch, tmp_path):
         process = launch(launcher=launcher)
-        ranks = at_work(tmp_path)
+        ranks = at_work(process, tmp_path)
         for pid in {"all": [process.pid, *ranks], 0: ranks[:1], 1: ranks[1:]}[to]:
             os.kill(pid, signal.SIGTERM)
-        log = end_of(process, tmp_path)
+        log = end_of(process)
         if launcher == "lightning":
             assert process.returncode == 128 + signal.SIGTERM, log
         assert log.count("Stopped by a signal") == 1, log

@@ -10,7 +10,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.errors import ConfigurationError, WriteError
 from lightning_rl.runs import new_run_dir
+from tests.commands import Command, rl_cli, serving
 from tests.helpers import assert_same_run, last, load, train
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +44,12 @@ SMALL = [
 
 
 def workers():
-    """Return the processes that have one of ours as their parent."""
+    """Return the processes that have one of ours as their parent, but the one that forks commands."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
             found |= set((task / "children").read_text().split())
-    return found
+    return found - set(map(str, serving()))
 
 
 def unfinished(directory):
@@ -379,16 +379,8 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
 
 
 def test_a_limit_on_the_size_of_files_acts_like_a_full_disk(tmp_path):
-    command = [sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
-    outcome = subprocess.run(
-        [*command, "--data.total_env_steps", "320"],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = ["fit", "--config", "ppo.yaml", *SMALL, "--data.total_env_steps", "320"]
+    outcome = rl_cli(*command, largest_file=20_000)
     assert outcome.returncode == 1
     assert outcome.stderr.startswith("rl-cli: error: Cannot write ")
     assert "File too large" in outcome.stderr
@@ -599,12 +591,9 @@ def test_one_signal_saves_and_leaves_nothing(number, tmp_path):
 
 def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
     """While it lives a second one is refused; after a SIGKILL it is not, and no worker is left."""
-    command = [
-        *(sys.executable, "-m", "lightning_rl", "fit", "--config", "ppo.yaml", *SMALL),
-        *("--data.total_env_steps", "1000000", "--data.env.vectorization", "async"),
-        *("--model.compile", "false"),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    endless = ("--data.total_env_steps", "1000000", "--model.compile", "false")
+    in_workers = ("--data.env.vectorization", "async")
+    process = Command("fit", "--config", "ppo.yaml", *SMALL, *endless, *in_workers)
     while not list(Path().glob("outputs/*/checkpoints/last.ckpt")):
         assert process.poll() is None
         time.sleep(0.02)
@@ -619,9 +608,8 @@ def test_a_run_is_kept_to_one_process_and_its_kill_leaves_nothing(capsys):
         "that checkpoint."
     )
     run(["validate", "--ckpt_path", "last"])  # which writes nothing of the run's
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = process.children()
     process.kill()
-    process.wait()
     assert len(children) >= 2
     patience = time.monotonic() + 10
     while any(map(running, children)) and time.monotonic() < patience:
@@ -642,13 +630,7 @@ def running(process):
 
 def test_kills_while_saving_lose_nothing():
     script = ROOT / "scripts" / "kill_test.py"
-    outcome = subprocess.run(
-        [sys.executable, str(script), "--kills", "6", "--iterations", "15", "--check"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    outcome = rl_cli("--kills", "4", "--iterations", "10", "--check", program=script)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert "| killed | 6 |" in outcome.stdout
+    assert "| killed | 4 |" in outcome.stdout
     assert "| unreadable `last.ckpt` | 0 |" in outcome.stdout

@@ -1,9 +1,7 @@
 """A file is whole or absent."""
 
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -28,38 +26,28 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-WRITER = """
-import os, sys, torch
-from lightning_rl.callbacks import AtomicCheckpointIO
-
-def write():
+def write(path, begun):
     io, number = AtomicCheckpointIO(), 0
     while True:
         number += 1
-        io.save_checkpoint({"number": number, "weights": torch.full((400_000,), float(number))}, sys.argv[1])
-        if number == 1:
-            print(os.getpid(), flush=True)
-
-torch.set_num_threads(1)
-for _ in sys.stdin:  # a writer for each line: forks, since imports take seconds
-    writer = os.fork() or write()
-    print(os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), flush=True)
-"""
+        weights = torch.full((400_000,), float(number))
+        io.save_checkpoint({"number": number, "weights": weights}, path)
+        begun.set()
 
 
 def test_a_kill_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    path = tmp_path / "last.ckpt"
-    command = [sys.executable, "-c", WRITER, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        for delay in (0.0, 0.004, 0.011, 0.017, 0.023):
-            print("begin", file=process.stdin, flush=True)
-            writer = int(process.stdout.readline())  # it has saved once, and goes on
-            time.sleep(delay)
-            os.kill(writer, signal.SIGKILL)
-            assert int(process.stdout.readline()) == -signal.SIGKILL
-            content = load(path)
-            assert (content["weights"] == content["number"]).all()
+    path, context = tmp_path / "last.ckpt", multiprocessing.get_context("fork")
+    for delay in (0.0, 0.004, 0.011, 0.017, 0.023):
+        begun = context.Event()
+        writer = context.Process(target=write, args=(path, begun))
+        writer.start()
+        assert begun.wait(60)  # it has saved once, and goes on
+        time.sleep(delay)
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
+        content = load(path)
+        assert (content["weights"] == content["number"]).all()
 
 
 def test_a_checkpoint_loads_without_unpickling_code(tmp_path):

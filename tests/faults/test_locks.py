@@ -7,8 +7,6 @@ Lightning and this package offer to the trainer; nothing here lists classes by h
 import inspect
 import pkgutil
 import signal
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.parsing import MOST_VALUES, check_size
 from lightning_rl.cli.trust import FAMILIES, WRITING, checked_config
 from lightning_rl.errors import ConfigurationError
+from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train, without
 
@@ -431,8 +430,7 @@ def test_machines_that_are_not_there_are_not_waited_for(place, trained):
     config = yaml.safe_load(SETTINGS)
     config["trainer"] |= {"num_nodes": 2, "devices": 1, "strategy": "ddp"}
     torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, last(run_dir))
-    command = [sys.executable, "-m", "lightning_rl", "validate", "--ckpt_path", str(last(run_dir))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = rl_cli("validate", "--ckpt_path", str(last(run_dir)))
     assert done.returncode == 0, done.stderr
 
 

@@ -323,7 +323,7 @@ def test_overwrite_goes_round_and_never_takes_what_the_learner_holds():
 @pytest.mark.parametrize("overflow", ["block", "overwrite"])
 @pytest.mark.parametrize("slow", ["neither", "writer", "reader"])
 def test_no_slot_is_torn_lost_or_seen_twice_under_concurrency(overflow, slow):
-    windows, interval = 2000, sys.getswitchinterval()
+    windows, interval = 600, sys.getswitchinterval()
     rng = {side: np.random.default_rng(i) for i, side in enumerate(("writer", "reader"))}
 
     def pause(side):

@@ -13,6 +13,8 @@ from lightning_rl import CustomVLA
 from lightning_rl.checkpoint_format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.vla.loading import fill_with_weights
 from tests.helpers import assert_same_run, last, load, scalars
 
 MODULE = '''
@@ -188,6 +190,16 @@ def test_weights_without_a_value_head_may_begin_a_new_one(directory, capsys):
     write_config(model_path="actor", strict=False)
     with pytest.warns(UserWarning, match="What is missing keeps random values"):
         fit("run")
+
+
+def test_weights_that_the_model_does_not_have_are_refused(directory, tmp_path):
+    torch.save({**directory.state_dict(), "extra.weight": torch.zeros(2)}, tmp_path / "more.pt")
+    with pytest.raises(ConfigurationError) as caught:
+        fill_with_weights(directory, str(tmp_path / "more.pt"))
+    assert str(caught.value) == (
+        f"The weights in {tmp_path}/more.pt do not fit the model: 1 unexpected: extra.weight. Load "
+        "the model they were saved from, or set strict: false."
+    )
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth", "directory", "shards"])

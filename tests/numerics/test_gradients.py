@@ -85,7 +85,8 @@ def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved
 
 
 def test_a_compiled_run_follows_the_eager_one(tmp_path):
-    model = {"n_epochs": 1}  # 12 optimizer steps, the normaliser moving between them
+    """By the graph of `update_repeatedly`, which is compiled once."""
+    model = {"batch_size": 64}  # 12 optimizer steps, the normaliser moving between them
     policy = {"normalize_observation": True}
     runs = [
         train(tmp_path / str(c), env="Pendulum-v1", policy=policy, model=model | {"compile": c})[0]
@@ -175,7 +176,10 @@ def test_who_compiles_the_same_again_finds_it_in_the_cache():
     assert counters["aot_autograd"]["autograd_cache_hit"] == found + 1
 
 
-def test_a_compiled_run_without_a_critic_follows_the_eager_one(tmp_path):
+@pytest.mark.parametrize("by", ["trace", pytest.param("Inductor", marks=pytest.mark.slow)])
+def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path, request):
+    if by == "trace":
+        request.getfixturevalue("traced_only")
     model = {"algorithm": GRPO, "group_size": 4, "n_epochs": 1, "kl_coef": 0.1}
     data = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 2}
     runs = [

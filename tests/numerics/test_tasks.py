@@ -279,6 +279,11 @@ def test_the_terms_of_point_mass_by_definition():
     np.testing.assert_array_equal(metrics["collision_count"].numpy(), (depth > 0).sum(1))
     length = np.linalg.norm(x - before[:, 0:2], axis=1)
     np.testing.assert_allclose(metrics["path_length"].numpy(), length, atol=1e-6)
+    later = env.step(action)[4]
+    y, goes_on = later["final_obs"].double().numpy()[:, 0:2], d >= 0.03
+    length += np.linalg.norm(y - x, axis=1)
+    found = later["metrics"]["path_length"].numpy()
+    np.testing.assert_allclose(found[goes_on], length[goes_on], atol=1e-6)
 
 
 # --- action terms ---

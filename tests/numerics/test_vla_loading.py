@@ -123,6 +123,13 @@ def test_what_is_loaded_is_what_was_saved_and_it_sees_and_reads(name, directorie
     assert policy.backbone.pixel_mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
 
 
+def test_pixels_are_scaled_as_the_directory_says(directories):
+    backbone = TransformersBackbone("hf", str(directories / "smolvlm"))
+    picture = torch.tensor([0, 102, 255], dtype=torch.uint8).expand(1, 32, 32, 3)
+    found = backbone._pixels(picture)[0, 0, :, 0, 0]
+    torch.testing.assert_close(found, torch.tensor([(0 - 0.5) / 0.2, 0.0, (1 - 0.3) / 0.4]))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
 def test_every_family_takes_steps_from_a_first_ratio_of_one(name, algorithm, directories, tmp_path):

@@ -8,6 +8,7 @@ import textwrap
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from signal import Signals
@@ -140,6 +141,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@cache  # half a millisecond for each, and a process has the same ones to its end
 def _versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in PACKAGES:

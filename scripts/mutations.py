@@ -1,0 +1,823 @@
+"""Break the package on purpose, one defect at a time, and see whether its tests notice.
+
+    python scripts/mutations.py                          # all of them, about a quarter of an hour
+    python scripts/mutations.py --only gae staleness     # those whose text has one of these words
+    python scripts/mutations.py --jobs 2 --write         # also into scripts/results/mutations.md
+
+Each defect is one that code like this has had somewhere: an episode that goes on over its end, a
+generator that is not saved, a rank that trains by itself. It is made in a copy of the tree, and the
+test files named beside it run there until one fails: first the test that caught it when the results
+were last written. Who shortens, merges or removes tests runs this before and after: what was caught
+must still be.
+
+`tests/test_architecture.py` keeps the list true: every text stands exactly once in its file, every
+test file is there, and every package of the source has a defect.
+"""
+
+import argparse
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "src/lightning_rl"
+RESULTS = ROOT / "scripts" / "results" / "mutations.md"
+
+COPIED = ("src", "tests", "configs", "docs", "scripts", "README.md", "CHANGELOG.md")
+COPIED += ("pyproject.toml", "constraints.txt")
+
+LOADED_ONCE = ("pytest", "torch", "lightning.pytorch.cli", "tensordict", "gymnasium.vector")
+LOADED_ONCE += ("torch.utils.tensorboard", "torch._dynamo", "torchmetrics")
+"""Libraries that each run of the tests would take seconds to import; it is forked after them."""
+
+PATIENCE = 120
+"""Seconds that one test may take; a defect may well have one wait for ever."""
+
+
+class Mutation(NamedTuple):
+    """One defect.
+
+    Attributes:
+        file: below src/lightning_rl.
+        defect: what is wrong then.
+        before: text that stands once in the file.
+        after: what takes its place.
+        tests: files below tests/, those of the package that are about it.
+    """
+
+    file: str
+    defect: str
+    before: str
+    after: str
+    tests: str
+
+    @property
+    def package(self) -> str:
+        """The folder, or the name of a module at the top."""
+        folder = Path(self.file).parent.as_posix()
+        return folder if folder != "." else Path(self.file).stem
+
+
+MUTATIONS = (
+    # --- functional ---
+    Mutation(
+        "functional/advantages.py",
+        "a truncated step bootstraps from the observation after the reset",
+        "torch.where(done, torch.where(terminated, 0.0, final_value), value[:, 1:])",
+        "torch.where(terminated, 0.0, value[:, 1:])",
+        "numerics/test_advantages.py",
+    ),
+    Mutation(
+        "functional/advantages.py",
+        "the trace of GAE goes on over the end of a truncated episode",
+        "_reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))",
+        "_reversed_scan(delta, _decay(terminated, gamma * gae_lambda, like=delta))",
+        "numerics/test_advantages.py",
+    ),
+    Mutation(
+        "functional/losses.py",
+        "the surrogate is clipped on the wrong side",
+        "return -torch.minimum(rho * advantage, clipped * advantage).mean()",
+        "return -torch.maximum(rho * advantage, clipped * advantage).mean()",
+        "numerics/test_losses.py",
+    ),
+    Mutation(
+        "functional/off_policy.py",
+        "weights above the cap are cut to it, not left out",
+        "return torch.where(weight > weight_cap, 0.0, weight)",
+        "return weight.clamp(max=weight_cap)",
+        "numerics/test_losses.py",
+    ),
+    Mutation(
+        "functional/groups.py",
+        "the step that ends an episode is not one of it",
+        "ended_before = done[:, :-1].long().cumsum(1) > 0",
+        "ended_before = done[:, 1:].long().cumsum(1) > 0",
+        "numerics/test_groups.py",
+    ),
+    # --- distributed ---
+    Mutation(
+        "distributed/ranks.py",
+        "advantages are normalised by the biased deviation with several ranks",
+        "variance = (squares - total * mean) / (count - 1).clamp(min=1)",
+        "variance = (squares - total * mean) / count",
+        "equivalence/test_ddp.py",
+    ),
+    Mutation(
+        "distributed/ranks.py",
+        "the deviation between ranks is left out of merged moments",
+        "(squares + counts * (means - merged).square()).sum(0)",
+        "squares.sum(0)",
+        "equivalence/test_ddp.py",
+    ),
+    Mutation(
+        "distributed/shared_memory.py",
+        "of a tensor larger than the shared memory the first piece is sent again and again",
+        "piece = own[start : start + CAPACITY]",
+        "piece = own[: min(CAPACITY, len(own) - start)]",
+        "numerics/test_shared_memory.py",
+    ),
+    Mutation(
+        "distributed/shared_memory.py",
+        "who waits for a rank that has ended waits for ever",
+        "if self._words[self._rows[rank] + LEFT] or not _alive(self._pids[rank])",
+        "if not missing",
+        "numerics/test_shared_memory.py",
+    ),
+    # --- optim ---
+    Mutation(
+        "optim/update.py",
+        "gradients are not added up over ranks",
+        "total = ranks.sum_over_ranks(sums)",
+        "total = sums",
+        "equivalence/test_ddp.py",
+    ),
+    Mutation(
+        "optim/gradients.py",
+        "a rank weighs the same however many samples it has",
+        "return flat * count",
+        "return flat",
+        "numerics/test_gradients.py equivalence/test_ddp.py",
+    ),
+    Mutation(
+        "optim/update.py",
+        "the gradients of micro-batches are summed, not averaged",
+        "self._differentiate(loss if share == 1 else loss * share)",
+        "self._differentiate(loss)",
+        "numerics/test_gradients.py",
+    ),
+    Mutation(
+        "optim/update.py",
+        "a run goes on for one skipped step more than allowed",
+        "self.exhausted |= self.in_a_row >= self.limit",
+        "self.exhausted |= self.in_a_row > self.limit",
+        "numerics/test_ppo.py faults/test_faults.py",
+    ),
+    Mutation(
+        "optim/learning_rate.py",
+        "the adaptive rate rises where the KL is too large",
+        "_set_rate(optimizer, max(lowest, rate / self.FACTOR))",
+        "_set_rate(optimizer, max(lowest, rate * self.FACTOR))",
+        "numerics/test_ppo.py",
+    ),
+    # --- optim/compiled ---
+    Mutation(
+        "optim/compiled/adam.py",
+        "the bias of Adam's averages is corrected for one step too many",
+        "count = step + 1\n",
+        "count = step + 2\n",
+        "numerics/test_reads.py numerics/test_gradients.py",
+    ),
+    Mutation(
+        "optim/compiled/reads.py",
+        "a compiled loss goes on with settings that have changed",
+        "            elif not _same(now, old):\n                return False\n",
+        "",
+        "numerics/test_reads.py",
+    ),
+    Mutation(
+        "optim/compiled/cuda_graphs.py",
+        "a replayed graph reads the minibatch that it was captured with",
+        "            place.copy_(value)\n        self._replay()",
+        "            place.copy_(place)\n        self._replay()",
+        "numerics/test_cuda_graphs.py",
+    ),
+    Mutation(
+        "optim/compiled/choice.py",
+        "a resumed run chooses anew whether to compile",
+        'self.compiled, self.why = before["compiled"], "as in the checkpoint"',
+        'self.compiled, self.why = (minibatches or 0) >= PAYS_FROM, "as in the checkpoint"',
+        "equivalence/test_compile_auto.py",
+    ),
+    # --- policies ---
+    Mutation(
+        "policies/normalization.py",
+        "running variance forgets that the means of batches differ",
+        " + shift.square() * weight * (1 - weight)",
+        "",
+        "numerics/test_normalization.py",
+    ),
+    Mutation(
+        "policies/normalization.py",
+        "the running return of the reward's scale goes on over the end of an episode",
+        "carry = torch.where(done[:, -1], 0.0, returns[:, -1])",
+        "carry = returns[:, -1]",
+        "numerics/test_normalization.py",
+    ),
+    Mutation(
+        "policies/distributions.py",
+        "squashed actions are stored with the log-prob of the unsquashed ones",
+        "log_prob = self._log_prob(output, u) - self._log_volume(u)",
+        "log_prob = self._log_prob(output, u)",
+        "numerics/test_distributions.py",
+    ),
+    Mutation(
+        "policies/distributions.py",
+        "a choice that a short row does not have can be drawn",
+        "value=-1e30",
+        "value=0.0",
+        "numerics/test_distributions.py",
+    ),
+    Mutation(
+        "policies/numpy_acting.py",
+        "NumPy acts with the log of the deviation",
+        "mul_(distribution.clamped_log_std().exp())",
+        "mul_(distribution.clamped_log_std())",
+        "numerics/test_acting.py",
+    ),
+    Mutation(
+        "policies/wrapper.py",
+        "a wrapped policy's normaliser stays as it was",
+        "        self.inner.update_normalization(rollout)",
+        "        pass",
+        "numerics/test_policy_wrapper.py",
+    ),
+    # --- policies/vla ---
+    Mutation(
+        "policies/vla/heads.py",
+        "the last bin is not the upper bound",
+        "(2.0 / (self.num_bins - 1)) - 1.0",
+        "(2.0 / self.num_bins) - 1.0",
+        "numerics/test_vla.py",
+    ),
+    Mutation(
+        "policies/vla/policy.py",
+        "the value's gradient flows into the backbone, whatever detach_value says",
+        "self.value_head(summary.detach() if self.detach_value else summary)",
+        "self.value_head(summary)",
+        "numerics/test_vla.py",
+    ),
+    Mutation(
+        "policies/vla/transformers_backbone.py",
+        "pixels are not scaled as the model was trained",
+        "planes = (planes - self.pixel_mean) / self.pixel_std",
+        "planes = planes / self.pixel_std - self.pixel_mean",
+        "numerics/test_vla_loading.py",
+    ),
+    Mutation(
+        "policies/vla/loading.py",
+        "weights that the model does not have pass unseen",
+        "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))",
+        "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), ({}, own)))",
+        "numerics/test_custom_vla.py",
+    ),
+    # --- envs ---
+    Mutation(
+        "envs/torch_env.py",
+        "time runs out one step too late",
+        "truncated = elapsed >= self.max_episode_steps",
+        "truncated = elapsed > self.max_episode_steps",
+        "numerics/test_tasks.py numerics/test_envs.py",
+    ),
+    Mutation(
+        "envs/chunks.py",
+        "the rest of a chunk is executed after the time has run out",
+        "active = active & ~(ended | out_of_time)",
+        "active = active & ~ended",
+        "numerics/test_chunks.py",
+    ),
+    Mutation(
+        "envs/chunk_wrapper.py",
+        "a single env is stepped on after the time has run out",
+        "            if terminated or truncated:\n                break",
+        "            if terminated:\n                break",
+        "numerics/test_chunks.py",
+    ),
+    Mutation(
+        "envs/step_results.py",
+        "an env that says nothing of success has succeeded",
+        "torch.from_numpy(np.nan_to_num(success) != 0)",
+        "torch.from_numpy(success != 0)",
+        "numerics/test_infos.py",
+    ),
+    Mutation(
+        "envs/watch.py",
+        "quick calls add up until the last of them counts as hung",
+        "spent = spent + passed if call is seen and call is not None else 0.0",
+        "spent = spent + passed if call is not None else 0.0",
+        "faults/test_hangs.py",
+    ),
+    Mutation(
+        "envs/vla_observation.py",
+        "depth in millimetres is taken for centimetres",
+        "return metres / np.float32(1000.0)",
+        "return metres / np.float32(100.0)",
+        "numerics/test_vla_observation.py",
+    ),
+    # --- envs/gymnasium ---
+    Mutation(
+        "envs/gymnasium/inline.py",
+        "the final observation is the array that the env writes its next one into",
+        'end = {"final_obs": copy.deepcopy(observation)}',
+        'end = {"final_obs": observation}',
+        "numerics/test_envs.py numerics/test_stepping.py",
+    ),
+    Mutation(
+        "envs/gymnasium/inline.py",
+        "from the second episode on the time limit is one step longer",
+        "self._ends[i] = now + self._limits[i]",
+        "self._ends[i] = now + self._limits[i] + 1",
+        "numerics/test_envs.py",
+    ),
+    Mutation(
+        "envs/gymnasium/adapter.py",
+        "an episode is replayed with the last action of the one before",
+        "self._episode_begin[done] = now",
+        "self._episode_begin[done] = now - 1",
+        "numerics/test_envs.py",
+    ),
+    Mutation(
+        "envs/gymnasium/workers.py",
+        "what an env in a process says of the end of its episode is lost",
+        '            env_info = env_info["final_info"]\n',
+        "",
+        "numerics/test_infos.py",
+    ),
+    # --- envs/tasks ---
+    Mutation(
+        "envs/tasks/terms.py",
+        "reward terms are not weighted",
+        "values[name]() * weight for name",
+        "values[name]() for name",
+        "numerics/test_tasks.py",
+    ),
+    Mutation(
+        "envs/tasks/point_mass.py",
+        "the path is as long as its last step",
+        'path_length = state["path_length"] + norm(position - before)',
+        "path_length = norm(position - before)",
+        "numerics/test_tasks.py",
+    ),
+    Mutation(
+        "envs/tasks/push_cube.py",
+        "a cube may leave the table along y",
+        "success | off[:, 0] | off[:, 1], info",
+        "success | off[:, 0], info",
+        "numerics/test_tasks.py",
+    ),
+    # --- buffers ---
+    Mutation(
+        "buffers/circular_buffer.py",
+        "the newest rollout is read first",
+        "            window = self._unread.popleft()\n            self._held",
+        "            window = self._unread.pop()\n            self._held",
+        "numerics/test_circular_buffer.py",
+    ),
+    Mutation(
+        "buffers/circular_buffer.py",
+        "the ring has no room for the staleness that is allowed",
+        "            max_staleness + 2,\n",
+        "            max_staleness + 1,\n",
+        "numerics/test_circular_buffer.py",
+    ),
+    # --- collectors ---
+    Mutation(
+        "collectors/loop.py",
+        "the groups of every rollout begin in the same states",
+        "drawn = np.random.SeedSequence([self._seed, self.rollouts])",
+        "drawn = np.random.SeedSequence([self._seed])",
+        "numerics/test_grpo.py numerics/test_collection.py",
+    ),
+    Mutation(
+        "collectors/loop.py",
+        "the generator that draws actions is not restored",
+        '        self._generator.set_state(state["generator"].cpu())\n',
+        "",
+        "equivalence/test_resume.py",
+    ),
+    Mutation(
+        "collectors/loop.py",
+        "an evaluation plays on in rows whose episode has ended",
+        "self.running = self.counted & ~done",
+        "self.running = ~done",
+        "numerics/test_evaluation.py",
+    ),
+    Mutation(
+        "collectors/asynchronous.py",
+        "the thread begins a rollout one update too early",
+        "return self._begun <= updates + (self.max_staleness if updates else 0)",
+        "return self._begun <= updates + (self.max_staleness + 1 if updates else 0)",
+        "numerics/test_staleness.py equivalence/test_async.py",
+    ),
+    Mutation(
+        "collectors/weights.py",
+        "the thread is told of new weights, and acts with the old ones",
+        "            copy_all(self._tensors, self._changing(policy))\n            self.version",
+        "            self.version",
+        "equivalence/test_async.py",
+    ),
+    Mutation(
+        "collectors/statistics.py",
+        "the step that ends an episode is counted to the next one, too",
+        "before[n], lasted[n], begins[n] = 0.0, 0, t + 1",
+        "before[n], lasted[n], begins[n] = 0.0, 0, t",
+        "numerics/test_collection.py",
+    ),
+    Mutation(
+        "collectors/base.py",
+        "episodes that GRPO does not train on are counted",
+        "counted = first_episode_mask(done) if self.plan.first_episode_only else None",
+        "counted = None",
+        "numerics/test_grpo.py numerics/test_collection.py",
+    ),
+    # --- offline ---
+    Mutation(
+        "offline/demonstrations.py",
+        "what follows the end of a demonstration is learnt from",
+        'rollout["padding"][:, :-1] = ~counts',
+        'rollout["padding"][:, :-1] = False',
+        "numerics/test_normalization.py numerics/test_vla.py",
+    ),
+    # --- algorithms ---
+    Mutation(
+        "algorithms/ppo.py",
+        "the critic's warm-up lasts one iteration longer",
+        "self.warms_up = int(self.policy.version) < self.critic_warmup_iterations",
+        "self.warms_up = int(self.policy.version) <= self.critic_warmup_iterations",
+        "equivalence/test_features.py numerics/test_ppo.py",
+    ),
+    Mutation(
+        "algorithms/grpo.py",
+        "the policy is pushed away from its reference",
+        'loss = loss + self.kl_coef * scalars["reference_kl"]',
+        'loss = loss - self.kl_coef * scalars["reference_kl"]',
+        "numerics/test_grpo.py",
+    ),
+    Mutation(
+        "algorithms/base.py",
+        "a rollout that is one update too old is trained on",
+        "if staleness > allowed:",
+        "if staleness > allowed + 1:",
+        "numerics/test_staleness.py numerics/test_collection.py",
+    ),
+    Mutation(
+        "algorithms/base.py",
+        "the observation normaliser takes each rollout in twice",
+        "            self.policy.update_normalization(without_padding(rollout))\n",
+        "            self.policy.update_normalization(without_padding(rollout))\n" * 2,
+        "numerics/test_normalization.py numerics/test_networks.py",
+    ),
+    Mutation(
+        "algorithms/base.py",
+        "the generator that shuffles is not restored",
+        "        self.generator.set_state(shuffle.cpu())\n",
+        "",
+        "equivalence/test_resume.py",
+    ),
+    Mutation(
+        "algorithms/rollout_evaluation.py",
+        "the value at a time limit is that of the observation before it",
+        'finals = {"observation": rollout["final_observation"][rows, steps]}',
+        'finals = {"observation": rollout["observation"][rows, steps]}',
+        "numerics/test_collection.py numerics/test_ends.py",
+    ),
+    Mutation(
+        "algorithms/action_parts.py",
+        "actions of a chunk that were not executed count in the ratio",
+        "torch.where(executed_parts(minibatch, log_prob), log_prob, 0.0).sum(-1)",
+        "log_prob.sum(-1)",
+        "numerics/test_chunks.py numerics/test_vla.py",
+    ),
+    # --- callbacks ---
+    Mutation(
+        "callbacks/checkpoints.py",
+        "one checkpoint more than wanted is kept",
+        "files[: -self.keep]",
+        "files[: -self.keep - 1]",
+        "faults/test_checkpoints.py",
+    ),
+    Mutation(
+        "callbacks/checkpoints.py",
+        "a resumed run begins again with the policy it was warm-started with",
+        "        if module.env_steps > 0:\n            return\n",
+        "",
+        "faults/test_warm_start.py",
+    ),
+    Mutation(
+        "callbacks/budget.py",
+        "a run takes one iteration more than its budget",
+        "env_steps >= data_of",
+        "env_steps > data_of",
+        "faults/test_faults.py numerics/test_ppo.py",
+    ),
+    Mutation(
+        "callbacks/graceful_stop.py",
+        "a signal in the middle of an epoch ends the run without a checkpoint",
+        "        trainer.save_checkpoint(self.path)\n        trainer.limit_val_batches = 0",
+        "        trainer.limit_val_batches = 0",
+        "faults/test_faults.py",
+    ),
+    Mutation(
+        "callbacks/metrics.py",
+        "the best value that is logged is always the largest",
+        'self._better = max if best_mode == "max" else min',
+        "self._better = max",
+        "cli/test_logs.py faults/test_checkpoints.py",
+    ),
+    Mutation(
+        "callbacks/loggers.py",
+        "the row of the checkpoint itself is dropped on resumption",
+        'if last is None or int(row["env_steps"]) <= last:',
+        'if last is None or int(row["env_steps"]) < last:',
+        "cli/test_logs.py",
+    ),
+    Mutation(
+        "callbacks/film.py",
+        "a film that is thinned out has its later frames too close",
+        "            self.stride *= 2\n",
+        "",
+        "cli/test_videos.py",
+    ),
+    # --- cli ---
+    Mutation(
+        "cli/app.py",
+        "an error ends with exit code 0",
+        'sys.stderr.write(f"rl-cli: error: {cause}\\n")\n        sys.exit(1)',
+        'sys.stderr.write(f"rl-cli: error: {cause}\\n")\n        sys.exit(0)',
+        "cli/test_commands.py",
+    ),
+    Mutation(
+        "cli/app.py",
+        "a run that a signal has stopped ends with exit code 0",
+        "sys.exit(128 + signal)",
+        "sys.exit(0)",
+        "faults/test_faults.py",
+    ),
+    Mutation(
+        "cli/arguments.py",
+        "of two values of an option the first one counts",
+        "        if option == flag:\n            value = following\n",
+        "        if option == flag:\n            return following\n",
+        "cli/test_commands.py faults/test_trust.py",
+    ),
+    Mutation(
+        "cli/trust.py",
+        "a checkpoint may name any class of the package anywhere",
+        "            and issubclass(found, kind)\n",
+        "",
+        "faults/test_trust.py",
+    ),
+    Mutation(
+        "cli/parsing.py",
+        "a key that stands twice in a config passes, and the last one counts",
+        "if name in lines and key.tag",
+        "if name in seen and key.tag",
+        "faults/test_yaml.py",
+    ),
+    # --- the modules at the top ---
+    Mutation(
+        "rollout.py",
+        "the observation after the end of an episode is that of the next one",
+        "return torch.where(ended, final[:, :-1], observation[:, 1:])",
+        "return observation[:, 1:]",
+        "numerics/test_rollout.py equivalence/test_own_algorithms.py",
+    ),
+    Mutation(
+        "rollout.py",
+        "the first reward of a chunk is discounted",
+        "weights = gamma ** torch.arange(step_reward.shape[-1], device=step_reward.device)",
+        "weights = gamma ** (torch.arange(step_reward.shape[-1], device=step_reward.device) + 1)",
+        "numerics/test_chunks.py",
+    ),
+    Mutation(
+        "data.py",
+        "two ranks draw from the same random streams",
+        "if ranks.rank() > 0:",
+        "if ranks.rank() > 1:",
+        "equivalence/test_ddp.py",
+    ),
+    Mutation(
+        "data.py",
+        "test plays the episodes of validate",
+        "            self.eval_seed + self.num_eval_episodes, self.num_eval_episodes,",
+        "            self.eval_seed, self.num_eval_episodes,",
+        "numerics/test_evaluation.py cli/test_commands.py",
+    ),
+    Mutation(
+        "evaluation.py",
+        "an episode of which no success is said is left out of the rate",
+        'successes = [bool(episode["success"]) for episode in episodes] if reports_success else []',
+        'successes = [e["success"] for e in episodes if e["success"] is not None]',
+        "numerics/test_evaluation.py",
+    ),
+    Mutation(
+        "trainer.py",
+        "a refused run leaves its directory",
+        "                    remove_refused(self.run_dir)\n",
+        "                    pass\n",
+        "faults/test_locks.py faults/test_faults.py",
+    ),
+    Mutation(
+        "checkpoint_format.py",
+        "a damaged checkpoint is not noticed",
+        'if whole or "/data/" not in name:',
+        "if False:",
+        "faults/test_checkpoints.py faults/test_loading.py",
+    ),
+    Mutation(
+        "loading.py",
+        "an algorithm that was loaded is in training mode, with dropout",
+        "return module.to(map_location).eval()",
+        "return module.to(map_location)",
+        "faults/test_loading.py",
+    ),
+    Mutation(
+        "files.py",
+        "a file is written over, not replaced: a kill leaves half of it",
+        "os.replace(temporary, target)",
+        "shutil.copyfile(temporary, target)",
+        "faults/test_files.py",
+    ),
+    Mutation(
+        "runs.py",
+        "two processes may train in one directory",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "faults/test_locks.py",
+    ),
+    Mutation(
+        "permission.py",
+        "a checkpoint can allow the code that it names",
+        "if asked and _withheld is not None:",
+        "if False:",
+        "faults/test_permission.py",
+    ),
+    Mutation(
+        "process.py",
+        "a process that had to be ended says that all went well",
+        "    os._exit(1)",
+        "    os._exit(0)",
+        "faults/test_hangs.py",
+    ),
+    Mutation(
+        "construction.py",
+        "a checkpoint of a run in Python keeps no arguments given by position",
+        "for name, value in list(bound.arguments.items())[1:]:",
+        "for name, value in list(kwargs.items()):",
+        "faults/test_loading.py",
+    ),
+)
+
+
+class Outcome(NamedTuple):
+    """What became of a defect.
+
+    Attributes:
+        test: that failed, and its message; None where all passed.
+        seconds: of CPU time, of the tests and what they have started.
+    """
+
+    mutation: Mutation
+    test: tuple[str, str] | None
+    seconds: float
+
+
+def main() -> None:
+    """Try the defects, print a line for each, and say how many were caught."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[""], help="words of the file or the defect")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
+    parser.add_argument("--write", action="store_true", help=f"into {RESULTS.relative_to(ROOT)}")
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTATIONS if any(w in f"{m.file} {m.defect}" for w in arguments.only)]
+    for name in LOADED_ONCE:
+        importlib.import_module(name)
+    outcomes = []
+    for outcome in tried(chosen, arguments.jobs):
+        outcomes.append(outcome)
+        mutation, test, seconds = outcome
+        found = f"caught by {test[0]}\n         {test[1]}" if test else "SURVIVED"
+        print(f"{seconds:5.0f} s  {mutation.file}: {mutation.defect}: {found}", flush=True)
+    survived = sum(outcome.test is None for outcome in outcomes)
+    print(f"{len(outcomes) - survived} of {len(outcomes)} caught")
+    if arguments.write:
+        order = [m.defect for m in MUTATIONS]
+        outcomes.sort(key=lambda outcome: order.index(outcome.mutation.defect))
+        RESULTS.write_text(table(outcomes))
+    sys.exit(1 if survived else 0)
+
+
+def tried(mutations: Sequence[Mutation], jobs: int) -> Iterator[Outcome]:
+    """Yield the outcomes as they come, some defects at a time, each in a process of its own."""
+    waiting = list(mutations)
+    running: dict[int, tuple[Mutation, tempfile.TemporaryDirectory[str]]] = {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutation = waiting.pop(0)
+            folder = tempfile.TemporaryDirectory(prefix="mutation-")
+            running[_started(mutation, Path(folder.name))] = mutation, folder
+        pid, _, usage = os.wait4(-1, 0)
+        mutation, folder = running.pop(pid)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what the tests have left behind
+        test, _, message = (Path(folder.name) / "failed").read_text().partition("\n")
+        folder.cleanup()
+        yield Outcome(mutation, (test, message) if test else None, usage.ru_utime + usage.ru_stime)
+
+
+def _started(mutation: Mutation, folder: Path) -> int:
+    """Fork a process that runs the tests on a copy of the tree; return its number."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _test(mutation, folder)
+    finally:
+        os._exit(0)
+
+
+def _test(mutation: Mutation, folder: Path) -> None:
+    """Write the first test that fails to `failed`; nothing where all pass."""
+    import pytest
+
+    tree, failed = folder / "tree", folder / "failed"
+    os.setpgid(0, 0)
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    ignored = shutil.ignore_patterns("__pycache__", "outputs")
+    for name in COPIED:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        copy(ROOT / name, tree / name, **({"ignore": ignored} if copy is shutil.copytree else {}))
+    target = tree / PACKAGE / mutation.file
+    target.write_text(applied(mutation, target.read_text()))
+    os.chdir(tree)
+    sys.path[:0] = [str(tree / "src"), str(tree)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    failed.write_text("(it ended the process that ran the tests)")
+    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(PATIENCE)]
+    files = [f"tests/{name}" for name in mutation.tests.split()]
+    first = FirstFailure()
+    known = caught_before().get(mutation.defect)
+    status = pytest.main([*options, known], plugins=[first]) if known else 0
+    if not first.test:
+        status = pytest.main([*options, *files], plugins=[first])
+    otherwise = "" if status == 0 else f"(pytest ended with {status!s})"
+    failed.write_text(f"{first.test}\n{first.message}" if first.test else otherwise)
+
+
+def caught_before() -> dict[str, str]:
+    """Return the tests in the results that are there, by the defect that they caught."""
+    text = RESULTS.read_text() if RESULTS.is_file() else ""
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| `([^`|]+)` \|$", text, re.MULTILINE)
+    return {defect: f"tests/{test}" for defect, test in rows}
+
+
+class FirstFailure:
+    """A plugin of pytest: remembers which test failed, and why."""
+
+    test = message = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Look at a test, or at what sets it up."""
+        if report.failed and not self.test:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            reason = str(report.longrepr if crash is None else crash.message)
+            self.test, self.message = report.nodeid, reason.strip().splitlines()[0]
+
+    pytest_collectreport = pytest_runtest_logreport
+
+
+def applied(mutation: Mutation, content: str) -> str:
+    """Return a file with the defect in it.
+
+    Raises:
+        ValueError: where the text does not stand exactly once in the file.
+    """
+    count = content.count(mutation.before)
+    if count != 1:
+        raise ValueError(f"{mutation.file} has {count} times, not once: {mutation.before}")
+    return content.replace(mutation.before, mutation.after)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as Markdown."""
+    caught = sum(outcome.test is not None for outcome in outcomes)
+    lines = [
+        "# Which defects the tests notice",
+        "",
+        f"{caught} of {len(outcomes)}, by `python scripts/mutations.py --write`. Each test file",
+        "beside a defect ran until its first failure.",
+        "",
+        "| package | defect | caught by |",
+        "|---|---|---|",
+    ]
+    for mutation, test, _ in outcomes:
+        name = f"`{test[0].removeprefix('tests/')}`" if test else "**nothing**"
+        lines.append(f"| {mutation.package} | {mutation.defect} | {name} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
