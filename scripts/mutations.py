@@ -78,8 +78,8 @@ MUTATIONS = (
     Mutation(
         "functional/advantages.py",
         "the trace of GAE goes on over the end of a truncated episode",
-        "_reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))",
-        "_reversed_scan(delta, _decay(terminated, gamma * gae_lambda, like=delta))",
+        "reversed_scan(delta, _decay(done, gamma * gae_lambda, like=delta))",
+        "reversed_scan(delta, _decay(terminated, gamma * gae_lambda, like=delta))",
         "numerics/test_advantages.py",
     ),
     Mutation(
@@ -213,7 +213,7 @@ MUTATIONS = (
         "numerics/test_normalization.py",
     ),
     Mutation(
-        "policies/distributions.py",
+        "policies/gaussians.py",
         "squashed actions are stored with the log-prob of the unsquashed ones",
         "log_prob = self._log_prob(output, u) - self._log_volume(u)",
         "log_prob = self._log_prob(output, u)",
@@ -316,8 +316,8 @@ MUTATIONS = (
     Mutation(
         "envs/gymnasium/inline.py",
         "the final observation is the array that the env writes its next one into",
-        'end = {"final_obs": copy.deepcopy(observation)}',
-        'end = {"final_obs": observation}',
+        "self._note_end(infos, i, copy.deepcopy(observation))",
+        "self._note_end(infos, i, observation)",
         "numerics/test_envs.py numerics/test_stepping.py",
     ),
     Mutation(
@@ -475,7 +475,7 @@ MUTATIONS = (
     Mutation(
         "algorithms/rollout_evaluation.py",
         "the value at a time limit is that of the observation before it",
-        'finals = {"observation": rollout["final_observation"][rows, steps]}',
+        'finals = {"observation": final_observations(rollout, rows, steps)}',
         'finals = {"observation": rollout["observation"][rows, steps]}',
         "numerics/test_collection.py numerics/test_ends.py",
     ),
@@ -540,8 +540,8 @@ MUTATIONS = (
     Mutation(
         "cli/app.py",
         "an error ends with exit code 0",
-        'sys.stderr.write(f"rl-cli: error: {cause}\\n")\n        sys.exit(1)',
-        'sys.stderr.write(f"rl-cli: error: {cause}\\n")\n        sys.exit(0)',
+        'sys.stderr.write(f"rl-cli: error: {cause}{advice}\\n")\n        sys.exit(1)',
+        'sys.stderr.write(f"rl-cli: error: {cause}{advice}\\n")\n        sys.exit(0)',
         "cli/test_commands.py",
     ),
     Mutation(
@@ -576,8 +576,8 @@ MUTATIONS = (
     Mutation(
         "rollout.py",
         "the observation after the end of an episode is that of the next one",
-        "return torch.where(ended, final[:, :-1], observation[:, 1:])",
-        "return observation[:, 1:]",
+        "following[rows, steps] = final",
+        "pass",
         "numerics/test_rollout.py equivalence/test_own_algorithms.py",
     ),
     Mutation(

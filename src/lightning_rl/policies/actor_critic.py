@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
-from lightning_rl.policies.distributions import ActionDistribution, distribution_for, widened
+from lightning_rl.policies.distributions import ActionDistribution, widened
+from lightning_rl.policies.gaussians import distribution_for
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.rollout import FieldSpec

@@ -5,7 +5,6 @@ faster.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +13,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl.policies.base import RolloutActor
-from lightning_rl.policies.distributions import (
-    ActionDistribution,
-    Categorical,
+from lightning_rl.policies.distributions import ActionDistribution, Categorical, gumbel_
+from lightning_rl.policies.gaussians import (
     DiagonalGaussian,
     NoisyTanh,
     RescaledGaussian,
@@ -24,7 +22,6 @@ from lightning_rl.policies.distributions import (
     StateTanhGaussian,
     TanhGaussian,
     UnitActions,
-    gumbel_,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout import FieldSpec, flat_transitions, time_major
@@ -45,6 +42,17 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
     nn.ELU: _elu,
 }
 """In place, with torch's default settings (`_is_default`)."""
+
+
+FAMILIES: tuple[type[ActionDistribution], ...] = (
+    Categorical,
+    DiagonalGaussian,
+    RescaledGaussian,
+    TanhGaussian,
+    StateTanhGaussian,
+    NoisyTanh,
+)
+"""Those that are drawn from here; by the class itself, as one derived may draw in another way."""
 
 
 class Perceptron(Protocol):
@@ -70,7 +78,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     layers = list(policy.actor)
     distribution = policy.distribution
     return (
-        type(distribution) in DRAWS
+        type(distribution) in FAMILIES
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32
@@ -131,8 +139,14 @@ class NumpyActor(RolloutActor):
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
-        # By the class itself, not `isinstance`: a distribution of a user's may draw otherwise.
-        self._draw = partial(DRAWS[type(policy.distribution)], self)
+        self._draw = {
+            Categorical: self._draw_category,
+            DiagonalGaussian: self._draw_gaussian,
+            RescaledGaussian: self._draw_rescaled,
+            TanhGaussian: self._draw_squashed,
+            StateTanhGaussian: self._draw_state_squashed,
+            NoisyTanh: self._draw_noisy,
+        }[type(distribution)]
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         policy = self._policy
@@ -251,14 +265,3 @@ class NumpyActor(RolloutActor):
         np.maximum(action, -1.0, out=action)
         np.minimum(action, 1.0, out=action)
         self._scale_to_bounds(action)
-
-
-DRAWS: dict[type[ActionDistribution], Callable[[NumpyActor, int, Array, Array], None]] = {
-    Categorical: NumpyActor._draw_category,
-    DiagonalGaussian: NumpyActor._draw_gaussian,
-    RescaledGaussian: NumpyActor._draw_rescaled,
-    TanhGaussian: NumpyActor._draw_squashed,
-    StateTanhGaussian: NumpyActor._draw_state_squashed,
-    NoisyTanh: NumpyActor._draw_noisy,
-}
-"""How to draw an action of each family that NumPy acts by."""

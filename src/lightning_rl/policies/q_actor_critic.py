@@ -16,7 +16,8 @@ from lightning_rl.policies.actor_critic import (
     PerceptronPolicy,
     flat_observation_size,
 )
-from lightning_rl.policies.distributions import NoisyTanh, StateTanhGaussian, UnitActions, widened
+from lightning_rl.policies.distributions import widened
+from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 
 Normalization = Literal["none", "layer", "rms"]
 """Of the units of a hidden layer, before its activation."""
