@@ -10,7 +10,19 @@ from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
 
-from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import (
+    GRPO,
+    PPO,
+    SAC,
+    ActorCritic,
+    ActorOnly,
+    DeterministicActorCritic,
+    GymnasiumEnv,
+    OffPolicyAlgorithm,
+    RLDataModule,
+    RLTrainer,
+    SquashedActorCritic,
+)
 from lightning_rl.buffers.replay_files import Part, read_part
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.compiled.update import CompiledUpdate
@@ -32,6 +44,9 @@ def make_data(env="CartPole-v1", **kwargs):
 def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     settings = {"n_epochs": 2, "batch_size": 32, "lr_schedule": "linear"}
     cls = ActorOnly if issubclass(algorithm, GRPO) else ActorCritic
+    if issubclass(algorithm, OffPolicyAlgorithm):
+        settings = {"batch_size": 16, "random_env_steps": 32, "lr_schedule": "linear"}
+        cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
     policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
     return algorithm(policy, **settings | kwargs)
 

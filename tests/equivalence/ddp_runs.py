@@ -21,8 +21,10 @@ from lightning.pytorch import Callback
 from lightning_rl import (
     GRPO,
     PPO,
+    SAC,
     ActionChunk,
     PushBlocks,
+    ReplayBuffer,
     RLDataModule,
     RLTrainer,
     VLAPolicy,
@@ -42,6 +44,12 @@ PENDULUM = {
     "policy": {"normalize_observation": True},
     "model": {"normalize_reward": True, "n_epochs": 2, "batch_size": 8},
     "data": TEN,
+}
+OFF_POLICY = {
+    "env": "Pendulum-v1",
+    "policy": {"normalize_observation": True},
+    "model": {"algorithm": SAC, "updates_per_env_step": 0.5},
+    "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 256},
 }
 SIX = {
     "num_envs": 2,
@@ -394,6 +402,7 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
+    run("sac", **OFF_POLICY)
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
     run("by gloo", trainer={"machine": MachineSettings(shared_memory_sums=False)}, **PENDULUM)
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)

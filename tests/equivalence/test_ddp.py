@@ -281,3 +281,10 @@ def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
     for name in ("all_reduce", "all_gather_object"):
         monkeypatch.setattr(torch.distributed, name, None)
     train(tmp_path, **PENDULUM)
+
+
+def test_off_policy_ranks_stay_equal_and_count_all_env_steps(ranks):
+    assert_same(*both(ranks, "sac", "state"))
+    assert column(ranks, "sac", "env_steps")[0][-1] == 256
+    updates = (256 - 32) // 2
+    assert column(ranks, "sac", "optimizer_steps")[0][-1] == 3 * updates

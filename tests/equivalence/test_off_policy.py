@@ -1,0 +1,87 @@
+"""SAC and TD3 beside their neighbours: resumed, compiled, in the background, normalised, in chunks, they do what they do alone."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from lightning_rl import SAC, TD3, ActionChunk, AsyncCollector, GymnasiumEnv, PushCube, ReplayBuffer
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same, assert_same_run, last, load, train
+
+
+def chunked(num_envs):
+    return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
+
+
+def settings(*, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, **model):
+    data = {
+        "num_envs": 2,
+        "buffer_size": 8,
+        "total_env_steps": 2 * 8 * 8 * (3 if env is chunked else 1),
+    }
+    data |= {
+        "replay": partial(ReplayBuffer, capacity=60)
+    }  # fewer than there are: the oldest make room
+    data |= {"collector": collector} if collector else {}
+    return {"env": env, "data": data, "policy": policy, "model": {"algorithm": algorithm, **model}}
+
+
+RUNS = {
+    "SAC": {},
+    "SAC, all at once": {
+        "policy": {"normalize_observation": True, "num_critics": 3, "critic_normalization": "layer"},
+        "num_target_critics": 2, "policy_delay": 2, "n_steps": 3, "updates_per_env_step": 0.7, "max_grad_norm": 1.0,
+    },
+    "TD3": {"algorithm": TD3},
+    "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
+    "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
+    run = settings(**RUNS[name])
+    module, *_ = train(tmp_path / "whole", **run)
+    assert module.updates_done > 20
+    stop_and_resume(tmp_path / "stopped", 5, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_compiled_it_resumes_to_the_bit_too(tmp_path, traced_only):
+    run = settings(**RUNS["SAC, all at once"], compile=True)
+    train(tmp_path / "whole", **run)
+    stop_and_resume(tmp_path / "stopped", 5, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    eager, *_ = train(tmp_path / "eager", **settings(**RUNS[name]))
+    compiled, *_ = train(tmp_path / "compiled", **settings(**RUNS[name], compile=True))
+    assert compiled.compilation.compiled
+    for key, value in eager.state_dict().items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(tmp_path):
+    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
+    train(tmp_path / "sync", **settings())
+    train(tmp_path / "async", **settings(collector=background))
+    for key in ("state_dict", "optimizer_states"):
+        assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
+
+
+def test_in_the_background_with_a_lag_it_learns_from_older_steps(tmp_path):
+    background = partial(AsyncCollector, max_staleness=1, timeout_s=30)
+    module, data, _ = train(tmp_path, **settings(collector=background))
+    assert module.metrics["train/skipped_steps"] == 0
+    assert module.updates_done == 2 * 8 * 8 - 32
+
+
+def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
+    module, *_ = train(tmp_path, **settings())
+    names = set(module.policy.acting_state())
+    assert names
+    assert not [name for name in names if "critic" in name or "target" in name]
