@@ -216,6 +216,7 @@ def test_files_are_those_of_rank_0(directory, ranks):
     assert sorted(p.name for p in (directory / "whole" / "checkpoints").iterdir()) == [
         "best.ckpt",
         "last.ckpt",
+        "replay",
     ]
 
 
