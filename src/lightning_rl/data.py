@@ -388,15 +388,18 @@ class RLDataModule(LightningDataModule):
         if self.replay is None or not saved:
             return
         states = saved.get("replays", [])
-        if states and getattr(self.trainer, "restore_replay", True):
-            if len(states) == ranks.world_size():
-                self.replay.load_state_dict(states[own], self._replays_restored)
+        if not states:
+            why = "the checkpoint was saved without it"
+        elif not getattr(self.trainer, "restore_replay", True):
+            why = "restore_replay is false"
+        elif len(states) != ranks.world_size():
+            why = f"the checkpoint has one for each of {len(states)} processes"
+        else:
+            self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
-            "The replay of the resumed run begins empty, as "
-            + ("restore_replay is false" if states else "the checkpoint was saved without it")
-            + ": what was learnt from it may be lost before it is filled again, and the run will "
-            "differ from an uninterrupted one."
+            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
+            "lost before it is filled again, and the run will differ from an uninterrupted one."
         )
 
     def val_dataloader(self) -> EpisodeSeeds:

@@ -55,7 +55,7 @@ def test_it_lists_every_option_but_those_that_are_refused(page):
     listed = options_of(page)
     lightning = set(inspect.signature(Trainer).parameters) - set(REFUSED) - {"default_root_dir"}
     for name in (lightning | set(inspect.signature(RLTrainer).parameters)) - {"kwargs"}:
-        linked = name in ("exp_name", "output_dir")
+        linked = name in ("exp_name", "output_dir", "restore_replay")
         assert (name if linked else f"trainer.{name}") in listed
     for name in REFUSED:
         assert name not in page

@@ -57,7 +57,22 @@ SIX = {
     "num_eval_episodes": 10,
     "num_eval_envs": 3,
 }
-RESUMED = PENDULUM | {"data": SIX}
+
+
+class Rehearsing(PPO):
+    """Keep the rollouts in a replay, and report what it draws."""
+
+    def training_step(self, rollout, batch_idx):
+        self.replay.extend(rollout)
+        (drawn,) = self.replay.batches(1, 8, n_steps=2)
+        self.statistics.set("drawn", drawn["reward"].mean())
+        super().training_step(rollout, batch_idx)
+
+
+RESUMED = PENDULUM | {
+    "model": PENDULUM["model"] | {"algorithm": Rehearsing},
+    "data": SIX | {"replay": partial(ReplayBuffer, capacity=60)},
+}
 N = 4
 """Envs of each rank where two ranks are compared with one process, which has twice as many."""
 

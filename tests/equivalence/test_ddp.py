@@ -195,7 +195,10 @@ def test_each_rank_has_random_streams_and_envs_of_its_own(directory):
 def test_another_number_of_processes_may_go_on(directory, tmp_path):
     checkpoint = last(directory / "whole")
     data = RESUMED["data"] | {"total_env_steps": 2 * 2 * 16 * 6 + 64, "num_eval_episodes": 1}
-    with pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"):
+    with (
+        pytest.warns(UserWarning, match="one of 2 processes, and this run has 1"),
+        pytest.warns(UserWarning, match="begins empty, as the checkpoint has one for each of 2 p"),
+    ):
         module, _, _ = train(tmp_path, ckpt_path=checkpoint, **RESUMED | {"data": data})
     assert module.env_steps == data["total_env_steps"]
     # Observations of all iterations of both ranks, and of two more of one.
@@ -230,6 +233,7 @@ def test_files_are_those_of_rank_0(directory, ranks):
     assert sorted(p.name for p in (directory / "whole" / "checkpoints").iterdir()) == [
         "best.ckpt",
         "last.ckpt",
+        "replay",
     ]
 
 

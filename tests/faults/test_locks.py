@@ -130,6 +130,7 @@ def placed(key, value):
         "env": lambda: config["data"].update(env=value),
         "action": lambda: config["data"].update(env=task),
         "collector": lambda: config["data"].update(collector=value),
+        "replay": lambda: config["data"].update(replay=value),
         "optimizer": lambda: init.update(optimizer=value),
         "wrappers": lambda: config["data"]["env"]["init_args"].update(wrappers=[value]),
     }

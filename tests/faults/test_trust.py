@@ -123,6 +123,8 @@ NAMES = [
     (f"{ENV}.wrappers", [{"class_path": "gymnasium.wrappers.rendering.RecordVideo"}]),
     ("data.env", {"class_path": "lightning_rl.GymnasiumEnv", "dict_kwargs": {"x": POPEN}}),
     ("data.collector", {"class_path": "lightning_rl.SyncCollector", "init_args": GADGET}),
+    ("data.replay", {"class_path": "lightning_rl.ReplayBuffer", "init_args": GADGET}),
+    ("data.replay", {"class_path": "my_module.Ring"}),
 ]
 
 

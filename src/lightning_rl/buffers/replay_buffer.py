@@ -280,9 +280,11 @@ class ReplayBuffer(Replay):
     ) -> Iterator[TensorDict]:
         end = self._end
         together = max(1, GATHER_BYTES // (2 * self._row_bytes * batch_size))
-        for group in drawn.split(together * batch_size):
+        for group in _cut(drawn, together * batch_size):
             fields = self._samples(group, n_steps, gamma)
-            parts = [_cut(field.to(self.device), batch_size) for field in fields.values()]
+            if self.device != self._home:
+                fields = {name: field.to(self.device) for name, field in fields.items()}
+            parts = [_cut(field, batch_size) for field in fields.values()]
             for values in zip(*parts, strict=True):
                 yield _as_tensordict(dict(zip(fields, values, strict=True)), batch_size)
                 if self._end != end:
@@ -630,7 +632,7 @@ def _values(rollout: TensorDict, column: Column) -> Tensor:
 
 
 def _cut(values: Tensor, size: int) -> Sequence[Tensor]:
-    return (values,) if len(values) == size else values.split(size)
+    return (values,) if len(values) <= size else values.split(size)
 
 
 def _at(fields: Any, name: Column) -> Tensor:
