@@ -477,7 +477,7 @@ MUTATIONS = (
         "the value at a time limit is that of the observation before it",
         'finals = {"observation": rollout["final_observation"][rows, steps]}',
         'finals = {"observation": rollout["observation"][rows, steps]}',
-        "numerics/test_collection.py numerics/test_ends.py",
+        "numerics/test_ends.py numerics/test_collection.py",
     ),
     Mutation(
         "algorithms/action_parts.py",
@@ -499,7 +499,7 @@ MUTATIONS = (
         "a resumed run begins again with the policy it was warm-started with",
         "        if module.env_steps > 0:\n            return\n",
         "",
-        "faults/test_warm_start.py",
+        "faults/test_warm_start.py faults/test_checkpoints.py",
     ),
     Mutation(
         "callbacks/budget.py",
