@@ -159,7 +159,7 @@ MUTATIONS = (
         "a run goes on for one skipped step more than allowed",
         "self.exhausted |= self.in_a_row >= self.limit",
         "self.exhausted |= self.in_a_row > self.limit",
-        "numerics/test_ppo.py faults/test_faults.py",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "optim/learning_rate.py",
