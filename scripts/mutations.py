@@ -159,7 +159,7 @@ MUTATIONS = (
         "a run goes on for one skipped step more than allowed",
         "self.exhausted |= self.in_a_row >= self.limit",
         "self.exhausted |= self.in_a_row > self.limit",
-        "numerics/test_ppo.py faults/test_faults.py",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "optim/learning_rate.py",
@@ -477,7 +477,7 @@ MUTATIONS = (
         "the value at a time limit is that of the observation before it",
         'finals = {"observation": final_observations(rollout, rows, steps)}',
         'finals = {"observation": rollout["observation"][rows, steps]}',
-        "numerics/test_collection.py numerics/test_ends.py",
+        "numerics/test_ends.py numerics/test_collection.py",
     ),
     Mutation(
         "algorithms/action_parts.py",
@@ -499,7 +499,7 @@ MUTATIONS = (
         "a resumed run begins again with the policy it was warm-started with",
         "        if module.env_steps > 0:\n            return\n",
         "",
-        "faults/test_warm_start.py",
+        "faults/test_warm_start.py faults/test_checkpoints.py",
     ),
     Mutation(
         "callbacks/budget.py",

@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 
 from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector
+from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import AsyncCollector, EpisodePlan
 from lightning_rl.collectors.statistics import EpisodeStatistics
@@ -16,7 +17,12 @@ from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.envs.tasks import gymnasium_tasks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.evaluation import run_episodes
-from lightning_rl.rollout import final_observations, successors
+from lightning_rl.rollout import (
+    FinalObservationWriter,
+    allocate_rollout,
+    final_observations,
+    successors,
+)
 from tests.helpers import assert_same, take_in
 from tests.numerics.test_collection import episodes_by_hand
 
@@ -394,3 +400,28 @@ def test_failures_before_the_first_success_count_where_only_successes_are_said()
     lengths = list(collector.statistics.lengths)
     # The first 30 steps were silent, and whatever ended in them has failed.
     assert 0 < rate < np.mean([length % 2 == 0 for length in lengths])
+
+
+class Sums:
+    """Values an observation by the sum of its numbers."""
+
+    micro_batch_size = None
+
+    def get_value(self, td):
+        return td.set("value", td["observation"].sum(-1))
+
+
+def test_the_final_value_is_that_of_the_true_final_observation_where_time_ran_out():
+    rollout = allocate_rollout(Box(-1, 1, (2,), np.float32), Discrete(2), 16, 8)
+    generator = torch.Generator().manual_seed(0)
+    rollout["observation"].uniform_(generator=generator)
+    for key in ("terminated", "truncated"):
+        rollout[key].bernoulli_(0.5, generator=generator)
+    finals, writer = torch.rand(16, 8, 2, generator=generator), FinalObservationWriter(rollout)
+    for t in range(8):
+        writer.write(t, finals[:, t])
+    write_values(Sums(), rollout)
+    torch.testing.assert_close(rollout["value"], rollout["observation"].sum(-1))
+    cut = (rollout["truncated"] & ~rollout["terminated"])[:, :-1]
+    expected = torch.where(cut, finals.sum(-1), 0.0)
+    torch.testing.assert_close(rollout["final_value"][:, :-1], expected)

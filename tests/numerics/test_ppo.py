@@ -11,7 +11,7 @@ from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import ratio
 from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import UpdateStatistics
+from lightning_rl.optim.update import NonFiniteGuard, UpdateStatistics
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 
@@ -123,6 +123,18 @@ class Overflowing(PPO):
 def test_what_is_not_finite_is_skipped_counted_and_named(tmp_path):
     with pytest.raises(FloatingPointError, match=r"3 optimizer steps in a row.*loss itself"):
         train(tmp_path, model={"algorithm": Overflowing, "max_nonfinite_steps": 3})
+
+
+def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
+    guard, fine, bad = NonFiniteGuard(3), torch.zeros(2), torch.tensor([torch.nan, 0.0])
+    for row in (bad, bad, fine, bad):
+        assert guard.passes(["loss", "grad_norm"], row) is (row is fine)
+        assert not guard.exhausted
+    guard.passes(["loss", "grad_norm"], bad)
+    assert not guard.exhausted
+    guard.passes(["loss", "grad_norm"], bad)
+    assert guard.exhausted
+    assert (guard.passed, guard.skipped) == (1, 5)
 
 
 def test_skipped_steps_leave_the_weights_finite(tmp_path):
