@@ -146,7 +146,12 @@ def weigh_parts(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
 
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the fields that are named, and `executed` where it says which parts count."""
+    """Return the fields that are named, and `executed` where it says which parts count.
+
+    Args:
+        rollout: [N, T+1].
+        names: of fields, in one or several collections.
+    """
     fields = {name for some in names for name in some}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")

@@ -48,7 +48,11 @@ class ReferencePolicy(nn.Module):
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Evaluate as the policy was, without gradients."""
+        """Evaluate stored actions as the policy was, without gradients.
+
+        Args:
+            td: [B], as in `Policy.evaluate_actions`.
+        """
         (evaluation,) = self._evaluation
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():

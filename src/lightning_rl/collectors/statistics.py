@@ -46,7 +46,15 @@ class EpisodeStatistics:
         env_steps: Tensor | None = None,
         counted: Tensor | None = None,
     ) -> None:
-        """Take in the next T actions of all envs, and the episodes that ended; see `follow`."""
+        """Take in the next T actions of all envs, and add the episodes that ended.
+
+        Args:
+            reward: [N, T], as in `follow`.
+            done: [N, T] bool.
+            success: [N, T] bool, or None.
+            env_steps: [N, T], or None.
+            counted: [N, T] bool, or None.
+        """
         self.add(self.follow(reward, done, success, env_steps, counted))
 
     def follow(

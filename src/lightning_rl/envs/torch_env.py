@@ -49,6 +49,9 @@ class TorchEnv(VectorEnv):
         episode: [N] int64, how many episodes of that seed came before this one.
         elapsed: [N] int64, env steps since the episode began.
         final_state: [N], the state that the last step led to, before finished envs were reset.
+
+    Raises:
+        ConfigurationError: for a number of envs or of steps below 1.
     """
 
     start_size: int
@@ -140,7 +143,12 @@ class TorchEnv(VectorEnv):
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step without observing, which is what takes time with pictures."""
+        """Step without observing, which is what takes time with pictures.
+
+        Args:
+            action: [N, *A].
+            active: [N] bool; the other envs stay as they are.
+        """
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])

@@ -218,7 +218,11 @@ class StepsArrays(Protocol):
     """An env that lives in NumPy."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `VectorEnv.step` does, with arrays; `info` holds tensors all the same."""
+        """Do what `VectorEnv.step` does, with arrays; `info` holds tensors all the same.
+
+        Args:
+            actions: [N, *A], in the dtype of the action space.
+        """
 
 
 class ArrayStepper(RolloutStepper):

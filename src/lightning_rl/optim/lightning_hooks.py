@@ -40,7 +40,10 @@ class LightningHooks:
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
 
     def backward(self, loss: Tensor) -> None:
-        """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`."""
+        """Do what `manual_backward` does with a loss [], less DDP's reducer.
+
+        `Update.step_together` does without that.
+        """
         strategy = self._module.trainer.strategy
         ours = isinstance(strategy, DDPStrategy)
         with strategy.block_backward_sync() if ours else nullcontext():  # type: ignore[attr-defined]  # narrowed by `ours`

@@ -111,7 +111,11 @@ class Update:
             self._hooks.backward(loss)
 
     def accepts(self, scalars: Tensor) -> bool:
-        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is."""
+        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is.
+
+        Args:
+            scalars: [len(names)], in the order of `names`.
+        """
         if not self.objective.guard.passes(self.names, scalars):
             return False
         self.objective.statistics.add(self.names, scalars)
@@ -152,7 +156,11 @@ class Update:
         return self.gradient.with_scalars(row, len(minibatch))
 
     def step_by(self, total: Tensor) -> None:
-        """Clip and step by the sum of what `local_sums` has returned on all ranks."""
+        """Clip and step by the sum of what `local_sums` has returned on all ranks.
+
+        Args:
+            total: [L + P + n + 1], as `flattened` returns it.
+        """
         scalars = self.gradient.set_clipped(total, self.objective.max_grad_norm)
         if self.accepts(scalars):
             self.optimizer_step()
@@ -295,6 +303,10 @@ class NonFiniteGuard:
         """Tell whether loss and gradient norm, the first and the last scalar, are finite.
 
         This is the one thing per minibatch that waits for the device.
+
+        Args:
+            names: of the scalars.
+            scalars: [len(names)].
         """
         if math.isfinite((scalars[0] + scalars[-1]).item()):
             self.in_a_row = 0

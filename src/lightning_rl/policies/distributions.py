@@ -118,6 +118,14 @@ class DiagonalGaussian(ActionDistribution):
     """Independent normal distributions with a state-independent log standard deviation.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
+
+    Args:
+        shape: *A, of an action.
+        log_std_init: initial log standard deviation, in units of the action.
+        log_std_bounds: (low, high), between which the log standard deviation stays.
+
+    Raises:
+        ConfigurationError: where `log_std_init` is not within the bounds.
     """
 
     def __init__(
@@ -239,6 +247,14 @@ class TanhGaussian(DiagonalGaussian):
     Gauss-Hermite quadrature (Abramowitz & Stegun 1964, 25.4.46), dimension by dimension. With 24
     nodes it is off by 1e-6 at a standard deviation of u of 1, by 6e-4 at 2 and by .02 at 4. Differs
     from the usual estimate by the u that was drawn: that is noisy, and of the policy that acted.
+
+    Args:
+        space: of actions, with finite bounds.
+        log_std_init: initial log standard deviation of u.
+        log_std_bounds: (low, high), between which it stays.
+
+    Raises:
+        ConfigurationError: for a space without finite bounds, low < high.
     """
 
     low: Tensor
@@ -354,5 +370,5 @@ class Categorical(ActionDistribution):
 
 
 def widened(output: Tensor) -> Tensor:
-    """Return a network's output in float32, where it is in less."""
+    """Return a network's output [...] in float32, where it is in less."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

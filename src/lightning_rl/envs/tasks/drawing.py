@@ -88,7 +88,15 @@ class Canvas:
     def segment(
         self, begin: Tensor, end: Tensor, radius: float, colour: Colour, opacity: float = 1.0
     ) -> None:
-        """Draw a line from `begin` to `end` with round ends, of half width `radius`."""
+        """Draw a line with round ends.
+
+        Args:
+            begin: [M, 2], in units of the task.
+            end: [M, 2].
+            radius: half its width, in units of the task.
+            colour: of it.
+            opacity: 1 hides what is behind it.
+        """
         x, y = self._from(begin)
         along = end - begin
         dx, dy = _per_picture(along[:, 0]), _per_picture(along[:, 1])

@@ -59,7 +59,11 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         return _array(observation)[0], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take a step; where it ends the episode, the task has begun another, which nobody sees."""
+        """Take a step; where it ends the episode, the task has begun another, which nobody sees.
+
+        Args:
+            action: [*A].
+        """
         _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
         final = _array(info.pop("final_obs"))[0]
         return final, float(reward), bool(terminated), bool(truncated), _first_row(info)
@@ -118,7 +122,11 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`."""
+        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`.
+
+        Args:
+            actions: [N, *A].
+        """
         observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
         done = _array(terminated | truncated)
         final, info = _array(info.pop("final_obs")), _arrays(info)

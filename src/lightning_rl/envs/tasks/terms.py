@@ -25,6 +25,9 @@ class ActionTerm(ABC, Constructed):
 
     Attributes:
         kind: what the target is of.
+
+    Raises:
+        ConfigurationError: for a scale or a clip that is not above 0.
     """
 
     kind: ClassVar[Kind]
@@ -42,7 +45,7 @@ class ActionTerm(ABC, Constructed):
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
-        """Return a clamped copy, in float32, of actions of any shape.
+        """Return a clamped copy [...], in float32, of actions [...] of any shape.
 
         A copy also without bounds: who gave the action may write its next one into the same memory.
         """
@@ -161,7 +164,11 @@ class RewardTerms:
 
 
 def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
-    """Raise `ConfigurationError` where a task cannot drive what a term aims at."""
+    """Refuse a term that aims at what a task cannot drive.
+
+    Raises:
+        ConfigurationError: naming those that it can.
+    """
     kinds = list(allowed)
     names = [c.__name__ for c in (DeltaPosition, Position, Velocity, Force) if c.kind in kinds]
     require(

@@ -160,6 +160,9 @@ class GaussianHead(ActionHead):
         slot_size: D.
         log_std_init: initial log standard deviation, in units of the bounds.
         temperature: the deviation is multiplied by it, in acting as in training.
+
+    Raises:
+        ConfigurationError: for a `log_std_init` outside [-5, 2].
     """
 
     def __init__(
