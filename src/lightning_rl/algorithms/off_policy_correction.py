@@ -21,6 +21,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
+"""Of `off_policy_correction`."""
 
 
 class OffPolicyCorrection:

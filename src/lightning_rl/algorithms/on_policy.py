@@ -321,7 +321,16 @@ def epochs(
 def shuffled(
     flat: TensorDict, generator: torch.Generator | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Return, in random order, the indices of the transitions [M] that count; see `epochs`."""
+    """Return, in random order, the indices of the transitions that count.
+
+    Args:
+        flat: [M], the transitions.
+        generator: draws the permutation.
+        mask: [N, T], true where a transition counts; None for all.
+
+    Returns:
+        [S] int64, S being how many count.
+    """
     counted = None if mask is None else mask.t().flatten().nonzero().flatten()
     count = flat.batch_size[0] if counted is None else len(counted)
     permutation = torch.randperm(count, generator=generator, device=flat.device)

@@ -41,10 +41,12 @@ class ReferencePolicy(nn.Module):
 
     @property
     def extra_fields(self) -> dict[str, Any]:
+        """What the policy stores with its actions."""
         return self._policy.extra_fields
 
     @property
     def micro_batch_size(self) -> int | None:
+        """How many samples the policy takes at once."""
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:

@@ -101,6 +101,10 @@ class TorchEnv(VectorEnv):
 
         Do not write into `state`. The info may hold what `VectorEnv.step` says, and `fail` and
         `truncated`, which end an episode; see the class.
+
+        Args:
+            state: [N], what `initial_state` or the last transition returned.
+            action: [N, *A], as the policy gave it: not clipped to the space.
         """
 
     def uniform(self, count: int) -> Tensor:
@@ -156,6 +160,7 @@ class TorchEnv(VectorEnv):
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
+        """Begin new episodes where `done` [N] bool; return the observation after and before it."""
         self.final_state = self.state
         final = self.observe(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)

@@ -24,10 +24,13 @@ from lightning_rl.rollout import (
 )
 
 Observation = Tensor | TensorDict
-Seed = int | Sequence[int] | None
+"""[N, ...], or a tree of such."""
 
+Seed = int | Sequence[int] | None
+"""Of env 0, with env i seeded by seed + i; of each env; or none: go on with the present streams."""
 
 RESULTS = ("reward", "terminated", "truncated")
+"""What a step returns between the observation and the info, each [N]."""
 
 
 class RestoreError(RuntimeError):

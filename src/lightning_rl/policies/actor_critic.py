@@ -27,6 +27,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
+"""By the names that settings give them."""
 
 
 class ActorOnly(Policy):

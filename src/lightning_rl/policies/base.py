@@ -178,8 +178,7 @@ class Policy(nn.Module, ABC, Constructed):
         By a rollout [N, T+1] that has been trained on.
 
         Called once per update, after it: the statistics under which a rollout was collected hold
-            until it is used up,
-        and the first ratio of an update stays 1.
+        until it is used up, and the first ratio of an update stays 1.
         """
 
 

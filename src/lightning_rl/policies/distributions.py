@@ -15,6 +15,7 @@ from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.rollout import FieldSpec
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+"""log(2 pi) / 2, of the density of a normal distribution."""
 
 LARGEST_BOUND = 1e6
 """A bound beyond ±this stands for none, as float32's maximum and 1e10 do in many envs."""

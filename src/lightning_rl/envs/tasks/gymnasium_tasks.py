@@ -25,7 +25,10 @@ TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "PointMass": PointMass,
     "PushCube": PushCube,
 }
+"""Those that Gymnasium knows, as `lightning_rl/<name>-v0`."""
+
 RenderMode = Literal["rgb_array"] | None
+"""How Gymnasium asks for pictures."""
 
 
 class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):

@@ -13,6 +13,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
+"""What a target is of: a drive's position (m), velocity (m/s) or force (N)."""
 
 
 class ActionTerm(ABC, Constructed):

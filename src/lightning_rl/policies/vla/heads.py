@@ -15,6 +15,7 @@ from lightning_rl.policies.distributions import HALF_LOG_TWO_PI
 from lightning_rl.rollout import FieldSpec
 
 Level = Literal["token", "action", "chunk"]
+"""Of what there is a log-prob: each number of a chunk, each of its actions, or the chunk."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -47,7 +48,8 @@ class ActionHead(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def fields(self) -> dict[str, FieldSpec]: ...
+    def fields(self) -> dict[str, FieldSpec]:
+        """What `sample` gives beside the action, by name; what a log-prob is recomputed from."""
 
     @abstractmethod
     def sample(
