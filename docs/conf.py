@@ -4,6 +4,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
 project = "lightning_rl"
 version = release = metadata.version("lightning-rl")
 extensions = [
@@ -27,7 +29,6 @@ autodoc_typehints = "description"
 nitpicky = True
 
 # The API reference, `docs/api`: `_extensions/docstrings.py` reads docstrings, which are plain text.
-sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 extensions.append("docstrings")
 default_role = "name"
 add_module_names = False

@@ -51,7 +51,7 @@ def read_docstring(
             above = next(earlier for earlier in reversed(lines[:i]) if earlier.strip())
             if not above.startswith(("- ", "  ")):
                 formula = True
-                text += ["::", ""]
+                text += [".. code-block:: text", ""]
         if line.strip() and not line.startswith("    "):
             formula = False
         text.append(line if formula else _escaped(line))
