@@ -33,3 +33,15 @@ napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 nitpicky = True
+
+# The API reference, `docs/api`: `_extensions/docstrings.py` reads docstrings, which are plain text.
+extensions.append("docstrings")
+default_role = "name"
+add_module_names = False
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False  # an override without a docstring is its base's: see there
+autodoc_typehints_description_target = "documented"
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Reward terms", "params_style")]
+# Types of others, whose inventories cannot be asked without a network. Our own have to resolve.
+nitpick_ignore_regex = [(r"py:.*", r"(?!lightning_rl\.).*")]

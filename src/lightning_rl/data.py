@@ -325,7 +325,11 @@ class RLDataModule(LightningDataModule):
 
     @property
     def eval_env(self) -> VectorEnv:
-        """The env of the evaluation, apart from that of the training; made when first asked for."""
+        """The env of the evaluation, apart from that of the training; made when first asked for.
+
+        Raises:
+            ConfigurationError: where its spaces are not those of the training's.
+        """
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
             count = min(self.num_eval_envs, share)

@@ -29,7 +29,11 @@ def closest(name: str, allowed: Iterable[str], *, most: int = 4) -> str:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise `ConfigurationError(message)` unless the condition holds."""
+    """Refuse what does not fulfil a condition.
+
+    Raises:
+        ConfigurationError: with the message, unless the condition holds.
+    """
     if not condition:
         raise ConfigurationError(message)
 

@@ -592,7 +592,15 @@ def flat_transitions(
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:
-    """Add a field from its values [N, T, ...] at the transitions; zero in the bootstrap slot."""
+    """Add a field to a rollout [N, T+1] from its values at the transitions.
+
+    It is zero in the bootstrap slot.
+
+    Args:
+        rollout: [N, T+1].
+        key: of the field.
+        value: [N, T, ...].
+    """
     envs, slots = rollout.batch_size
     storage = value.new_zeros((slots, envs, *value.shape[2:]))
     storage[:-1].copy_(value.transpose(0, 1))

@@ -84,7 +84,12 @@ def executed_parts(minibatch: TensorDict, log_prob: Tensor) -> Tensor:
 
 
 def whole_action(log_prob: Tensor, minibatch: TensorDict) -> Tensor:
-    """Return the log-prob [B] of all executed parts together."""
+    """Return the log-prob [B] of all executed parts together.
+
+    Args:
+        log_prob: [B], of whole actions already, or [B, L].
+        minibatch: [B], with `executed` where parts may not count.
+    """
     if log_prob.dim() == len(minibatch.batch_size):
         return log_prob
     return torch.where(executed_parts(minibatch, log_prob), log_prob, 0.0).sum(-1)
@@ -146,7 +151,12 @@ def weigh_parts(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
 
 
 def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the fields that are named, and `executed` where it says which parts count."""
+    """Return the fields that are named, and `executed` where it says which parts count.
+
+    Args:
+        rollout: [N, T+1].
+        names: of fields, in one or several collections.
+    """
     fields = {name for some in names for name in some}
     if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
         fields.add("executed")

@@ -302,6 +302,9 @@ class Algorithm(LightningModule, ABC, Constructed):
     def finish_iteration(self, rollout: TensorDict) -> None:
         """Close an update: normaliser statistics, policy version, counters and metrics.
 
+        Args:
+            rollout: [N, T+1], what was trained on.
+
         Raises:
             FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was
                 not finite.
@@ -422,6 +425,10 @@ class Algorithm(LightningModule, ABC, Constructed):
 
         That is: the learning rates, and the policy in eval mode.
 
+        Args:
+            batch: a rollout [N, T+1].
+            batch_idx: Lightning's, within the epoch.
+
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
             FloatingPointError: where the env returned what is not a number.
@@ -441,7 +448,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.policy.put_in_eval_mode()
 
     def staleness(self, rollout: TensorDict) -> int:
-        """Return how many updates the oldest step of a rollout lags the learner."""
+        """Return how many updates the oldest step of a rollout [N, T+1] lags the learner."""
         return int(self.policy.version - rollout["policy_version"][:, :-1].min())
 
     # --- checkpoints ---
@@ -593,7 +600,7 @@ class IterationScalars:
         self._values: dict[str, Tensor] = {}
 
     def set(self, name: str, value: Tensor) -> None:
-        """Set a scalar."""
+        """Set a scalar []."""
         self._values[name] = value
 
     def means(self) -> dict[str, float]:

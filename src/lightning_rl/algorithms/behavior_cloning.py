@@ -36,6 +36,9 @@ class BehaviorCloning(Algorithm):
         n_epochs: passes over the demonstrations in an iteration.
         ent_coef: weight of the entropy bonus.
         kwargs: see `Algorithm`.
+
+    Raises:
+        ConfigurationError: for a number out of range.
     """
 
     def __init__(
@@ -62,7 +65,11 @@ class BehaviorCloning(Algorithm):
             check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
 
     def on_train_start(self) -> None:
-        """Refuse what the policy itself has done."""
+        """Refuse what the policy itself has done.
+
+        Raises:
+            ConfigurationError: where `data.collector` is another than `Demonstrations`.
+        """
         super().on_train_start()
         collector = getattr(self.data, "collector", None)
         if collector is not None and not isinstance(collector, Demonstrations):

@@ -30,7 +30,11 @@ PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse trainer settings under which the update would be wrong."""
+    """Refuse trainer settings under which the update would be wrong.
+
+    Raises:
+        ConfigurationError: for a strategy or a precision that is not supported.
+    """
     check_strategy(trainer)
     if trainer.precision not in PRECISIONS:
         raise ConfigurationError(
@@ -45,7 +49,11 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse strategies that do not give each process a whole policy and envs of its own."""
+    """Refuse strategies that do not give each process a whole policy and envs of its own.
+
+    Raises:
+        ConfigurationError: for any but one device and DDP.
+    """
     strategy = trainer.strategy
     started = start_method_of(strategy)
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":
@@ -63,7 +71,15 @@ def check_strategy(trainer: Trainer) -> None:
 
 
 def check_batch_size(batch_size: int, per_iteration: int) -> None:
-    """Refuse a minibatch that is larger than a rollout."""
+    """Refuse a minibatch that is larger than a rollout.
+
+    Args:
+        batch_size: transitions per minibatch.
+        per_iteration: transitions per rollout, N * T.
+
+    Raises:
+        ConfigurationError: naming both.
+    """
     require(
         batch_size <= per_iteration,
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
@@ -78,6 +94,9 @@ def check_drawn_fields(algorithm: type, base: type) -> None:
     Args:
         algorithm: whose `prepare` may be its own.
         base: the class that both methods come from.
+
+    Raises:
+        ConfigurationError: where it overrides `prepare` and not `drawn_fields`.
     """
     order = algorithm.__mro__[: algorithm.__mro__.index(base) + 1]
     prepares, draws = (
@@ -257,7 +276,11 @@ def _policy_section(checkpoint: dict[str, Any]) -> str:
 
 
 def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None:
-    """Compare names and shapes, and name the first that differ."""
+    """Compare names and shapes, and name the first that differ.
+
+    Raises:
+        ConfigurationError: where some do.
+    """
     differing = [
         f"{key} {list(saved[key].shape)} instead of {list(value.shape)}"
         for key, value in own.items()
@@ -293,6 +316,9 @@ def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:
         policy: takes up the weights.
         state: what a checkpoint says beside them.
         cure: what to do.
+
+    Raises:
+        ConfigurationError: where the checkpoint's policy is another function of its weights.
     """
     if DESCRIPTION_KEY not in state:
         return

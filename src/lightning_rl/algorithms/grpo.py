@@ -116,7 +116,11 @@ class GRPO(OnPolicyAlgorithm):
         self.reference = ReferencePolicy(policy) if kl_coef > 0 else None
 
     def setup(self, stage: str) -> None:
-        """Check the groups against the envs, as soon as both are known."""
+        """Check the groups against the envs, as soon as both are known.
+
+        Raises:
+            ConfigurationError: where `group_size` does not divide `data.num_envs`.
+        """
         super().setup(stage)
         num_envs = self.data.num_envs
         require(

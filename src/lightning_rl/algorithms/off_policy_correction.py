@@ -21,6 +21,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
+"""Of `off_policy_correction`."""
 
 
 class OffPolicyCorrection:
@@ -38,6 +39,9 @@ class OffPolicyCorrection:
         method: which of these.
         weight_cap: samples with a larger weight prox / mu do not count.
         joint_ratio: whether the parts of an action share one ratio; see `Policy.joint_ratio`.
+
+    Raises:
+        ConfigurationError: for a weight cap below 1.
     """
 
     def __init__(self, method: Correction, weight_cap: float, *, joint_ratio: bool = False) -> None:
@@ -83,7 +87,7 @@ class OffPolicyCorrection:
         return self.method in ("decoupled", "loglinear")
 
     def policy_loss(self, terms: RatioTerms, *, clip_low: float, clip_high: float) -> Tensor:
-        """Return the policy loss in which samples weigh prox / mu; see `decoupled_surrogate_loss`.
+        """Return the policy loss [] in which samples weigh prox / mu; `decoupled_surrogate_loss`.
 
         Args:
             terms: of the loss.
@@ -125,7 +129,7 @@ class OffPolicyCorrection:
         """Return the log-prob, [B] or [B, L], under the policy that the update began at.
 
         Args:
-            log_prob: of the policy being trained; no gradient flows into it.
+            log_prob: [B] or [B, L], of the policy being trained; no gradient flows into it.
             minibatch: [B], with `sample_log_prob` and `fields`.
         """
         log_prob = log_prob.detach()

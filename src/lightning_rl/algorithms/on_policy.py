@@ -129,7 +129,11 @@ class OnPolicyAlgorithm(Algorithm):
         write_values(self.policy, rollout, value_of)
 
     def correct_staleness(self, rollout: TensorDict) -> None:
-        """Write what the correction needs to know of the policy that this update begins at."""
+        """Write what the correction needs to know of the policy that this update begins at.
+
+        Args:
+            rollout: [N, T+1]; nothing is written where it cannot be stale.
+        """
         if not self.may_be_stale:
             return
         for name, value in self.correction.add_fields(self.policy, rollout).items():
@@ -252,7 +256,7 @@ class OnPolicyAlgorithm(Algorithm):
         self.may_be_stale = self.data.max_staleness > 0
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Take the rewards of a rollout into the statistics that scale them."""
+        """Take the rewards of a rollout [N, T+1] into the statistics that scale them."""
         super().on_train_batch_start(batch, batch_idx)
         if self.reward_normalizer is not None:
             continues = batch.get("continues", None)
@@ -318,7 +322,16 @@ def epochs(
 def shuffled(
     flat: TensorDict, generator: torch.Generator | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Return, in random order, the indices of the transitions [M] that count; see `epochs`."""
+    """Return, in random order, the indices of the transitions that count.
+
+    Args:
+        flat: [M], the transitions.
+        generator: draws the permutation.
+        mask: [N, T], true where a transition counts; None for all.
+
+    Returns:
+        [S] int64, S being how many count.
+    """
     counted = None if mask is None else mask.t().flatten().nonzero().flatten()
     count = flat.batch_size[0] if counted is None else len(counted)
     permutation = torch.randperm(count, generator=generator, device=flat.device)

@@ -46,6 +46,9 @@ class PPO(OnPolicyAlgorithm):
             for a policy that can do something already, with a critic that cannot. What actor and
             critic share moves nevertheless.
         kwargs: see `OnPolicyAlgorithm`.
+
+    Raises:
+        ConfigurationError: for a policy without a critic, or a number out of range.
     """
 
     def __init__(

@@ -41,14 +41,20 @@ class ReferencePolicy(nn.Module):
 
     @property
     def extra_fields(self) -> dict[str, Any]:
+        """What the policy stores with its actions."""
         return self._policy.extra_fields
 
     @property
     def micro_batch_size(self) -> int | None:
+        """How many samples the policy takes at once."""
         return self._policy.micro_batch_size
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        """Evaluate as the policy was, without gradients."""
+        """Evaluate stored actions as the policy was, without gradients.
+
+        Args:
+            td: [B], as in `Policy.evaluate_actions`.
+        """
         (evaluation,) = self._evaluation
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():

@@ -29,7 +29,7 @@ class Buffer(ABC):
 
     @abstractmethod
     def extend(self, rollout: TensorDict) -> None:
-        """Take a rollout in.
+        """Take a rollout [N, T+1] in.
 
         Raises:
             ValueError: where it is no rollout.

@@ -82,7 +82,11 @@ def allocate_segments(
 
 
 def check_fits(segment: Segment, rollout: TensorDict) -> None:
-    """Check that a rollout [N, T'+1] can be copied into a segment.
+    """Check that a rollout can be copied into a segment.
+
+    Args:
+        segment: of N envs and T steps.
+        rollout: [N, S+1], of S steps; S is at most T.
 
     Raises:
         ValueError: naming what differs.

@@ -100,6 +100,9 @@ class PeriodicCheckpoint(Callback):
         every_n_iterations: iterations between two checkpoints.
         keep: how many of these files stay; null for all.
         weights_only: save the weights-only kind.
+
+    Raises:
+        ConfigurationError: for a number out of range.
     """
 
     def __init__(
@@ -143,6 +146,9 @@ class BestCheckpoint(ModelCheckpoint):
         metric: by which an evaluation is judged: `eval/...`.
         mode: `max` or `min`.
         weights_only: save the weights-only kind.
+
+    Raises:
+        ConfigurationError: for a metric that is not one of the evaluation.
     """
 
     def __init__(

@@ -22,7 +22,10 @@ from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.files import write_atomically
 
 PACKAGES = ("lightning-rl", "torch", "lightning", "tensordict", "gymnasium", "numpy")
+"""Whose versions are noted."""
+
 RUNNING = "running"
+"""The `outcome` of a run that has not ended, or was killed."""
 
 REASON = 400
 """Characters of an error that `outcome` holds; the rest of a long one is a stack."""

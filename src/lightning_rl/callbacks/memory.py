@@ -31,7 +31,7 @@ class MemoryEstimate(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: TensorDict, batch_idx: int
     ) -> None:
-        """Estimate, once."""
+        """Estimate by the first rollout [N, T+1], once."""
         if self._done or not trainer.is_global_zero:
             return
         self._done = True
@@ -71,7 +71,12 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
 
 
 def activation_bytes(policy: Policy, rollout: TensorDict) -> int:
-    """Return the bytes per sample that the forward pass keeps for the backward pass."""
+    """Return the bytes per sample that the forward pass keeps for the backward pass.
+
+    Args:
+        policy: is evaluated.
+        rollout: [N, T+1], of which a few samples are taken.
+    """
     policy.put_in_eval_mode()  # as the update does: dropout would draw from torch's generator
     keys = sorted({"observation", "action", *policy.extra_fields})
     samples = flat_transitions(rollout, keys)[:SAMPLES].clone()  # not in the rollout's storage

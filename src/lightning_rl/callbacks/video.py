@@ -43,6 +43,9 @@ class VideoSettings:
         max_frames: of one film. Longer episodes are filmed at every other step, every fourth ...
         max_share: share of a training run's time that its films may take. They have fewer frames
             then, evenly spaced. null for no such bound; `validate` and `test` have none.
+
+    Raises:
+        ConfigurationError: for a number out of range.
     """
 
     every_n_evaluations: int = 1

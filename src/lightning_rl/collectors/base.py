@@ -101,7 +101,7 @@ class Collector(ABC):
         All processes do so at the same time.
 
         Args:
-            rollout: in the order in which it was collected.
+            rollout: [N, T+1], in the order in which they were collected.
             begins_anew: whether its envs were reset, and the episodes under way were lost.
             reports: what its envs said, on average.
         """

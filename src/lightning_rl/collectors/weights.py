@@ -74,7 +74,11 @@ class PublishedWeights:
         self.refuse_closed()
 
     def refuse_closed(self) -> None:
-        """Raise `BufferClosed` after `close`."""
+        """Refuse to act after `close`.
+
+        Raises:
+            BufferClosed: after `close`.
+        """
         if self.closed:
             raise BufferClosed("The collector was closed: nobody acts any more.")
 

@@ -80,7 +80,11 @@ class ChunkWrapper(gymnasium.Wrapper):
 
 
 def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
-    """Return the space of `count` actions in a row, along a new first dimension."""
+    """Return the space of `count` actions in a row, along a new first dimension.
+
+    Raises:
+        ConfigurationError: for a space that is neither a Box nor a Discrete from 0 on.
+    """
     if isinstance(space, gymnasium.spaces.Box):
         low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)

@@ -25,10 +25,10 @@ def hash32(x: Tensor) -> Tensor:
     """Mix 32 bits (lowbias32).
 
     Args:
-        x: int64 of any shape, in [0, 2^32).
+        x: [...] int64, any shape, in [0, 2^32).
 
     Returns:
-        int64 of the same shape and range.
+        [...] int64, in the same range.
     """
     # In place but for the first, which must not write into what it was given.
     x = (x ^ (x >> 16)).mul_(_FIRST).bitwise_and_(_MASK)

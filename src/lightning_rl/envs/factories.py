@@ -34,6 +34,7 @@ ALLOWED = (
     "partial(GymnasiumEnv, id='CartPole-v1', ...), or a function of the number of envs that "
     "returns a VectorEnv."
 )
+"""What may stand for an env, for messages."""
 
 
 def env_factory(given: Any, setting: str) -> EnvFactory:

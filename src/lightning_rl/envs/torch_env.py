@@ -49,6 +49,9 @@ class TorchEnv(VectorEnv):
         episode: [N] int64, how many episodes of that seed came before this one.
         elapsed: [N] int64, env steps since the episode began.
         final_state: [N], the state that the last step led to, before finished envs were reset.
+
+    Raises:
+        ConfigurationError: for a number of envs or of steps below 1.
     """
 
     start_size: int
@@ -99,6 +102,10 @@ class TorchEnv(VectorEnv):
 
         Do not write into `state`. The info may hold what `VectorEnv.step` says, and `fail` and
         `truncated`, which end an episode; see the class.
+
+        Args:
+            state: [N], what `initial_state` or the last transition returned.
+            action: [N, *A], as the policy gave it: not clipped to the space.
         """
 
     def uniform(self, count: int) -> Tensor:
@@ -142,7 +149,12 @@ class TorchEnv(VectorEnv):
     def advance(
         self, action: Tensor, active: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Step without observing, which is what takes time with pictures."""
+        """Step without observing, which is what takes time with pictures.
+
+        Args:
+            action: [N, *A].
+            active: [N] bool; the other envs stay as they are.
+        """
         elapsed = self.elapsed + active
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         self.state = TensorDict(_where(active, moved, self.state), [self.num_envs])
@@ -150,6 +162,7 @@ class TorchEnv(VectorEnv):
         return torch.where(active, reward, 0.0), active & terminated, active & truncated, info
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
+        """Begin new episodes where `done` [N] bool; return the observation after and before it."""
         self.final_state = self.state
         final = self.observe(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)

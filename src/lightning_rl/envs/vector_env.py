@@ -25,10 +25,13 @@ from lightning_rl.rollout import (
 )
 
 Observation = Tensor | TensorDict
-Seed = int | Sequence[int] | None
+"""[N, ...], or a tree of such."""
 
+Seed = int | Sequence[int] | None
+"""Of env 0, with env i seeded by seed + i; of each env; or none: go on with the present streams."""
 
 RESULTS = ("reward", "terminated", "truncated")
+"""What a step returns between the observation and the info, each [N]."""
 
 
 class RestoreError(RuntimeError):
@@ -234,7 +237,11 @@ class StepsArrays(Protocol):
     """An env that lives in NumPy."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `VectorEnv.step` does, with arrays; `info` holds tensors all the same."""
+        """Do what `VectorEnv.step` does, with arrays; `info` holds tensors all the same.
+
+        Args:
+            actions: [N, *A], in the dtype of the action space.
+        """
 
 
 class ArrayStepper(RolloutStepper):

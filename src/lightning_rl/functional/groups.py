@@ -75,7 +75,19 @@ def group_relative_advantage(
 
 
 def first_episode_mask(done: Tensor) -> Tensor:
-    """Return where a row is in its first episode, the step that ends it included: [N, T] bool."""
+    """Return where a row is in its first episode, the step that ends it included.
+
+    That is where no step before t is done: mask_t = 1 for t <= min {u : done_u = 1}.
+
+    Source: one completion per row, as in Shao et al. 2024, "DeepSeekMath", whose tokens end with
+    their answer.
+
+    Args:
+        done: [N, T] bool, where an episode ended.
+
+    Returns:
+        [N, T] bool.
+    """
     ended_before = done[:, :-1].long().cumsum(1) > 0
     return torch.cat([torch.ones_like(done[:, :1]), ~ended_before], dim=1)
 

@@ -48,6 +48,12 @@ def clipped_surrogate_loss(
         advantage: [B].
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
+
+    Returns:
+        a scalar [], to minimise.
+
+    Raises:
+        ValueError: where the shapes differ.
     """
     refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     rho = ratio(log_prob, sample_log_prob)
@@ -56,17 +62,48 @@ def clipped_surrogate_loss(
 
 
 def ratio(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
-    """Return pi(a|s) / mu(a|s) from log-probs, with the log bounded to ±20."""
+    """Return pi(a|s) / mu(a|s) from log-probs, with the log bounded to ±20.
+
+    Source: the likelihood ratio r_t of Schulman et al. 2017, "Proximal Policy Optimization
+    Algorithms", equation 6. Differs from the paper: the bound.
+
+    Args:
+        log_prob: [...], any shape, of the policy pi.
+        sample_log_prob: [...], the same shape, of the policy mu that acted.
+
+    Returns:
+        [...].
+    """
     return bounded_exp(log_prob - sample_log_prob)
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """Return exp of a log ratio bounded to ±20."""
+    """Return exp(x) of a log ratio x bounded to ±20, so that none is infinite.
+
+    Args:
+        log_ratio: [...], any shape.
+
+    Returns:
+        [...].
+    """
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def value_loss(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return mean((V - target)^2); all tensors [B]."""
+    """Return mean((V - target)^2), without the factor one half that others have.
+
+    Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms", L^VF of equation 9.
+
+    Args:
+        value: [B], of the critic being trained.
+        value_target: [B].
+
+    Returns:
+        a scalar [], to minimise.
+
+    Raises:
+        ValueError: where the shapes differ.
+    """
     refuse_broadcast(value=value, value_target=value_target)
     return (value - value_target).square().mean()
 
@@ -88,6 +125,12 @@ def clipped_value_loss(
         value_target: [B].
         old_value: [B], of the critic before the update.
         clip_coef: how far the value may move from the old one, in units of the value.
+
+    Returns:
+        a scalar [], to minimise.
+
+    Raises:
+        ValueError: where the shapes differ.
     """
     refuse_broadcast(value=value, value_target=value_target, old_value=old_value)
     clipped = old_value + (value - old_value).clamp(-clip_coef, clip_coef)
@@ -101,7 +144,14 @@ def approx_kl(log_prob: Tensor, sample_log_prob: Tensor) -> Tensor:
     Unbiased, never negative, low variance.
 
     Source: Schulman 2020, "Approximating KL Divergence". For KL(pi || reference) from samples of
-    pi, pass the reference's log-prob first.
+    pi, pass the reference's log-prob first. Differs from the source: log rho is bounded to ±20.
+
+    Args:
+        log_prob: [...], any shape, of pi.
+        sample_log_prob: [...], the same shape, of the policy mu that acted.
+
+    Returns:
+        a scalar [], in nats.
     """
     log_ratio = (log_prob - sample_log_prob).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return (torch.expm1(log_ratio) - log_ratio).mean()
@@ -117,7 +167,20 @@ def clip_fraction(
 ) -> Tensor:
     """Return the share of samples whose ratio lies outside [1 - clip_low, 1 + clip_high].
 
-    Of those that `mask` counts, where it is given; 0 where it counts none.
+    Of those that `mask` counts, where it is given; 0 where it counts none. It is the share of
+    samples that the clip of `clipped_surrogate_loss` may leave without a gradient.
+
+    Source: no paper; `clipfrac` of OpenAI's baselines `ppo2` (2017).
+
+    Args:
+        log_prob: [...], any shape, of the policy being trained.
+        sample_log_prob: [...], the same shape, of the policy that acted.
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        mask: [...], the same shape, bool, true where a sample counts; None for all.
+
+    Returns:
+        a scalar [] in [0, 1].
     """
     rho = ratio(log_prob, sample_log_prob)
     outside = ((rho < 1.0 - clip_low) | (rho > 1.0 + clip_high)).to(rho.dtype)
@@ -131,9 +194,15 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
 
     It is NaN where the targets are constant.
 
+    Source: the coefficient of determination R^2 (Wright 1921, "Correlation and Causation"), as
+    OpenAI's baselines (2017) report it of a critic.
+
     Args:
-        value: any shape.
-        value_target: the same shape.
+        value: [...], any shape.
+        value_target: [...], the same shape.
+
+    Returns:
+        a scalar [], at most 1.
     """
     variance = value_target.var(correction=0)
     explained = 1.0 - (value_target - value).var(correction=0) / variance
@@ -141,13 +210,19 @@ def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
 
 
 def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Shift to mean 0 and scale to standard deviation 1 (unbiased).
+    """Return (A - mean A) / (std A + eps), with the unbiased standard deviation.
 
     A single sample becomes 0 rather than NaN.
 
+    Source: no equation of the PPO paper; item 7 of Huang et al. 2022, "The 37 Implementation
+    Details of Proximal Policy Optimization".
+
     Args:
-        advantage: any shape.
-        eps: added to the standard deviation.
+        advantage: [...], any shape; mean and deviation are those of all its elements.
+        eps: added to the standard deviation, in units of the advantage.
+
+    Returns:
+        [...], without a unit.
     """
     std, mean = torch.std_mean(advantage, correction=min(1, advantage.numel() - 1))
     return (advantage - mean) / (std + eps)

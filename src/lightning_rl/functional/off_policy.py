@@ -42,6 +42,12 @@ def decoupled_surrogate_loss(
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         weight_cap: the largest weight that counts, at least 1.
+
+    Returns:
+        a scalar [], to minimise.
+
+    Raises:
+        ValueError: where the shapes differ.
     """
     refuse_broadcast(log_prob=log_prob, sample_log_prob=sample_log_prob, advantage=advantage)
     proximal_log_prob = proximal_log_prob.detach()
@@ -57,10 +63,16 @@ def behavior_weight(
 ) -> Tensor:
     """Return w = prox / mu without a gradient; 0, which it is nowhere else, where above the cap.
 
+    Source: the weight of Hilton et al. 2021, "Batch size-invariance for policy optimization"; its
+    cap as in the code of AReaL (Fu et al. 2025).
+
     Args:
-        proximal_log_prob: any shape.
-        sample_log_prob: the same shape.
+        proximal_log_prob: [...], any shape, of the policy at which the update began.
+        sample_log_prob: [...], the same shape, of the policy mu that acted.
         weight_cap: the largest weight that counts.
+
+    Returns:
+        [...].
     """
     weight = ratio(proximal_log_prob, sample_log_prob).detach()
     return torch.where(weight > weight_cap, 0.0, weight)  # NaN is not hidden
@@ -78,8 +90,8 @@ def loglinear_proximal(
     begins at v_prox = `learner_version` and makes v_pi = v_prox + 1, so alpha = s / (s + 1) for
     samples of staleness s: 0, prox = mu, on fresh ones, and 1/2, 2/3, ... on older ones.
 
-    Source: the log-linear proximal approximation of AReaL (see `decoupled_surrogate_loss`), which
-    has v_prox = v_pi - 1. Differs from it: the log ratio is bounded to ±20.
+    Source: the log-linear proximal approximation in the code of AReaL (Fu et al. 2025), which has
+    v_prox = v_pi - 1. Differs from it: the log ratio is bounded to ±20.
 
     Args:
         log_prob: [B], of the policy being trained; no gradient flows into it.
@@ -105,7 +117,10 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
     standardized weights".
 
     Args:
-        log_weight: any shape, log w; a common constant changes nothing.
+        log_weight: [...], any shape, log w; a common constant changes nothing.
+
+    Returns:
+        a scalar [] in [0, 1].
     """
     largest = log_weight.max().clamp(min=torch.finfo(log_weight.dtype).min)
     weight = (log_weight - largest).exp()

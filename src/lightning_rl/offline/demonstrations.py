@@ -19,6 +19,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout import allocate_rollout, copy_tree, map_tree
 
 FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success")
+"""What is kept of a demonstration's steps."""
 
 
 class Demonstrations(Collector):

@@ -48,7 +48,15 @@ def averages(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """Return what to multiply a gradient by, as `torch.nn.utils.clip_grad_norm_` does."""
+    """Return what to multiply a gradient by, as `torch.nn.utils.clip_grad_norm_` does.
+
+    Args:
+        norm: a scalar [].
+        max_norm: bound on it.
+
+    Returns:
+        a scalar [], at most 1.
+    """
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
@@ -99,7 +107,11 @@ class FlatGradient:
         return flattened(row, [self._whole], self._reached, count)
 
     def no_sums(self, scalars: int) -> Tensor:
-        """Return what `with_scalars` would for no samples at all, with so many scalars."""
+        """Return what `with_scalars` would for no samples at all: zeros [L + P + n + 1].
+
+        Args:
+            scalars: L.
+        """
         return self._whole.new_zeros(scalars + len(self._whole) + len(self._parameters) + 1)
 
     def _note_reached(self, i: int, parameter: Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Literal
 from torch.optim import Optimizer
 
 ScheduleKind = Literal["constant", "linear", "adaptive"]
+"""Of `lr_schedule`."""
 
 
 class LearningRateSchedule:

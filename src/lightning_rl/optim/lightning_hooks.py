@@ -41,7 +41,9 @@ class LightningHooks:
         return any(is_overridden(hook, one) for hook in MINIBATCH_HOOKS for one in listeners)
 
     def backward(self, loss: Tensor, inputs: Sequence[Tensor] | None = None) -> None:
-        """Do what `manual_backward` does, less DDP's reducer: see `Update.step_together`.
+        """Do what `manual_backward` does with a loss, less DDP's reducer.
+
+        `Update.step_together` does without that.
 
         Args:
             loss: [].

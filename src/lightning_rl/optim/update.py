@@ -118,7 +118,11 @@ class Update:
             self._hooks.backward(loss, inputs)
 
     def accepts(self, scalars: Tensor) -> bool:
-        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is."""
+        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is.
+
+        Args:
+            scalars: [len(names)], in the order of `names`.
+        """
         self.scalars = scalars
         if not self.objective.guard.passes(self.names, scalars):
             return False
@@ -160,7 +164,11 @@ class Update:
         return self.gradient.with_scalars(row, len(minibatch))
 
     def step_by(self, total: Tensor) -> None:
-        """Clip and step by the sum of what `local_sums` has returned on all ranks."""
+        """Clip and step by the sum of what `local_sums` has returned on all ranks.
+
+        Args:
+            total: [L + P + n + 1], as `flattened` returns it.
+        """
         scalars = self.gradient.set_clipped(total, self.objective.max_grad_norm)
         if self.accepts(scalars):
             self.optimizer_step()
@@ -341,6 +349,10 @@ class NonFiniteGuard:
         """Tell whether loss and gradient norm, the first and the last scalar, are finite.
 
         This is the one thing per minibatch that waits for the device.
+
+        Args:
+            names: of the scalars.
+            scalars: [len(names)].
         """
         if math.isfinite((scalars[0] + scalars[-1]).item()):
             self.in_a_row = 0

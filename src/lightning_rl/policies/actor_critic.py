@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }
+"""By the names that settings give them."""
 
 
 class PerceptronPolicy(Policy):

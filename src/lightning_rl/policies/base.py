@@ -112,7 +112,13 @@ class Policy(nn.Module, ABC, Constructed):
     def get_action(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        """Act without gradients; see `forward`."""
+        """Act without gradients.
+
+        Args:
+            td: [N], as in `forward`.
+            deterministic: take the mode of the distribution instead of a sample.
+            generator: draws the sample, as in `forward`.
+        """
         return self(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -138,6 +144,9 @@ class Policy(nn.Module, ABC, Constructed):
         """Return `extra_fields` as they would be had the policy chosen the actions [B, *A].
 
         For learning from demonstrations.
+
+        Raises:
+            ConfigurationError: where it has some and does not override this.
         """
         if set(self.extra_fields) <= {"sample_log_prob"}:
             return {}
@@ -171,8 +180,7 @@ class Policy(nn.Module, ABC, Constructed):
         By a rollout [N, T+1] that has been trained on.
 
         Called once per update, after it: the statistics under which a rollout was collected hold
-            until it is used up,
-        and the first ratio of an update stays 1.
+        until it is used up, and the first ratio of an update stays 1.
         """
 
 

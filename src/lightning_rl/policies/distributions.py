@@ -123,5 +123,5 @@ def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def widened(output: Tensor) -> Tensor:
-    """Return a network's output in float32, where it is in less."""
+    """Return a network's output [...] in float32, where it is in less."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

@@ -14,6 +14,7 @@ from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.policies.distributions import ActionDistribution, Categorical
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+"""log(2 pi) / 2, of the density of a normal distribution."""
 
 UNIT_LIMIT = 1.0 - 1e-6
 """An action nearer to its bound counts as this near: tanh reaches the bound nowhere."""
@@ -86,6 +87,14 @@ class DiagonalGaussian(ActionDistribution):
     """Independent normal distributions with a state-independent log standard deviation.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
+
+    Args:
+        shape: *A, of an action.
+        log_std_init: initial log standard deviation, in units of the action.
+        log_std_bounds: (low, high), between which the log standard deviation stays.
+
+    Raises:
+        ConfigurationError: where `log_std_init` is not within the bounds.
     """
 
     def __init__(
@@ -256,6 +265,14 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     Gauss-Hermite quadrature (Abramowitz & Stegun 1964, 25.4.46), dimension by dimension. With 24
     nodes it is off by 1e-6 at a standard deviation of u of 1, by 6e-4 at 2 and by .02 at 4. Differs
     from the usual estimate by the u that was drawn: that is noisy, and of the policy that acted.
+
+    Args:
+        space: of actions, with finite bounds.
+        log_std_init: initial log standard deviation of u.
+        log_std_bounds: (low, high), between which it stays.
+
+    Raises:
+        ConfigurationError: for a space without finite bounds, low < high.
     """
 
     nodes: Tensor

@@ -126,7 +126,7 @@ class RewardNormalizer(RunningMoments):
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
-        """Return rewards of any shape scaled, by the statistics as they are."""
+        """Return rewards [...] of any shape scaled, [...], by the statistics as they are."""
         return (reward * (self.var + self.eps).rsqrt()).clamp(-self.limit, self.limit)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -71,7 +71,12 @@ class Perceptron(Protocol):
 
 
 def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
-    """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs."""
+    """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs.
+
+    Args:
+        policy: would act.
+        rollout: [N, T+1], that it would act on.
+    """
     if type(policy.actor) is not nn.Sequential:
         return False
     observation = rollout["observation"]

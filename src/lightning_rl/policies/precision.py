@@ -21,5 +21,5 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 
 def in_float32(tensor: Tensor) -> torch.autocast:
-    """Return the context in which products on a tensor's device are not autocast."""
+    """Return the context in which products on the device of a tensor [...] are not autocast."""
     return torch.autocast(tensor.device.type, enabled=False)

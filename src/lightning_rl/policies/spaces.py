@@ -58,7 +58,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     """Return the space of some data.
 
     Raises:
-        AssertionError, AttributeError, KeyError, TypeError, ValueError: for what `space_data` has
+        ValueError: for a kind of space that there is not.
+        AssertionError, AttributeError, KeyError, TypeError: for other things that `space_data` has
             not written.
     """
     kind = data["kind"]

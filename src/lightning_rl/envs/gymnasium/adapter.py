@@ -132,7 +132,11 @@ class GymnasiumEnv(VectorEnv):
         return super().rollout_stepper(rollout)
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `step` does, with arrays; `info` holds tensors all the same."""
+        """Do what `step` does, with arrays; `info` holds tensors all the same.
+
+        Args:
+            actions: [N, *A], in the dtype of the action space.
+        """
         if self._clip is not None:
             actions = actions.clip(*self._clip)
         elif self._first_action is not None:
@@ -165,7 +169,11 @@ class GymnasiumEnv(VectorEnv):
         return {"episodes": episodes, "observation": _copied(self._observation)}
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
-        """Begin the episodes again, replay their actions, compare the observation."""
+        """Begin the episodes again, replay their actions, compare the observation.
+
+        Raises:
+            RestoreError: where they cannot be replayed, or come to another observation.
+        """
         episodes = state["episodes"]
         if len(episodes) != self.num_envs:
             raise RestoreError(
@@ -201,7 +209,11 @@ class GymnasiumEnv(VectorEnv):
         return all(done for done, _ in replayed), [observation for _, observation in replayed]
 
     def make_renderable(self) -> None:
-        """Make the envs anew: Gymnasium wants to know it when an env is made."""
+        """Make the envs anew: Gymnasium wants to know it when an env is made.
+
+        Raises:
+            ConfigurationError: where the env cannot be drawn.
+        """
         if self.env_kwargs.get("render_mode") == "rgb_array":
             return
         modes = self._env.metadata.get("render_modes", [])
@@ -227,7 +239,11 @@ class GymnasiumEnv(VectorEnv):
         self._take_spaces()
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
-        """Draw; with `async`, each worker draws its own env."""
+        """Draw; with `async`, each worker draws its own env.
+
+        Raises:
+            ConfigurationError: where a package that draws is missing, or the env gives no pictures.
+        """
         try:
             if self._replayable:
                 self._env.set_attr("picture_wanted", [i in rows for i in range(self.num_envs)])

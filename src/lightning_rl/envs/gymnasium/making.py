@@ -42,7 +42,11 @@ def make_gymnasium(
     vectorization: str,
     wrappers: list[EnvWrapper],
 ) -> Any:
-    """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do."""
+    """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do.
+
+    Raises:
+        ConfigurationError: where the env is not registered or cannot be made.
+    """
     require(
         vectorization != "vector_entry_point" or not wrappers,
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "

@@ -11,13 +11,25 @@ Colour = tuple[float, float, float]
 """Red, green, blue, each 0 to 1."""
 
 PAPER: Colour = (0.96, 0.96, 0.94)
+"""Nearly white."""
+
 INK: Colour = (0.20, 0.22, 0.25)
+"""Nearly black."""
+
 GREY: Colour = (0.72, 0.73, 0.75)
+"""Light grey."""
+
 BLUE: Colour = (0.16, 0.43, 0.75)
+"""Of what acts."""
+
 ORANGE: Colour = (0.91, 0.49, 0.13)
+"""Of what is moved."""
+
 GREEN: Colour = (0.24, 0.65, 0.36)
+"""Of where it should be."""
+
 RED: Colour = (0.80, 0.25, 0.24)
-"""The colours of all pictures."""
+"""Of what is in the way, and of one of two blocks."""
 
 
 class Canvas:
@@ -62,7 +74,15 @@ class Canvas:
         opacity: float = 1.0,
         ring: float = 0.0,
     ) -> None:
-        """Draw a disc; `radius` may be [M]."""
+        """Draw a disc.
+
+        Args:
+            centre: [M, 2], in m.
+            radius: of all, or [M], of each; in m.
+            colour: of it.
+            opacity: 1 hides what is behind it.
+            ring: width in m of a line that is drawn in place of the whole; 0 for the whole.
+        """
         x, y = self._from(centre)
         size = _per_picture(radius) if isinstance(radius, Tensor) else radius
         self._paint((x * x + y * y).sqrt_() - size, colour, opacity, ring)
@@ -76,7 +96,16 @@ class Canvas:
         opacity: float = 1.0,
         ring: float = 0.0,
     ) -> None:
-        """Draw a box of half edges `half`, turned anticlockwise by `angle` [M] (rad)."""
+        """Draw a box.
+
+        Args:
+            centre: [M, 2], in m.
+            half: its half edges, in m.
+            colour: of it.
+            angle: [M], rad, by which it is turned anticlockwise; None for not at all.
+            opacity: 1 hides what is behind it.
+            ring: width in m of a line that is drawn in place of the whole; 0 for the whole.
+        """
         x, y = self._from(centre)
         if angle is not None:
             cos, sin = _per_picture(angle.cos()), _per_picture(angle.sin())
@@ -88,7 +117,15 @@ class Canvas:
     def segment(
         self, begin: Tensor, end: Tensor, radius: float, colour: Colour, opacity: float = 1.0
     ) -> None:
-        """Draw a line from `begin` to `end` with round ends, of half width `radius`."""
+        """Draw a line with round ends.
+
+        Args:
+            begin: [M, 2], in m.
+            end: [M, 2].
+            radius: half its width, in m.
+            colour: of it.
+            opacity: 1 hides what is behind it.
+        """
         x, y = self._from(begin)
         along = end - begin
         dx, dy = _per_picture(along[:, 0]), _per_picture(along[:, 1])

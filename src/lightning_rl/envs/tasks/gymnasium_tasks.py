@@ -26,7 +26,10 @@ TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "PointMass": PointMass,
     "PushCube": PushCube,
 }
+"""Those that Gymnasium knows, as `lightning_rl/<name>-v0`."""
+
 RenderMode = Literal["rgb_array"] | None
+"""How Gymnasium asks for pictures."""
 
 
 class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
@@ -60,7 +63,11 @@ class GymnasiumTask(gymnasium.Env[np.ndarray, np.ndarray]):
         return _array(observation)[0], {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Take a step; where it ends the episode, the task has begun another, which nobody sees."""
+        """Take a step; where it ends the episode, the task has begun another, which nobody sees.
+
+        Args:
+            action: [*A].
+        """
         _, reward, terminated, truncated, info = self.task.step(torch.as_tensor(action)[None])
         final = _array(info.pop("final_obs"))[0]
         return (
@@ -125,7 +132,11 @@ class GymnasiumVectorTask(gymnasium.vector.VectorEnv[np.ndarray, np.ndarray, np.
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`."""
+        """Step every env; what belongs to finished episodes is in `final_obs` and `final_info`.
+
+        Args:
+            actions: [N, *A].
+        """
         observation, reward, terminated, truncated, info = self.task.step(torch.as_tensor(actions))
         done = _array(terminated | truncated)
         final, info = _array(info.pop("final_obs")), map_tree(_array, info)

@@ -33,6 +33,7 @@ INSTRUCTIONS = tuple(
     for colour in ("red", "blue")
     for side in ("left", "right")
 )
+"""What the policy may be asked to do, in words."""
 
 
 class PushBlocks(Task):

@@ -47,6 +47,7 @@ class PushCube(Task):
         success: 1 where the goal is reached. Weight 10.
         reach_kernel: 1 - tanh(8 * m from the point to push from). Off; a usual weight is 0.03.
         goal_kernel: exp(-d^2 / (2 * 0.12^2)), d in m from cube to goal. Off; usually 0.8.
+
     The kernels are flat where an episode begins, and outweigh the bonus for a cube that is kept
     just off the goal; progress leads there.
 

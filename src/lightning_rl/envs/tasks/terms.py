@@ -13,6 +13,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
+"""What a target is of: a drive's position (m), velocity (m/s) or force (N)."""
 
 
 class ActionTerm(ABC, Constructed):
@@ -25,6 +26,9 @@ class ActionTerm(ABC, Constructed):
 
     Attributes:
         kind: what the target is of.
+
+    Raises:
+        ConfigurationError: for a scale or a clip that is not above 0.
     """
 
     kind: ClassVar[Kind]
@@ -42,7 +46,7 @@ class ActionTerm(ABC, Constructed):
         return gymnasium.spaces.Box(-bound, bound, (size,), np.float32)
 
     def bounded(self, action: Tensor) -> Tensor:
-        """Return a clamped copy, in float32, of actions of any shape.
+        """Return a clamped copy [...], in float32, of actions [...] of any shape.
 
         A copy also without bounds: who gave the action may write its next one into the same memory.
         """
@@ -161,7 +165,11 @@ class RewardTerms:
 
 
 def require_kind(term: ActionTerm, allowed: Iterable[Kind], task: str) -> None:
-    """Raise `ConfigurationError` where a task cannot drive what a term aims at."""
+    """Refuse a term that aims at what a task cannot drive.
+
+    Raises:
+        ConfigurationError: naming those that it can.
+    """
     kinds = list(allowed)
     names = [c.__name__ for c in (DeltaPosition, Position, Velocity, Force) if c.kind in kinds]
     require(

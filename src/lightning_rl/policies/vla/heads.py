@@ -16,6 +16,7 @@ from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.rollout import FieldSpec
 
 Level = Literal["token", "action", "chunk"]
+"""Of what there is a log-prob: each number of a chunk, each of its actions, or the chunk."""
 
 
 class ActionHead(nn.Module, ABC):
@@ -48,7 +49,8 @@ class ActionHead(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def fields(self) -> dict[str, FieldSpec]: ...
+    def fields(self) -> dict[str, FieldSpec]:
+        """What `sample` gives beside the action, by name; what a log-prob is recomputed from."""
 
     @abstractmethod
     def sample(
@@ -156,6 +158,9 @@ class GaussianHead(ActionHead):
         slot_size: D.
         log_std_init: initial log standard deviation, in units of the bounds.
         temperature: the deviation is multiplied by it, in acting as in training.
+
+    Raises:
+        ConfigurationError: for a `log_std_init` outside [-5, 2].
     """
 
     def __init__(

@@ -20,8 +20,10 @@ from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]
+"""What a model is made of: a class, a directory of transformers, or its configuration alone."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Of weights, by the names that settings give them."""
 
 ALLOWED = ("lightning_rl.",)
 """Where the classes of kind `class` may come from without `trust_code`."""

@@ -152,7 +152,11 @@ class VLAPolicy(Policy):
 
 
 def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
-    """Return the action space, if it is one of chunks of numbers."""
+    """Return the action space, if it is one of chunks of numbers.
+
+    Raises:
+        ConfigurationError: where it is not.
+    """
     fits = isinstance(space, gymnasium.spaces.Box) and len(space.shape) >= 2
     require(
         fits and np.issubdtype(space.dtype, np.floating),
@@ -164,7 +168,11 @@ def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:
 
 
 def example(space: gymnasium.Space[Any]) -> TensorDict:
-    """Return an observation [1] of zeros, if it is one that a VLA can take."""
+    """Return an observation [1] of zeros, if it is one that a VLA can take.
+
+    Raises:
+        ConfigurationError: where it is not.
+    """
     required = "a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, 3]"
     require(
         isinstance(space, gymnasium.spaces.Dict)

@@ -23,6 +23,9 @@ class TinyVLA(Backbone):
         hidden_size: E, units of the layers behind it.
         slot_size: D.
         vocabulary: tokens of the instructions are below this.
+
+    Raises:
+        ConfigurationError: for a size below 1.
     """
 
     def __init__(

@@ -124,7 +124,11 @@ class TransformersBackbone(Backbone):
         return Features(slots, slots[:, 0])
 
     def token_head(self, num_bins: int) -> nn.Module:
-        """Return the head of the last entries of the vocabulary."""
+        """Return the head of the last entries of the vocabulary.
+
+        Raises:
+            ConfigurationError: where there are more bins than entries.
+        """
         embeddings = cast(Any, self.model).get_output_embeddings()
         size = embeddings.weight.shape[0]
         require(

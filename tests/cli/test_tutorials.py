@@ -1,0 +1,148 @@
+"""The tutorials can be followed: each block is executed, word for word, and prints what is shown of it."""
+
+import csv
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lightning_rl.__main__ import main
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+PAGES = sorted(path.stem for path in TUTORIALS.glob("*.md") if path.stem != "index")
+
+NUMBER = r"-?\d[\d,.e+-]*"
+"""Of an output whose numbers may be others on another machine."""
+
+
+class Block(NamedTuple):
+    """What stands between three backticks and the next."""
+
+    language: str
+    code: str
+
+    @property
+    def file(self):
+        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.code)
+        return found[1] if found else None
+
+
+def blocks(page):
+    text = (TUTORIALS / f"{page}.md").read_text()
+    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)]
+
+
+def pattern(line, *, exact):
+    """What a line that is shown stands for: `...` is anything, as is the width of a column."""
+    parts = re.split(r"(\.\.\.|[─━]+|\s+|" + ("(?!)" if exact else NUMBER) + ")", line.strip())
+    any_of = {"...": ".*"}
+
+    def means(part):
+        if part in any_of:
+            return any_of[part]
+        if re.fullmatch(r"[─━]+", part):
+            return "[─━]+"
+        if part.isspace():
+            return r"\s+"
+        return NUMBER if not exact and re.fullmatch(NUMBER, part) else re.escape(part)
+
+    return re.compile("".join(map(means, parts)))
+
+
+def assert_shown(expected, printed, *, exact):
+    """Assert that the lines that are shown were printed, in their order."""
+    lines = iter(printed.splitlines())
+    for line in expected.splitlines():
+        wanted = pattern(line, exact=exact)
+        assert any(wanted.fullmatch(one.strip()) for one in lines), f"{line}\n\nin\n\n{printed}"
+
+
+def run_command(command, monkeypatch):
+    """Run a line of bash in this process; return whether it failed."""
+    words = shlex.split(command, comments=True)
+    assert words[0] == "rl-cli", f"{command}: nothing else is run"
+    monkeypatch.setattr(sys, "argv", words)
+    try:
+        main()
+    except SystemExit as stop:
+        return bool(stop.code)
+    return False
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:  # so that no page runs what another has imported
+        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def last_evaluation(exp_name):
+    """The last evaluation of the newest run of a name."""
+    run_dir = max(Path("outputs").glob(f"{exp_name}_*"), key=lambda path: path.stat().st_mtime_ns)
+    with open(run_dir / "logs" / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["eval/avg_reward"]]
+    return {name: float(value) for name, value in rows[-1].items() if value}
+
+
+LEARNT = {
+    "own_algorithm": lambda: (
+        min(last_evaluation(name)["eval/avg_reward"] for name in ("reinforce", "two_rates")) > 150
+    ),  # by chance 20
+    "own_env": lambda: last_evaluation("parking")["eval/success_rate"] >= 0.9,
+    "resume_evaluate_look": lambda: last_evaluation("whole")["eval/avg_reward"] > 150,
+}
+"""What is true at the end of a page, beyond what it prints."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_tutorial_can_be_followed(page, monkeypatch, capfd):
+    if "--video" in (TUTORIALS / f"{page}.md").read_text():
+        pytest.importorskip("av")
+    names, printed, failed = {"__name__": "__main__"}, "", False
+    for block in blocks(page):
+        if block.language in ("text", "output"):
+            assert failed == block.code.startswith("rl-cli: error:"), printed
+            assert_shown(block.code, printed, exact=block.language == "output")
+            failed = False
+            continue
+        assert not failed, printed
+        capfd.readouterr()
+        if block.file:
+            Path(block.file).write_text(block.code)
+        elif block.language == "python":
+            exec(compile(block.code, page, "exec"), names)
+        elif block.language == "bash":
+            for command in block.code.splitlines():
+                failed = run_command(command, monkeypatch)
+        out, err = capfd.readouterr()
+        printed = out + err
+    assert LEARNT[page]()
+
+
+@pytest.mark.parametrize(
+    ("shown", "exact", "printed"),
+    [
+        ("a 7.25 b", False, "a  -1,234.5  b"),
+        ("x ...\nz", True, "w\nx y\nand\nz"),
+        ("┏━━━┓\n┃ 50 ┃", False, "┏━━━━━━━┓\n┃ 1     ┃"),
+        ("outputs/parking_20261122_171710/logs", False, "outputs/parking_20260101_000000/logs"),
+    ],
+)
+def test_what_is_shown_is_found(shown, exact, printed):
+    assert_shown(shown, printed, exact=exact)
+
+
+@pytest.mark.parametrize(
+    ("shown", "exact", "printed"),
+    [("a 7", True, "a 8"), ("a 7", False, "b 8"), ("a\nb", True, "b\na"), ("a", True, "a b")],
+)
+def test_what_was_not_printed_is_noticed(shown, exact, printed):
+    with pytest.raises(AssertionError):
+        assert_shown(shown, printed, exact=exact)

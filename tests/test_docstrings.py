@@ -1,0 +1,243 @@
+"""Docstrings say shapes, errors and sources, and the API reference is built of all of them."""
+
+import ast
+import re
+from fnmatch import fnmatch
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+
+import pytest
+
+from lightning_rl import functional
+from tests.test_architecture import FILES, SOURCE, module_of
+
+DOCS = SOURCE.parents[1] / "docs"
+
+INTERNAL = (
+    "*__init__.py",
+    "__main__.py",
+    "cli/*",
+    # what the package does for itself, which nobody imports
+    *(f"{name}.py" for name in ("checkpoint_format", "construction", "files", "loading")),
+    *(f"{name}.py" for name in ("permission", "phases", "process", "registration", "runs")),
+    "torch_private.py",
+    "distributed/*",
+    "algorithms/checks.py",
+    "buffers/waiting.py",
+    *(f"callbacks/{name}.py" for name in ("computing", "film", "typed")),
+    *(f"envs/{name}.py" for name in ("chunk_wrapper", "counter_random", "watch")),
+    *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_profiler")),
+    *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
+    "optim/compiled/*",
+    *(f"policies/{name}.py" for name in ("description", "numpy_acting", "precision", "spaces")),
+)
+"""Files of which the reference has no page. A file that is not among these has to be on one."""
+
+PUBLIC = [
+    path
+    for path in FILES
+    if not any(fnmatch(str(path.relative_to(SOURCE)), one) for one in INTERNAL)
+]
+
+TENSOR = re.compile(r"(Tensor|TensorDict|np\.ndarray)( \| None)?$")
+SHAPE = re.compile(r"\[[^\]`']*\]")
+HELPERS = {"require": "ConfigurationError", "check_range": "ConfigurationError"}
+"""Functions that raise for their caller."""
+
+NOT_SAID = {"NotImplementedError", "StopIteration", "AssertionError"}
+
+
+def of_file(path):
+    return str(path.relative_to(SOURCE))
+
+
+def is_public(name):
+    return not name.startswith("_") or name == "__call__"
+
+
+@cache
+def functions(path):
+    return list(_functions(path))
+
+
+def _functions(path):
+    """Yield (name, function, docstring, whether it owes none) of all that is public in a file.
+
+    What overrides owes none, nor does a protocol, which says in one sentence what it is about.
+    """
+    module = import_module(module_of(path))
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef) and is_public(node.name):
+            yield node.name, node, ast.get_docstring(node) or "", False
+        if isinstance(node, ast.ClassDef) and is_public(node.name):
+            cls = getattr(module, node.name)
+            bases = cls.__mro__[1:]
+            for method in node.body:
+                if not isinstance(method, ast.FunctionDef):
+                    continue
+                name, text = f"{node.name}.{method.name}", ast.get_docstring(method) or ""
+                if method.name in ("__init__", "__post_init__"):
+                    yield node.name, method, ast.get_docstring(node) or "", False
+                elif is_public(method.name):
+                    inherited = any(method.name in vars(base) for base in bases)
+                    yield name, method, text, inherited or getattr(cls, "_is_protocol", False)
+
+
+def section(text, name):
+    """The lines of a section of a docstring, or nothing."""
+    found = re.search(rf"^{name}:\n((?:    .*(?:\n|$)|\n)*)", text, re.M)
+    return found[1] if found else ""
+
+
+def entries(text, name):
+    """What a section says of each name."""
+    said, names = {}, []
+    for line in section(text, name).splitlines():
+        if found := re.match(r"    (\*{0,2}\w+(?:, \w+)*): ?(.*)", line):
+            names = [one.strip("* ") for one in found[1].split(",")]
+            said |= dict.fromkeys(names, found[2])
+        else:
+            said |= {one: f"{said[one]} {line.strip()}" for one in names}
+    return said
+
+
+def without_shape(function, text):
+    """Name the tensors, arguments or what is returned, of which a docstring gives no shape."""
+    said, introduction = entries(text, "Args"), re.split(r"^(?:Args|Raises):$", text, flags=re.M)[0]
+    arguments = function.args
+    tensors = [
+        argument.arg
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        if argument.annotation and TENSOR.match(ast.unparse(argument.annotation))
+    ]
+    unnamed = [name for name in tensors if name not in said]
+    yield from (name for name in tensors if name in said and not SHAPE.search(said[name]))
+    yield from unnamed[len(SHAPE.findall(introduction)) :]
+    if function.returns and ast.unparse(function.returns) == "Tensor" and not SHAPE.search(text):
+        yield "what it returns"
+
+
+def raised(node):
+    """Name the exceptions that a function raises itself, and does not catch itself."""
+    caught = set()
+    if isinstance(node, ast.Try):
+        handled = [handler.type for handler in node.handlers if handler.type]
+        caught = {
+            name.id for one in handled for name in ast.walk(one) if isinstance(name, ast.Name)
+        }
+        for child in node.body:
+            yield from (name for name in raised(child) if name not in caught)
+        rest = [*node.handlers, *node.orelse, *node.finalbody]
+    else:
+        rest = ast.iter_child_nodes(node)
+    if isinstance(node, ast.Raise) and node.exc is not None:
+        what = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        name = ast.unparse(what).split(".")[-1]
+        if name[0].isupper() and name not in NOT_SAID:
+            yield name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in HELPERS:
+        yield HELPERS[node.func.id]
+    for child in rest:
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield from raised(child)
+
+
+def unsaid_errors(function, text):
+    said = entries(text, "Raises")
+    return sorted({name for one in function.body for name in raised(one)} - said.keys())
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
+def test_each_tensor_has_its_shape(path):
+    """An override has the shapes of what it overrides."""
+    for name, function, text, overrides in functions(path):
+        lacking = [] if overrides else list(without_shape(function, text))
+        assert not lacking, f"{name}: no [shape] of {', '.join(lacking)}"
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
+def test_what_is_raised_is_said(path):
+    for name, function, text, overrides in functions(path):
+        lacking = [] if overrides and not text else unsaid_errors(function, text)
+        assert not lacking, f"{name}: no `Raises:` of {', '.join(lacking)}"
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
+def test_all_but_overrides_are_documented(path):
+    for name, _, text, overrides in functions(path):
+        assert text or overrides, f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
+def test_constants_are_documented(path):
+    """Else they are not in the reference, or should begin with an underscore."""
+    body = ast.parse(path.read_text()).body
+    for node, after in pairwise([*body, None]):
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            for name in names:
+                assert said or not is_public(ast.unparse(name)), (
+                    f"{ast.unparse(name)}: no docstring"
+                )
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_functions_of_tensors_name_their_source(name):
+    assert re.search(r"\b(19|20)\d\d\b", getattr(functional, name).__doc__), "author and year"
+
+
+def test_the_audit_finds_what_is_missing():
+    source = '''
+def bad(x: Tensor, y: Tensor | None, n: int) -> Tensor:
+    """Do it to x [N].
+
+    Args:
+        x: values.
+        y: more of
+            them, [N].
+    """
+    require(n, "")
+    try:
+        raise KeyError(n)
+    except KeyError:
+        raise ValueError(n) from None
+'''
+    (function,) = ast.parse(source).body
+    text = ast.get_docstring(function)
+    assert list(without_shape(function, text)) == ["x"]
+    assert unsaid_errors(function, text) == ["ConfigurationError", "ValueError"]
+    text += "\n\nRaises:\n    ValueError: always.\n    ConfigurationError: for no n."
+    assert unsaid_errors(function, text) == []
+
+
+def defined_in(path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (ast.unparse(target) for target in node.targets)
+
+
+def modules_in_the_reference():
+    pages = "\n".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    return re.findall(r"^\.\. automodule:: (\S+)$", pages, re.M)
+
+
+def test_every_public_name_is_in_the_reference():
+    """By its module, whose names all are: a module that is added has to be put on a page."""
+    listed = modules_in_the_reference()
+    assert sorted(listed) == sorted(module_of(path) for path in PUBLIC)
+    defined = {name for path in PUBLIC for name in defined_in(path)}
+    for package in ("lightning_rl", *(module_of(p) for p in FILES if p.name == "__init__.py")):
+        home = import_module(package)
+        for name in getattr(home, "__all__", ()):
+            assert name in defined, f"{package}.{name} is in no module of the reference"
+
+
+def test_every_page_of_the_reference_is_in_its_list():
+    pages = {page.stem for page in (DOCS / "api").glob("*.md")}
+    index = (DOCS / "api" / "index.md").read_text()
+    assert pages - {"index"} == set(index.split("maxdepth: 1\n")[1].split("```")[0].split())
