@@ -1,6 +1,7 @@
 """Learn the torch tasks and the VLA toy by their shipped configs, on the device, to their bars.
 
-The bars are those of docs/results.md, with one seed. Envs are on the device too, which the configs do not ask for.
+The bars are those of docs/results.md, with one seed. Envs are on the device too, which the configs
+do not ask for.
 """
 
 from typing import Any
