@@ -21,10 +21,11 @@ INTERNAL = (
     # what the package does for itself, which nobody imports
     *(f"{name}.py" for name in ("checkpoint_format", "construction", "files", "loading")),
     *(f"{name}.py" for name in ("permission", "phases", "process", "registration", "runs")),
-    "torch_private.py",
+    "*_private.py",
+    "checking.py",
     "distributed/*",
     "algorithms/checks.py",
-    "buffers/waiting.py",
+    *(f"buffers/{name}.py" for name in ("columns", "replay_files", "waiting")),
     *(f"callbacks/{name}.py" for name in ("computing", "film", "typed")),
     *(f"envs/{name}.py" for name in ("chunk_wrapper", "counter_random", "watch")),
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_profiler")),

@@ -19,13 +19,13 @@ from tensordict import TensorDict
 from torch.utils.data import IterableDataset
 
 from lightning_rl.buffers import (
-    REPLAY_FOLDER,
     Buffer,
     ReadInterrupted,
     Replay,
     ReplayFactory,
     RolloutBuffer,
 )
+from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv

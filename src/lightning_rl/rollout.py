@@ -306,7 +306,7 @@ def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Spa
 
 
 def final_storage(rollout: TensorDict) -> FinalObservations:
-    """Return what holds the final observations of a rollout.
+    """Return what holds the final observations of a rollout [N, T+1].
 
     Raises:
         ValueError: where it was joined of several, or has none.
@@ -322,7 +322,7 @@ def final_storage(rollout: TensorDict) -> FinalObservations:
 
 
 def clear_final_observations(rollout: TensorDict) -> None:
-    """Forget the final observations of a rollout that is begun anew in the same storage."""
+    """Forget the final observations of a rollout [N, T+1] that is begun anew in its storage."""
     final_storage(rollout).clear()
     rollout["final_index"].zero_()
 

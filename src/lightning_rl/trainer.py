@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import check_strategy
-from lightning_rl.buffers import REPLAY_FOLDER, ReplayFolder
+from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.callbacks import (
     AtomicCheckpointIO,
     BestCheckpoint,

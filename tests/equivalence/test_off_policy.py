@@ -75,7 +75,7 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(tmp_pa
 
 def test_in_the_background_with_a_lag_it_learns_from_older_steps(tmp_path):
     background = partial(AsyncCollector, max_staleness=1, timeout_s=30)
-    module, data, _ = train(tmp_path, **settings(collector=background))
+    module, _, _ = train(tmp_path, **settings(collector=background))
     assert module.metrics["train/skipped_steps"] == 0
     assert module.updates_done == 2 * 8 * 8 - 32
 

@@ -136,7 +136,11 @@ class OffPolicyAlgorithm(Algorithm):
         return max(1, math.ceil(steps * self.updates_per_env_step))
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known."""
+        """Check the settings against the data, as soon as both are known.
+
+        Raises:
+            ConfigurationError: where no update would ever come, or `n_steps` exceed an episode.
+        """
         super().setup(stage)
         if stage != "fit":
             return
@@ -156,7 +160,11 @@ class OffPolicyAlgorithm(Algorithm):
         )
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint; by now there is a replay to look at."""
+        """Take up the random streams of a checkpoint; by now there is a replay to look at.
+
+        Raises:
+            ConfigurationError: where the replay has less room than a minibatch.
+        """
         super().on_train_start()
         room = getattr(self.replay, "capacity", None)
         require(

@@ -11,11 +11,9 @@ from lightning_rl.buffers.base import (
 )
 from lightning_rl.buffers.circular_buffer import CircularBuffer
 from lightning_rl.buffers.replay_buffer import ReplayBuffer
-from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
 from lightning_rl.buffers.segments import Segment, Window, allocate_segments, saved_rollout
 
 __all__ = [
-    "REPLAY_FOLDER",
     "Buffer",
     "BufferClosed",
     "CircularBuffer",
@@ -23,7 +21,6 @@ __all__ = [
     "Replay",
     "ReplayBuffer",
     "ReplayFactory",
-    "ReplayFolder",
     "RolloutBuffer",
     "Segment",
     "Window",

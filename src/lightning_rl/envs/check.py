@@ -34,6 +34,8 @@ else:
     EnvLike = EnvFactory
 
 Level = Literal["ok", "note", "warning", "error"]
+"""How bad a finding is."""
+
 LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 """From what is as it should be to what a run would fail of, or learn nothing by."""
 

@@ -175,6 +175,10 @@ def reversed_scan(term: Tensor, decay: Tensor) -> Tensor:
     times as long on a CPU.
 
     Source: Hillis & Steele 1986, "Data Parallel Algorithms".
+
+    Args:
+        term: [N, T].
+        decay: [N, T].
     """
     x, reach, seen = term.clone(memory_format=torch.contiguous_format), decay.contiguous(), 1
     while seen < x.shape[1]:

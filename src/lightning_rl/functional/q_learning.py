@@ -90,6 +90,9 @@ def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
 def random_subsets(
     count: int, num_critics: int, size: int, generator: torch.Generator, device: torch.device
 ) -> Tensor:
-    """Draw `size` of the critics for each of `count` samples; return indices [count, size]."""
+    """Draw `size` of the critics for each of `count` samples; return indices [count, size].
+
+    Source: Chen et al. 2021, "Randomized Ensembled Double Q-Learning", algorithm 1.
+    """
     keys = torch.rand(count, num_critics, generator=generator, device=device)
     return keys.argsort(-1)[:, :size]

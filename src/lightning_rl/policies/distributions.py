@@ -118,7 +118,7 @@ def draw_category(
 
 
 def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill a tensor with draws of Gumbel's standard distribution, -log(E), E ~ Exp(1)."""
+    """Fill `noise` [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
     return noise.exponential_(generator=generator).log_().neg_()
 
 

@@ -251,7 +251,10 @@ class Squashing(ActionDistribution):
 
 
 def log_slope_of_tanh(u: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2), as 2 (log 2 - u - softplus(-2u)), which overflows nowhere."""
+    """Return log(1 - tanh(u)^2) [...] of u [...], as 2 (log 2 - u - softplus(-2u)).
+
+    That overflows nowhere.
+    """
     return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
 
 
@@ -361,6 +364,9 @@ class StateTanhGaussian(UnitActions):
     Args:
         space: with finite bounds.
         log_std_bounds: least and greatest log standard deviation of u.
+
+    Raises:
+        ConfigurationError: for another space, and bounds that are not low < high.
     """
 
     def __init__(self, space: gymnasium.Space[Any], log_std_bounds: Sequence[float]) -> None:
@@ -433,6 +439,9 @@ class NoisyTanh(UnitActions):
     Args:
         space: with finite bounds.
         exploration_std: standard deviation of the noise, in units of the bounds.
+
+    Raises:
+        ConfigurationError: for another space, and a deviation below zero.
     """
 
     def __init__(self, space: gymnasium.Space[Any], exploration_std: float) -> None:

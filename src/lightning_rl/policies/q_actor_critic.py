@@ -105,6 +105,9 @@ class QActorCritic(PerceptronPolicy):
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a number below 1.
     """
 
     distribution: UnitActions
@@ -155,7 +158,7 @@ class QActorCritic(PerceptronPolicy):
         """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
 
         Args:
-            td: with `observation`.
+            td: [B], with `observation`.
             unit_action: [B, A].
             critic: the policy's own where not given.
         """
