@@ -216,3 +216,11 @@ def test_help_is_quick_where_it_concerns_nothing_of_others(options, quick, monke
 def test_a_run_is_no_request_for_help():
     assert not quick_help.asks_for_help(["--config", "ppo.yaml", "--exp_name", "x.help"])
     assert not hasattr(RLCLI, "help")
+
+
+def test_help_on_a_replay_lists_what_can_be_set(capsys):
+    text = help_of(capsys, "fit", "--data.replay.help", "ReplayBuffer")
+    assert [name for name in options_of(text) if name.startswith("data.replay.")] == [
+        "data.replay.capacity",
+        "data.replay.storage",
+    ]

@@ -5,6 +5,7 @@ once: what followed a step is the next slot's. Where that is another episode's, 
 stream, the true one is kept aside. In what is flat, row `slot * N + env` is one env's step.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,7 +218,7 @@ class ReplayBuffer(Replay):
             return
         continues = rollout.get("continues", None)
         if continues is not None:
-            continues = continues[:, 0]
+            continues = continues[:, 0].to(self._home)
             if continues.all():
                 return
         last, following = ((self._end + i) % (self._slots + 1) for i in (-1, 0))
@@ -255,6 +256,8 @@ class ReplayBuffer(Replay):
 
     def _keep_aside(self, cells: Tensor, observations: Mapping[Column, Tensor]) -> None:
         """Keep what followed some steps [M]: slot * N + env, in the order of the slots."""
+        cells = cells.to(self._home)  # a rollout may lie elsewhere
+        observations = {name: kept.to(self._home) for name, kept in observations.items()}
         numbers = self._aside.put(cells, observations, self._oldest)
         self._ring[ASIDE][cells % self._rows] = numbers
 
@@ -474,8 +477,8 @@ class ReplayBuffer(Replay):
         observations: dict[Column, Tensor] = {}
         for name, (shape, dtype) in self._observation.items():
             self._check(part.name, (*ASIDE, *name), content, (len(cells), *shape), dtype)
-            observations[name] = content[*ASIDE, *name][kept].to(self._home)
-        self._keep_aside(cells[kept].to(self._home), observations)
+            observations[name] = content[*ASIDE, *name][kept]
+        self._keep_aside(cells[kept], observations)
 
     def _added_by(self, part: Part, content: Mapping[Column, Tensor]) -> _Specs:
         """Return the columns of a file beyond those that each ring has."""
@@ -602,7 +605,8 @@ class _Log:
     def forget_before(self, oldest: int, folder: Path) -> None:
         """Forget files of what is no longer held; all of them where one has gone."""
         self.parts = [part for part in self.parts if part.last > oldest]
-        if not all((folder / part.name).is_file() for part in self.parts):
+        there = set(os.listdir(folder)) if folder.is_dir() else set()
+        if not there.issuperset(part.name for part in self.parts):
             self.parts = []
         if not self.parts:
             self.aside_begin = self.aside_end = 0
