@@ -549,7 +549,7 @@ MUTATIONS = (
         "a run that a signal has stopped ends with exit code 0",
         "sys.exit(128 + signal)",
         "sys.exit(0)",
-        "faults/test_faults.py",
+        "cli/test_commands.py",
     ),
     Mutation(
         "cli/arguments.py",
@@ -613,7 +613,7 @@ MUTATIONS = (
         "a refused run leaves its directory",
         "                    remove_refused(self.run_dir)\n",
         "                    pass\n",
-        "faults/test_locks.py faults/test_faults.py",
+        "cli/test_commands.py",
     ),
     Mutation(
         "checkpoint_format.py",
