@@ -442,7 +442,7 @@ MUTATIONS = (
         "the critic's warm-up lasts one iteration longer",
         "self.warms_up = int(self.policy.version) < self.critic_warmup_iterations",
         "self.warms_up = int(self.policy.version) <= self.critic_warmup_iterations",
-        "equivalence/test_features.py numerics/test_ppo.py",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "algorithms/grpo.py",
