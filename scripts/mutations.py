@@ -578,7 +578,7 @@ MUTATIONS = (
         "the observation after the end of an episode is that of the next one",
         "return torch.where(ended, final[:, :-1], observation[:, 1:])",
         "return observation[:, 1:]",
-        "numerics/test_rollout.py equivalence/test_own_algorithms.py",
+        "numerics/test_rollout.py",
     ),
     Mutation(
         "rollout.py",
