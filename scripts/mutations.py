@@ -442,7 +442,7 @@ MUTATIONS = (
         "the critic's warm-up lasts one iteration longer",
         "self.warms_up = int(self.policy.version) < self.critic_warmup_iterations",
         "self.warms_up = int(self.policy.version) <= self.critic_warmup_iterations",
-        "equivalence/test_features.py numerics/test_ppo.py",
+        "numerics/test_ppo.py",
     ),
     Mutation(
         "algorithms/grpo.py",
@@ -549,7 +549,7 @@ MUTATIONS = (
         "a run that a signal has stopped ends with exit code 0",
         "sys.exit(128 + signal)",
         "sys.exit(0)",
-        "faults/test_faults.py",
+        "cli/test_commands.py",
     ),
     Mutation(
         "cli/arguments.py",
@@ -578,7 +578,7 @@ MUTATIONS = (
         "the observation after the end of an episode is that of the next one",
         "following[rows, steps] = final",
         "pass",
-        "numerics/test_rollout.py equivalence/test_own_algorithms.py",
+        "numerics/test_rollout.py",
     ),
     Mutation(
         "rollout.py",
@@ -613,7 +613,7 @@ MUTATIONS = (
         "a refused run leaves its directory",
         "                    remove_refused(self.run_dir)\n",
         "                    pass\n",
-        "faults/test_locks.py faults/test_faults.py",
+        "cli/test_commands.py",
     ),
     Mutation(
         "checkpoint_format.py",

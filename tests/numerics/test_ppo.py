@@ -125,6 +125,19 @@ def test_what_is_not_finite_is_skipped_counted_and_named(tmp_path):
         train(tmp_path, model={"algorithm": Overflowing, "max_nonfinite_steps": 3})
 
 
+def test_the_actor_stands_still_for_as_many_iterations_as_its_warm_up_has(tmp_path):
+    class Watching(PPO):
+        moved = []  # noqa: RUF012
+
+        def training_step(self, rollout, batch_idx):
+            before = self.policy.actor[0].weight.detach().clone()
+            super().training_step(rollout, batch_idx)
+            self.moved.append(not torch.equal(before, self.policy.actor[0].weight))
+
+    train(tmp_path, model={"algorithm": Watching, "critic_warmup_iterations": 2})
+    assert Watching.moved == [False, False, True, True, True, True]
+
+
 def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
     guard, fine, bad = NonFiniteGuard(3), torch.zeros(2), torch.tensor([torch.nan, 0.0])
     for row in (bad, bad, fine, bad):

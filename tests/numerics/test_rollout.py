@@ -15,6 +15,7 @@ from lightning_rl.rollout import (
     flat_transitions,
     space_spec,
     step_views,
+    successors,
     time_major,
     transition_view,
     validate,
@@ -204,6 +205,21 @@ def test_transition_view_is_a_view_with_the_next_value():
 
 
 # --- validation ---
+
+
+def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
+    tree = Dict(x=Box(-1, 1, (2,), np.float32))
+    rollout = allocate_rollout(tree, Discrete(2), 3, 4)
+    generator = torch.Generator().manual_seed(0)
+    seen, ends = (rollout[key, "x"] for key in ("observation", "final_observation"))
+    for values in (seen, ends):
+        values.uniform_(generator=generator)
+    rollout["done"].bernoulli_(0.5, generator=generator)
+    found = successors(rollout)["x"]
+    for env in range(3):
+        for t in range(4):
+            expected = ends[env, t] if rollout["done"][env, t] else seen[env, t + 1]
+            assert torch.equal(found[env, t], expected)
 
 
 def test_what_is_allocated_is_valid():

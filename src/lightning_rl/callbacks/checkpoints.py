@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.algorithms.checks import weights_to_begin_with
 from lightning_rl.algorithms.reference import ReferencePolicy
-from lightning_rl.buffers import ReplayFolder
+from lightning_rl.buffers.replay_files import ReplayFolder
 from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.errors import ConfigurationError, check_range, closest
