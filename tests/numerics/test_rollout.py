@@ -8,6 +8,7 @@ from lightning_rl.algorithms.on_policy import epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
+    FinalObservationWriter,
     STEP_FIELDS,
     add_transition_field,
     allocate_rollout,
@@ -211,10 +212,13 @@ def test_what_follows_a_step_is_the_next_slot_or_the_true_end_of_the_episode():
     tree = Dict(x=Box(-1, 1, (2,), np.float32))
     rollout = allocate_rollout(tree, Discrete(2), 3, 4)
     generator = torch.Generator().manual_seed(0)
-    seen, ends = (rollout[key, "x"] for key in ("observation", "final_observation"))
-    for values in (seen, ends):
-        values.uniform_(generator=generator)
-    rollout["done"].bernoulli_(0.5, generator=generator)
+    seen = rollout["observation", "x"].uniform_(generator=generator)
+    rollout["terminated"].bernoulli_(0.5, generator=generator)
+    rollout["done"].copy_(rollout["terminated"])
+    ends = torch.rand(seen[:, :-1].shape, generator=generator)
+    writer = FinalObservationWriter(rollout)
+    for t in range(ends.shape[1]):
+        writer.write(t, {"x": ends[:, t]})
     found = successors(rollout)["x"]
     for env in range(3):
         for t in range(4):
