@@ -8,8 +8,8 @@ from lightning_rl.algorithms.on_policy import epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
-    FinalObservationWriter,
     STEP_FIELDS,
+    FinalObservationWriter,
     add_transition_field,
     allocate_rollout,
     copy_tree,
