@@ -499,7 +499,7 @@ MUTATIONS = (
         "a resumed run begins again with the policy it was warm-started with",
         "        if module.env_steps > 0:\n            return\n",
         "",
-        "faults/test_warm_start.py faults/test_checkpoints.py",
+        "faults/test_checkpoints.py faults/test_warm_start.py",
     ),
     Mutation(
         "callbacks/budget.py",

@@ -165,6 +165,18 @@ def test_grpo_is_warm_started_with_its_reference(tmp_path):
     assert torch.equal(module.reference.kept[0], weights)
 
 
+def test_a_run_that_resumes_goes_on_with_its_own_weights(tmp_path):
+    train(tmp_path / "a", data={"total_env_steps": 64}, model={"learning_rate": 0.1})
+    settings = {"trainer": {"init_from": str(last(tmp_path / "a"))}}
+    still = settings | {"model": {"learning_rate": 1e-9, "lr_schedule": "constant"}}
+    begun, *_ = train(tmp_path / "b", model={"learning_rate": 0.1}, **settings)
+    data = {"total_env_steps": begun.env_steps + 64}
+    resumed, *_ = train(tmp_path / "b", data=data, ckpt_path=last(tmp_path / "b"), **still)
+    own, others = begun.policy.actor[0].weight, load(last(tmp_path / "a"))["state_dict"]
+    assert (own - others["policy.actor.0.weight"]).abs().max() > 0.01
+    torch.testing.assert_close(resumed.policy.actor[0].weight, own, rtol=0, atol=1e-6)
+
+
 def test_warm_starting_with_another_policy_is_refused(tmp_path):
     train(tmp_path / "a", data={"total_env_steps": 64})
     with pytest.raises(ConfigurationError, match="belongs to another policy"):
