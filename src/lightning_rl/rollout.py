@@ -465,7 +465,7 @@ def successors(rollout: TensorDict) -> Any:
 
 
 def rollout_state(rollout: TensorDict) -> dict[str, Any]:
-    """Return a copy of a rollout as dicts of tensors, for a file that loads without unpickling."""
+    """Return a copy of a rollout [N, T+1] as dicts of tensors, for a file without pickles."""
     fields: dict[str, Any] = rollout.exclude("final_observation").clone().to_dict()
     device = rollout["final_index"].device
     finals = map_tree(lambda leaf: leaf.to(device, copy=True), final_storage(rollout).in_use())
@@ -481,7 +481,12 @@ def rollout_from(state: Mapping[str, Any]) -> TensorDict:
 
 
 def copy_rollout(target: TensorDict, source: TensorDict) -> None:
-    """Copy a rollout into the storage of another of the same shape and fields."""
+    """Copy a rollout into the storage of another of the same shape and fields.
+
+    Args:
+        target: [N, T+1], written in place.
+        source: [N, T+1].
+    """
     copy_tree(target.exclude("final_observation"), source)
     storage, given = final_storage(target), final_storage(source)
     storage.clear()

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import seed_everything
 
-from lightning_rl import GRPO, Algorithm, BehaviorCloning, Demonstrations, RLTrainer
+from lightning_rl import (
+    GRPO,
+    SAC,
+    Algorithm,
+    BehaviorCloning,
+    Demonstrations,
+    ReplayBuffer,
+    RLTrainer,
+    SquashedActorCritic,
+)
 from lightning_rl.envs import ActionChunk, PushBlocks, PushCube
 from lightning_rl.policies import TinyVLA, VLAPolicy
 from lightning_rl.rollout import flat_transitions
@@ -21,7 +30,7 @@ EXPLAINED = [
     for name in re.findall(r"`([^`]+)`", row)
 ]
 SHORT = partial(PushCube, max_episode_steps=8)
-OBJECTIVE = "critic"
+OBJECTIVE = "(?:actor|critic|alpha)"
 
 
 class TwoLosses(Algorithm):
@@ -32,7 +41,7 @@ class TwoLosses(Algorithm):
 
     def configure_objectives(self):
         actor = self.objective(self.actor_loss, self.policy.actor)
-        return [actor, self.objective(self.critic_loss, self.policy.critic, name=OBJECTIVE)]
+        return [actor, self.objective(self.critic_loss, self.policy.critic, name="critic")]
 
     def training_step(self, rollout, batch_idx):
         batch = flat_transitions(rollout, ("observation", "action", "reward"))
@@ -59,6 +68,14 @@ def clone(run_dir):
     trainer.fit(BehaviorCloning(policy, n_epochs=1, batch_size=16), data)
 
 
+def off_policy(run_dir):
+    seed_everything(1)
+    data = make_data(SHORT, buffer_size=10, replay=partial(ReplayBuffer, capacity=1000))
+    policy = SquashedActorCritic(data.observation_space, data.action_space, (16,))
+    trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
+    trainer.fit(SAC(policy, batch_size=16, random_env_steps=80), data)
+
+
 RUNS = {
     "PPO in the background": partial(
         train, env=SHORT, data={"collector": background(1), "buffer_size": 10}
@@ -76,6 +93,7 @@ RUNS = {
         model={"algorithm": GRPO, "group_size": 2, "filter_groups": True},
     ),
     "cloning": clone,
+    "SAC": off_policy,
     "two losses": partial(train, model={"algorithm": TwoLosses, "batch_size": 32}),
 }
 """Together they write everything."""

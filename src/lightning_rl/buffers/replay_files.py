@@ -31,6 +31,7 @@ CURE = (
     "Give another checkpoint, such as best.ckpt or an iteration_*.ckpt of the same run, or begin "
     "with an empty replay, which is no exact resumption: --restore_replay false."
 )
+"""What is advised where a replay cannot be read."""
 
 
 class Part(NamedTuple):
