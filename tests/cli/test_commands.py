@@ -280,7 +280,29 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
     assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+OFF_POLICY = ["sac.yaml"]
+
+
+@pytest.mark.parametrize("name", OFF_POLICY)
+def test_every_shipped_off_policy_config_trains(name):
+    small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
+    run(
+        [
+            "fit",
+            "--config",
+            name,
+            *small,
+            "--trainer.max_steps",
+            "2",
+            "--data.num_eval_episodes",
+            "1",
+        ]
+    )
+    counts = load(last(newest()))["lightning_rl"]["guards"]
+    assert {name: count["passed"] for name, count in counts.items()} == dict.fromkeys(counts, 16)
+
+
+@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - set(OFF_POLICY)))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     if name == "ppo_mujoco.yaml":
         pytest.importorskip("mujoco")
@@ -573,7 +595,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: BehaviorCloning, GRPO, PPO"
+OF_MODEL = "known here: BehaviorCloning, GRPO, PPO, SAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, SyncCollector"
 WHOLE = [
     (
@@ -599,7 +621,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, MyPolicy, SlowPolicy, VLAPolicy.",
+        "ActorOnly, CustomVLA, DeterministicActorCritic, MyPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy.",
     ),
     (
         "--model no_mod.Nope",

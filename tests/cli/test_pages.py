@@ -233,10 +233,14 @@ def follow(arguments):
     elif arguments[0] == "fit":
         if config == "ppo_mujoco.yaml":
             pytest.importorskip("mujoco")
+        if "HalfCheetah-v5" in arguments:
+            pytest.importorskip("mujoco")
         clones = config.startswith("vla")
         if "--trainer.init_from" in arguments:
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
+        if config == "sac.yaml":
+            arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
         if config.endswith(("push_cube.yaml", "point_mass.yaml")):
             arguments += ["--data.num_envs", "16"]
         if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest

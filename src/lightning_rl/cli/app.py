@@ -229,7 +229,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
             findings = cast(RLTrainer, self.trainer).check(**kwargs)
         findings += processes_not_checked(config.trainer)
         print_findings(findings)
-        sys.exit(int(any(finding.level == "error" for finding in findings)))
+        if any(finding.level == "error" for finding in findings):
+            sys.exit(1)
 
     def before_fit(self) -> None:
         """Check that output can go where it should: the loggers would not say it readably."""

@@ -9,11 +9,20 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.step_results import refuse_missing_end
 from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.rollout import allocate_rollout, copy_tree, space_spec, step_views, time_major
+from lightning_rl.rollout import (
+    allocate_rollout,
+    clear_final_observations,
+    copy_tree,
+    final_observations,
+    space_spec,
+    step_views,
+    time_major,
+)
 
 BLOCK_BYTES = 2**23
 """How much of observations is stored, and looked at, at once."""
@@ -188,7 +197,8 @@ class RandomPlay:
         while self.steps < wanted and (self.steps == 0 or time.perf_counter() < until):
             for t in range(length):
                 storage["action"][t].copy_(draw())
-            with_final, t = [], 0
+            clear_final_observations(rollout)
+            t = 0
             for t in range(length):
                 began = time.perf_counter()
                 info = stepper.step(t)
@@ -196,12 +206,11 @@ class RandomPlay:
                 now = time.perf_counter()
                 if self.steps > 0 or length == 1 or t > 0:  # the first of all sets things up
                     self._seconds, self._timed = self._seconds + now - began, self._timed + 1
-                if "final_obs" in info:
-                    with_final.append(t)
                 self._note(info, storage["terminated"][t] | storage["truncated"][t])
                 if now > until:
                     break
-            self._close(storage, t + 1, with_final)
+            stepper.finish()
+            self._close(rollout, t + 1)
             self._look([slot.get("observation") for slot in following[: t + 1]])
             copy_tree(first.get("observation"), following[t].get("observation"))
 
@@ -229,10 +238,12 @@ class RandomPlay:
                 if mean == mean:
                     said.append(mean)
 
-    def _close(self, storage: Any, steps: int, with_final: list[int]) -> None:
-        """Take in what a block of some steps brought."""
-        reward, terminated, truncated = (
-            storage[key][:steps].cpu().numpy() for key in ("reward", "terminated", "truncated")
+    def _close(self, rollout: TensorDict, steps: int) -> None:
+        """Take in what a block [N, T+1] of some steps brought."""
+        storage = time_major(rollout)
+        reward, terminated, truncated, final_index = (
+            storage[key][:steps].cpu().numpy()
+            for key in ("reward", "terminated", "truncated", "final_index")
         )
         executed = (
             storage["executed"][:steps].sum(-1).cpu().numpy()
@@ -240,10 +251,8 @@ class RandomPlay:
             else None
         )
         cut = truncated & ~terminated
-        hidden = cut.copy()
-        hidden[with_final] = False
         try:
-            refuse_missing_end(type(self.env).__name__, hidden)
+            refuse_missing_end(type(self.env).__name__, cut & (final_index == 0))
         except ValueError as error:
             self.missing_end = self.missing_end or error
         self._rewards.append(reward.astype(np.float64))
@@ -259,18 +268,21 @@ class RandomPlay:
                 self.returns += self._return[done].tolist()
                 self.lengths += self._length[done].tolist()
                 self._return[done], self._length[done] = 0.0, 0
-                if t in with_final:
-                    self.alike_ends += self._alike(storage, t, done)
+                self.alike_ends += self._alike(rollout, t, done & (final_index[t] > 0))
         self.steps += steps
 
-    def _alike(self, storage: Any, t: int, done: np.ndarray) -> int:
-        """Count the rows `done` whose final observation is that of the next episode."""
-        alike = done.copy()
+    def _alike(self, rollout: TensorDict, t: int, ended: np.ndarray) -> int:
+        """Count the rows `ended` whose final observation is that of the next episode."""
+        if not ended.any():
+            return 0
+        rows = torch.from_numpy(np.flatnonzero(ended)).to(rollout.device)
+        finals = final_observations(rollout, rows, torch.full_like(rows, t))
+        alike = np.ones(len(rows), dtype=bool)
         for array in self.arrays:
             key = array.name.split(".")[1:]
-            final = _at(storage["final_observation"], key)[t].cpu().numpy()
-            begun = _at(storage["observation"], key)[t + 1].cpu().numpy()
-            alike &= (final == begun).reshape(len(done), -1).all(1)
+            final = _at(finals, key).cpu().numpy()
+            begun = _at(rollout["observation"], key)[rows, t + 1].cpu().numpy()
+            alike &= (final == begun).reshape(len(rows), -1).all(1)
         return int(alike.sum())
 
 

@@ -1,6 +1,7 @@
 """Act, and value, with perceptrons over flat observations and simple action spaces."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -45,6 +46,7 @@ class PerceptronPolicy(Policy):
 
     has_critic = False
 
+    @abstractmethod  # a subclass names its settings; this one no config can name
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

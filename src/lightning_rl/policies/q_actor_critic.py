@@ -1,6 +1,7 @@
 """Act with an actor within the bounds of its actions, beside an ensemble of Q critics."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -112,6 +113,7 @@ class QActorCritic(PerceptronPolicy):
 
     distribution: UnitActions
 
+    @abstractmethod
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
