@@ -129,15 +129,14 @@ def last(run_dir):
 def scalars(run_dir, ignore=("charts/SPS",)):
     """Return {tag: [(env steps, value), ...]} of a run, without what depends on the clock.
 
-    Reads the files in the order in which they were opened: TensorBoard sorts them by name, and takes the tenth that a
-    process opens within a second for an earlier one than the ninth.
+    Reads the files in the order in which they were opened: TensorBoard sorts them by name, where the numbers of processes
+    that open one within the same second decide.
     """
     files = Path(run_dir, "logs").glob("events.out.tfevents.*[0-9]")  # not that of the settings
+    read = [list(EventFileLoader(str(file)).Load()) for file in files]
     rows = []
-    for file in sorted(
-        files, key=lambda path: (path.name.split(".")[3], int(path.name.split(".")[-1]))
-    ):
-        for event in EventFileLoader(str(file)).Load():
+    for events in sorted(filter(None, read), key=lambda events: events[0].wall_time):
+        for event in events:
             if event.HasField("session_log"):
                 rows = [row for row in rows if row[0] < event.step]
             rows += [

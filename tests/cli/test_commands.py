@@ -660,8 +660,8 @@ WHOLE = [
     (
         "--modle.help PPO",
         "There is no help on 'modle'; close matches: model; there is on model, model.policy, "
-        "model.optimizer, data.env, data.eval_env, data.collector, trainer.callbacks, "
-        "trainer.logger, data, trainer.",
+        "model.optimizer, data.env, data.eval_env, data.collector, data.replay, "
+        "trainer.callbacks, trainer.logger, data, trainer.",
     ),
     (
         "--data.env.id ALE/Pong-v5",

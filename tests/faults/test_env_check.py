@@ -264,8 +264,7 @@ def test_of_a_healthy_env_nothing_is_said(env):
             (
                 "resume",
                 "warning",
-                "the env could not be restored (replaying its actions gave another observation): "
-                "a resumed run begins new episodes",
+                "the env could not be restored (",  # it differs, or ends too soon: by chance
             ),
         ),
         (

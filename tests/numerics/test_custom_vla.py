@@ -91,7 +91,8 @@ SMALL = {"num_envs": 4, "buffer_size": 4, "total_env_steps": 256, "iterations_pe
 def directory(tmp_path, monkeypatch):
     """A working directory with the module, and weights that the model was trained to elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("my_vla", None)  # another test's
     Path("my_vla.py").write_text(MODULE)
     import my_vla
 
