@@ -205,16 +205,6 @@ def test_every_public_name_can_be_imported():
 
 READING_SET = re.compile(r"^\| `([\w/]+\.py)` \|", re.M)
 
-LOOKED_UP = re.compile(
-    r"^( *)(?:Args|Attributes|Raises|Returns):\n(?:(?:\1 +.*)?\n)*?(?=\1\S)", re.M
-)
-"""Sections of docstrings, which the API reference is made of: one who reads skips them."""
-
-
-def lines_to_read(file):
-    return len(LOOKED_UP.sub("", (SOURCE / file).read_text()).splitlines())
-
-
 def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
     """Traced: one eager PPO iteration on CartPole, of which a reader has to open few files, in few jumps."""
     entered = []
@@ -241,7 +231,7 @@ def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
     named = READING_SET.findall((SOURCE.parents[1] / "README.md").read_text())
     assert set(minibatch) <= set(named)
     assert len(named) <= 10
-    assert sum(map(lines_to_read, named)) <= 1660
+    assert sum(len((SOURCE / file).read_text().splitlines()) for file in named) <= 1800
 
 
 def test_the_table_of_pairs_names_tests_that_are_there():
@@ -253,7 +243,7 @@ def test_the_table_of_pairs_names_tests_that_are_there():
     for file in re.findall(r"`(\w+/test_\w+\.py)`", table):
         assert (tests / file).is_file(), file
     grid, legend = table.split("| | test |")
-    assert len(re.findall(r"^\| \*\*", grid, re.M)) == 9, "a row for each feature but the last"
+    assert len(re.findall(r"^\| \*\*", grid, re.M)) == 10, "a row for each feature but the last"
     for code in set(re.findall(r"\b[A-Z]\d\b", grid)):
         assert re.search(rf"\b{code}\b", legend), code
 
