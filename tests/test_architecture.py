@@ -205,6 +205,7 @@ def test_every_public_name_can_be_imported():
 
 READING_SET = re.compile(r"^\| `([\w/]+\.py)` \|", re.M)
 
+
 def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
     """Traced: one eager PPO iteration on CartPole, of which a reader has to open few files, in few jumps."""
     entered = []
