@@ -1,4 +1,4 @@
-"""Measure training speed of the same PPO through lightning_rl and its peers.
+"""Measure training speed of the same PPO, or SAC, through lightning_rl and its peers.
 
     python scripts/bench_peers.py --workloads W1 W2 --repeats 3 --output peers
 
@@ -33,18 +33,25 @@ ROOT = HERE.parent
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
 OURS = "lightning_rl"
 CLASSIC = ("W1", "W2", "W2b")
-ALL = (*CLASSIC, "W3")
-REFERENCE = "stable-baselines3"
+ON_POLICY = (*CLASSIC, "W3")
+OFF_POLICY = ("S1", "S64")
+ALL = (*ON_POLICY, *OFF_POLICY)
+REFERENCES = dict.fromkeys(CLASSIC, "stable-baselines3")
+REFERENCES |= dict.fromkeys(OFF_POLICY, "stable-baselines3-sac")
+"""Of each workload: the library that the others are compared with; elsewhere the fastest peer."""
 ABOUT = {
     "W1": "CartPole-v1, 8 envs × 128 steps, 4 epochs × 4 minibatches",
     "W2": "HalfCheetah-v5, 1 env × 2,048 steps, 10 epochs × 32 minibatches, normalised",
     "W2b": "HalfCheetah-v5, 8 envs × 2,048 steps, 10 epochs × 32 minibatches, normalised",
     "W3": "pendulum in torch, 24 steps, 5 epochs × 4 minibatches, 128×128",
+    "S1": "SAC, HalfCheetah-v5, 1 env, an update of 256 samples per env step, 256×256",
+    "S64": "SAC, pendulum in torch, 64 envs, 8 updates of 256 samples per step of all, 256×256",
 }
 
 REQUIREMENTS: dict[str, list[str]] = {
     OURS: ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[mujoco]"],
     "stable-baselines3": ["stable-baselines3==2.9.2", GYMNASIUM],
+    "sbx": ["sbx-rl==0.28.0", GYMNASIUM],
     "rsl_rl": ["rsl-rl-lib==5.5.1"],
     "skrl": ["skrl==2.1.1", GYMNASIUM],
     "sheeprl": ["sheeprl==0.8.4", GYMNASIUM],
@@ -57,7 +64,7 @@ REQUIREMENTS: dict[str, list[str]] = {
 class Library:
     venv: str
     script: str
-    workloads: tuple[str, ...] = ALL
+    workloads: tuple[str, ...] = ON_POLICY
     flags: tuple[str, ...] = ()
     floor: bool = False
 
@@ -81,9 +88,20 @@ LIBRARIES = {
     "sheeprl": Library("sheeprl", "sheeprl_ppo.py", CLASSIC),
     "sheeprl-compiled": Library("sheeprl", "sheeprl_ppo.py", CLASSIC, ("--compile",)),
     "torchrl": Library("torchrl", "torchrl_ppo.py", CLASSIC),
-    "floor-env": Library(OURS, "floors.py", flags=("--env",), floor=True),
-    "floor-unwrapped": Library(OURS, "floors.py", flags=("--unwrapped",), floor=True),
-    "floor-matmuls": Library(OURS, "floors.py", flags=("--matmuls",), floor=True),
+    "sac": Library(OURS, "lightning_rl_sac.py", OFF_POLICY),
+    "sac-plain": Library(OURS, "lightning_rl_sac.py", OFF_POLICY, ("--plain",)),
+    "sac-compiled": Library(OURS, "lightning_rl_sac.py", OFF_POLICY, ("--compile",)),
+    "sac-compiled-plain": Library(
+        OURS, "lightning_rl_sac.py", OFF_POLICY, ("--compile", "--plain")
+    ),
+    "sac-compiled-every-step": Library(
+        OURS, "lightning_rl_sac.py", ("S1",), ("--compile", "--steps", "1")
+    ),
+    "stable-baselines3-sac": Library("stable-baselines3", "stable_baselines3_sac.py", OFF_POLICY),
+    "sbx-sac": Library("sbx", "stable_baselines3_sac.py", OFF_POLICY, ("--jax",)),
+    "floor-env": Library(OURS, "floors.py", ALL, ("--env",), floor=True),
+    "floor-unwrapped": Library(OURS, "floors.py", ALL, ("--unwrapped",), floor=True),
+    "floor-matmuls": Library(OURS, "floors.py", ALL, ("--matmuls",), floor=True),
 }
 
 
@@ -252,8 +270,9 @@ def as_markdown(report: dict[str, Any]) -> str:
         lines += ["", f"## {key}: {ABOUT[key.split()[0]]}", ""]
         if example:
             versions = example["versions"]
-            used = "" if key[:2] == "W3" else f"gymnasium {versions['gymnasium']}, "
-            used += f"mujoco {versions['mujoco']}, " if key[:2] == "W2" else ""
+            in_torch = key.split()[0] in ("W3", "S64")
+            used = "" if in_torch else f"gymnasium {versions['gymnasium']}, "
+            used += f"mujoco {versions['mujoco']}, " if key[:2] in ("W2", "S1") else ""
             lines += [f"{used}{example['threads']} torch threads, {example['device']}.", ""]
         lines += table(key, rows)
         lines += ["", *computing(rows)]
@@ -267,7 +286,7 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     names = list(dict.fromkeys(row["name"] for row in sorted(rows, key=lambda r: r["repeat"])))
     names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
     peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
-    reference = REFERENCE if key[:2] != "W3" else next(iter(peers), "")
+    reference = REFERENCES.get(key.split()[0]) or next(iter(peers), "")
     base = median(rows, reference, "sps")
     columns = (
         *("library", "version", "env steps/s", f"÷ {reference or 'peer'}"),

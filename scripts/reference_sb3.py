@@ -1,14 +1,17 @@
-"""Train Stable-Baselines3's PPO with the hyperparameters of `configs/ppo_mujoco.yaml`.
+"""Train Stable-Baselines3 as the reference beside ours.
 
-As the reference beside ours.
+Its PPO with the hyperparameters of `configs/ppo_mujoco.yaml`, or its SAC with those of
+`configs/sac.yaml`.
 
 Needs `pip install stable-baselines3 "gymnasium[mujoco]"`. Prints, and appends to `--output`, one
 JSON line: the mean return of the last 100 training episodes and of 20 deterministic evaluation
-episodes (raw rewards).
+episodes (raw rewards); of SAC also the curve, 10 deterministic episodes every `--evaluate_every`
+env steps.
 """
 
 import argparse
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,8 +19,8 @@ import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
-from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -46,16 +49,8 @@ def normalized_env(env_id: str, training: bool) -> VecNormalize:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--id", default="HalfCheetah-v5")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total_env_steps", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path, default=Path("reference_sb3.jsonl"))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-
-    env, returns = normalized_env(args.id, training=True), Returns()
+def ppo(args: argparse.Namespace) -> tuple[PPO, VecNormalize]:
+    env = normalized_env(args.id, training=True)
     model = PPO(
         "MlpPolicy",
         env,
@@ -77,13 +72,66 @@ def main() -> None:
             "activation_fn": torch.nn.Tanh,
         },
     )
-    start = time.perf_counter()
-    model.learn(args.total_env_steps, callback=returns)
-    seconds = time.perf_counter() - start
-
     eval_env = normalized_env(args.id, training=False)
     eval_env.obs_rms = env.obs_rms
-    eval_env.seed(args.seed + 10_000)
+    return model, eval_env
+
+
+def sac(args: argparse.Namespace) -> tuple[SAC, Monitor]:
+    model = SAC(
+        "MlpPolicy",
+        Monitor(gymnasium.make(args.id)),
+        learning_rate=3e-4,
+        buffer_size=1_000_000,
+        learning_starts=args.random_env_steps,
+        batch_size=256,
+        tau=0.005,
+        gamma=0.99,
+        train_freq=1,
+        gradient_steps=1,
+        seed=args.seed,
+        device="cpu",
+        policy_kwargs={"net_arch": [256, 256]},
+    )
+    return model, Monitor(gymnasium.make(args.id))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--algorithm", choices=("ppo", "sac"), default="ppo")
+    parser.add_argument("--id", default="HalfCheetah-v5")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total_env_steps", type=int, default=1_000_000)
+    parser.add_argument("--random_env_steps", type=int, default=5_000, help="of SAC")
+    parser.add_argument("--evaluate_every", type=int, default=10_000, help="of SAC, in env steps")
+    parser.add_argument("--output", type=Path, default=Path("reference_sb3.jsonl"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    returns = Returns()
+    callbacks: list[BaseCallback] = [returns]
+    if args.algorithm == "ppo":
+        model, eval_env = ppo(args)
+    else:
+        model, eval_env = sac(args)
+        scratch = tempfile.TemporaryDirectory()
+        curve = EvalCallback(
+            Monitor(gymnasium.make(args.id)),
+            n_eval_episodes=10,
+            eval_freq=args.evaluate_every,
+            log_path=scratch.name,
+            verbose=0,
+        )
+        callbacks.append(curve)
+    start = time.perf_counter()
+    model.learn(args.total_env_steps, callback=callbacks)
+    seconds = time.perf_counter() - start
+    if args.algorithm == "ppo":
+        eval_env.seed(args.seed + 10_000)
+    else:
+        eval_env.reset(seed=args.seed + 10_000)
     evaluation, _ = evaluate_policy(
         model, eval_env, n_eval_episodes=20, return_episode_rewards=True
     )
@@ -96,6 +144,9 @@ def main() -> None:
         "eval_return": float(np.mean(evaluation)),
         "seconds": round(seconds, 1),
     }
+    if args.algorithm == "sac":
+        points = zip(curve.evaluations_timesteps, curve.evaluations_results, strict=True)
+        row["curve"] = [[int(step), round(float(np.mean(r)), 2)] for step, r in points]
     print(json.dumps(row))
     with args.output.open("a") as file:
         file.write(json.dumps(row) + "\n")

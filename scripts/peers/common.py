@@ -21,9 +21,13 @@ class Workload:
     num_envs: int
     steps: int
     """T, steps per env and iteration."""
-    epochs: int
-    minibatches: int
+    epochs: int = 0
+    minibatches: int = 1
     """Per epoch."""
+    replay_batch_size: int = 0
+    """Samples of an off-policy update."""
+    updates: int = 0
+    """Off-policy updates of an iteration."""
     hidden: tuple[int, ...] = (64, 64)
     activation: str = "tanh"
     normalize: bool = False
@@ -53,11 +57,16 @@ class Workload:
 HALF_CHEETAH = Workload("HalfCheetah-v5", 1, 2048, 10, 32, normalize=True, warmup=1, iterations=4)
 CARTPOLE = Workload("CartPole-v1", 8, 128, 4, 4, learning_rate=2.5e-4, ent_coef=0.01)
 PENDULUM = Workload("pendulum in torch", 4096, 24, 5, 4, hidden=(128, 128), activation="elu")
+SAC = {"hidden": (256, 256), "activation": "relu", "replay_batch_size": 256}
+SAC_LEARNING_STARTS = 256
+"""Random env steps of an off-policy workload before its first update."""
 WORKLOADS = {
     "W1": replace(CARTPOLE, warmup=20, iterations=60),
     "W2": HALF_CHEETAH,
     "W2b": replace(HALF_CHEETAH, num_envs=8, iterations=2),
     "W3": replace(PENDULUM, threads=2, warmup=2, iterations=5),
+    "S1": Workload("HalfCheetah-v5", 1, 16, updates=16, warmup=36, iterations=60, **SAC),
+    "S64": Workload("pendulum in torch", 64, 1, updates=8, warmup=36, iterations=120, **SAC),
 }
 
 
@@ -86,6 +95,9 @@ def parse(workloads: tuple[str, ...], *flags: str) -> Run:
     parser.add_argument("workload", choices=workloads)
     parser.add_argument("--warmup", type=int, help="iterations dropped before the timed ones")
     parser.add_argument("--iterations", type=int, help="timed iterations")
+    parser.add_argument(
+        "--steps", type=int, help="per env and iteration, in place of the workload's"
+    )
     parser.add_argument("--num-envs", type=int, help="in place of the workload's")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, help="of torch")
@@ -96,6 +108,15 @@ def parse(workloads: tuple[str, ...], *flags: str) -> Run:
     workload = WORKLOADS[args.workload]
     if args.num_envs:
         workload = replace(workload, num_envs=args.num_envs)
+    if args.steps:
+        scale = workload.steps / args.steps  # as many env steps and updates as before, in all
+        workload = replace(
+            workload,
+            steps=args.steps,
+            updates=round(workload.updates / scale),
+            warmup=round(workload.warmup * scale),
+            iterations=round(workload.iterations * scale),
+        )
     run = Run(
         args.workload,
         workload,

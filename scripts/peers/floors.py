@@ -3,7 +3,7 @@
 `--env` steps the envs with random actions, vectorised as the libraries do. `--unwrapped` steps them
 without wrappers and vector env (in W3: without time limit and reset), and without MuJoCo's
 profiler. `--matmuls` multiplies the matrices of the update: both networks, forward and backward,
-all minibatches of an iteration.
+all minibatches of an iteration; of SAC those of `sac_products`.
 """
 
 import gc
@@ -26,13 +26,15 @@ from lightning_rl.optim.compiled.products import choose_products
 
 Action = Callable[[], Any]
 
+TORCH = ("W3", "S64")
+"""Workloads whose env is the pendulum in torch."""
 BLOCK = 2048
 """Samples whose products are made one after the other."""
 
 
 def wrapped(run: Run) -> Action:
     work = run.workload
-    if run.name == "W3":
+    if run.name in TORCH:
         pendulum = Pendulum(work.num_envs, run.device, run.seed)
         pendulum.reset()
         torques = torch.rand(work.num_envs, 1, device=run.device) * 2 - 1
@@ -48,7 +50,7 @@ def wrapped(run: Run) -> Action:
 
 def unwrapped(run: Run) -> Action:
     work = run.workload
-    if run.name == "W3":
+    if run.name in TORCH:
         pendulum = Pendulum(work.num_envs, run.device, run.seed)
         pendulum.reset()
         torques = torch.rand(work.num_envs, 1, device=run.device) * 2 - 1
@@ -82,29 +84,49 @@ def matmuls(run: Run) -> Action:
     less time.
     """
     work, pairs = run.workload, []
-    rows = min(BLOCK, work.batch_size)
-    if run.name == "W3":
+    rows = min(BLOCK, work.replay_batch_size or work.batch_size)
+    if run.name in TORCH:
         inputs, outputs = OBSERVATION_SIZE, ACTION_SIZE
     else:
         env = gymnasium.make(work.env)
         inputs = env.observation_space.shape[0]
         discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
         outputs = int(env.action_space.n) if discrete else env.action_space.shape[0]
-    for last in (outputs, 1):
-        sizes = [inputs, *work.hidden, last]
+    if work.replay_batch_size:
+        networks = sac_products(inputs, outputs, work.hidden)
+    else:
+        networks = [([inputs, *work.hidden, last], 1, True, False) for last in (outputs, 1)]
+    for sizes, forwards, weights, of_input in networks:
         for layer, (wide, narrow) in enumerate(pairwise(sizes)):
             shapes = ((rows, wide), (narrow, wide), (rows, narrow))
             x, weight, y = (torch.randn(shape, device=run.device) for shape in shapes)
-            pairs += [(x, weight.t()), (y.t(), x)]
-            if layer > 0:
+            pairs += [(x, weight.t())] * forwards
+            if weights:
+                pairs.append((y.t(), x))
+            if of_input or (weights and layer > 0):
                 pairs.append((y, weight))
     block = fastest([one_by_one(pairs), *([graph(pairs)] if run.device == "cpu" else [])])
 
     def minibatch() -> None:
-        for _ in range(work.batch_size // rows):
+        for _ in range(1 if work.replay_batch_size else work.batch_size // rows):
             block()
 
     return minibatch
+
+
+def sac_products(
+    inputs: int, outputs: int, hidden: tuple[int, ...]
+) -> list[tuple[list[int], int, bool, bool]]:
+    """Return what one update of SAC with two critics cannot do without.
+
+    Of each pass: sizes of the layers, passes forward, whether the derivatives by the weights are
+    asked for, and whether those by the input. The targets take the actor and both target critics
+    forward; the critics' loss, both critics forward and back; the actor's loss, actor and both
+    critics forward, and back to the actor through them.
+    """
+    critic, actor = [inputs + outputs, *hidden, 1], [inputs, *hidden, 2 * outputs]
+    of_one = [(critic, 1, False, False), (critic, 1, True, False), (critic, 1, False, True)]
+    return [*of_one, *of_one, (actor, 1, False, False), (actor, 1, True, False)]
 
 
 def one_by_one(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
@@ -141,12 +163,12 @@ def fastest(ways: list[Action]) -> Action:
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3"), "env", "unwrapped", "matmuls")
+    run = parse(("W1", "W2", "W2b", "W3", "S1", "S64"), "env", "unwrapped", "matmuls")
     work, clock = run.workload, Clock(run)
     torch.manual_seed(run.seed)
     if run.flags.matmuls:
         name, part, act = "floor: matmuls of the update", "update", matmuls(run)
-        repeats = work.epochs * work.minibatches
+        repeats = work.updates or work.epochs * work.minibatches
     elif run.flags.unwrapped:
         name, part, act = "floor: env, unwrapped", "collect", unwrapped(run)
         repeats = work.steps
@@ -161,7 +183,7 @@ def main() -> None:
                 act()
             clock.add(part, clock.now() - began)
             clock.end_iteration(rest=False)
-    clock.report(name, None if run.flags.matmuls or run.name == "W3" else "gymnasium")
+    clock.report(name, None if run.flags.matmuls or run.name in TORCH else "gymnasium")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""Train SAC on some envs and seeds, beside Stable-Baselines3's, and keep the curves.
+
+    python scripts/sac_curves.py --ids HalfCheetah-v5 Hopper-v5 --seeds 1 2 3
+    python scripts/sac_curves.py --total_env_steps 1_000_000    # goes on from what was reached
+
+Both take `configs/sac.yaml`'s settings with 5,000 random first env steps, and are evaluated every
+10,000 env steps by 10 deterministic episodes. A run of ours that was stopped, or is asked for more
+env steps than it has, goes on from its last checkpoint, replay included, bit for bit. One of
+Stable-Baselines3 (`--peer`, an interpreter that has it) is begun once, and never again where the
+file of curves holds it to that many env steps.
+
+Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+OURS, PEER = "lightning_rl", "stable-baselines3"
+BUFFER_SIZE = 16
+"""Of configs/sac.yaml: env steps of an iteration."""
+Curves = dict[str, dict[str, dict[str, list[list[float]]]]]
+
+
+def main() -> None:
+    args = arguments()
+    curves: Curves = json.loads(args.curves.read_text()) if args.curves.exists() else {}
+    for seed in args.seeds:
+        for env_id in args.ids:
+            runs: list[tuple[str, Any]] = [(OURS, ours)]
+            runs += [(PEER, peer)] if args.peer else []
+            for library, train in runs:
+                kept = curves.setdefault(library, {}).setdefault(env_id, {})
+                if reached(kept.get(str(seed), [])) < args.total_env_steps:
+                    kept[str(seed)] = train(env_id, seed, args)
+                    args.curves.parent.mkdir(parents=True, exist_ok=True)
+                    args.curves.write_text(json.dumps(curves, indent=1) + "\n")
+                    print(library, env_id, seed, kept[str(seed)][-1], flush=True)
+    print(table(curves, args))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config", default="sac.yaml")
+    parser.add_argument("--ids", nargs="+", default=["HalfCheetah-v5", "Hopper-v5"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--total_env_steps", type=int, default=100_000)
+    parser.add_argument("--random_env_steps", type=int, default=5_000)
+    parser.add_argument("--evaluate_every", type=int, default=10_000, help="env steps")
+    parser.add_argument("--peer", help="an interpreter that has stable-baselines3")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/sac_curves"))
+    parser.add_argument("--curves", type=Path, default=HERE / "results" / "sac_curves.json")
+    return parser.parse_args()
+
+
+def ours(env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
+    """Train, or train on, by the command line; return the points of the run's evaluations."""
+    name = f"{Path(args.config).stem}_{env_id}_seed{seed}"
+    found = sorted(args.output_dir.glob(f"{name}_2*/checkpoints/last.ckpt"))
+    command = [sys.executable, "-m", "lightning_rl", "fit"]
+    if found:
+        command += ["--ckpt_path", str(found[-1])]
+    else:
+        command += ["--config", args.config, "--seed_everything", str(seed)]
+        command += ["--exp_name", name, "--output_dir", str(args.output_dir)]
+        command += ["--data.env.id", env_id, "--trainer.num_threads", "1"]
+        command += ["--data.iterations_per_epoch", str(args.evaluate_every // BUFFER_SIZE)]
+        command += ["--model.random_env_steps", str(args.random_env_steps)]
+    command += ["--data.total_env_steps", str(args.total_env_steps)]  # the last word is the flag's
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    points = {}
+    for numbers in sorted(args.output_dir.glob(f"{name}_2*/logs/metrics.csv")):
+        with numbers.open() as file:
+            for row in csv.DictReader(file):
+                if row.get("eval/avg_reward"):
+                    points[int(float(row["env_steps"]))] = float(row["eval/avg_reward"])
+    return [[step, round(value, 2)] for step, value in sorted(points.items())]
+
+
+def peer(env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
+    """Train Stable-Baselines3's; return the points of its evaluations."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch, "curve.jsonl")
+        command = [args.peer, str(HERE / "reference_sb3.py"), "--algorithm", "sac"]
+        for option in ("total_env_steps", "random_env_steps", "evaluate_every"):
+            command += [f"--{option}", str(getattr(args, option))]
+        command += ["--id", env_id, "--seed", str(seed), "--output", str(output)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=scratch)
+        curve: list[list[float]] = json.loads(output.read_text())["curve"]
+        return curve
+
+
+def reached(curve: list[list[float]]) -> float:
+    """Return the env steps of a curve's last point."""
+    return curve[-1][0] if curve else 0
+
+
+def table(curves: Curves, args: argparse.Namespace) -> str:
+    """Return a line per env and library: the returns of each seed at the budget, and their mean.
+
+    Each is the mean of the last three evaluations, which say more than one.
+    """
+    lines = ["| env | library | by seed | mean |", "|---|---|---|---|"]
+    for env_id in args.ids:
+        for library, envs in curves.items():
+            seeds = {
+                seed: np.mean([value for at, value in curve if at <= args.total_env_steps][-3:])
+                for seed, curve in envs.get(env_id, {}).items()
+                if reached(curve) >= args.total_env_steps
+            }
+            if seeds:
+                each = ", ".join(f"{seeds[seed]:,.0f}" for seed in sorted(seeds))
+                mean = np.mean(list(seeds.values()))
+                lines.append(f"| {env_id} | {library} | {each} | {mean:,.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
