@@ -3,7 +3,8 @@
 A small run that saves `last.ckpt` after every iteration is killed (SIGKILL) at a random time, once
 per trial. Then `last.ckpt` must be readable, and the run that resumes from it must end exactly as
 one that nobody disturbed: weights, optimizer, counters, random streams, envs, bit for bit, with no
-unfinished file left. Every run is a fork of this process: none waits for imports.
+unfinished file left. `--algorithm sac` saves a replay beside each checkpoint, which must come back
+too. Every run is a fork of this process: none waits for imports.
 """
 
 import argparse
@@ -20,10 +21,20 @@ from pathlib import Path
 import torch
 from lightning.pytorch import seed_everything
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import (
+    PPO,
+    SAC,
+    ActorCritic,
+    GymnasiumEnv,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+    SquashedActorCritic,
+)
+from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
 
-RESULT = Path(__file__).parent / "results" / "kill_test.md"
+RESULTS = Path(__file__).parent / "results"
 COMPARED = (
     "state_dict",
     "optimizer_states",
@@ -34,21 +45,31 @@ COMPARED = (
 )
 
 
-def train(run_dir: Path, iterations: int, ckpt_path: Path | None) -> None:
+CAPACITY = 300
+"""Of SAC's replay: the oldest make room before a run of 40 iterations ends."""
+
+
+def train(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None) -> None:
     """Train, saving every iteration; the checkpoint is large enough for kills to hit a save."""
     seed_everything(1)
+    off_policy = algorithm == "sac"
     data = RLDataModule(
-        partial(GymnasiumEnv, id="CartPole-v1"),
+        partial(GymnasiumEnv, id="Pendulum-v1" if off_policy else "CartPole-v1"),
         num_envs=2,
         buffer_size=8,
         total_env_steps=16 * iterations,
         iterations_per_epoch=1,
         num_eval_episodes=1,
+        replay=partial(ReplayBuffer, capacity=CAPACITY) if off_policy else None,
     )
-    policy = ActorCritic(
-        data.observation_space, data.action_space, (128, 128), normalize_observation=True
-    )
-    model = PPO(policy, n_epochs=1, batch_size=16, normalize_reward=True)
+    spaces, sizes = (data.observation_space, data.action_space), (128, 128)
+    model: SAC | PPO
+    if off_policy:
+        policy = SquashedActorCritic(*spaces, sizes, normalize_observation=True)
+        model = SAC(policy, batch_size=16, random_env_steps=48, updates_per_env_step=0.25)
+    else:
+        actor = ActorCritic(*spaces, sizes, normalize_observation=True)
+        model = PPO(actor, n_epochs=1, batch_size=16, normalize_reward=True)
     trainer = RLTrainer(
         run_dir=str(run_dir),
         logger=False,
@@ -61,7 +82,7 @@ def train(run_dir: Path, iterations: int, ckpt_path: Path | None) -> None:
     trainer.fit(model, data, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 
 
-def forked(run_dir: Path, iterations: int, ckpt_path: Path | None = None) -> int:
+def forked(algorithm: str, run_dir: Path, iterations: int, ckpt_path: Path | None = None) -> int:
     """Begin to train in a fork of this process, silently, and return its number."""
     sys.stdout.flush()
     if process := os.fork():
@@ -70,7 +91,7 @@ def forked(run_dir: Path, iterations: int, ckpt_path: Path | None = None) -> int
     try:
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        train(run_dir, iterations, ckpt_path)
+        train(algorithm, run_dir, iterations, ckpt_path)
         status = 0
     finally:
         os._exit(status)
@@ -95,21 +116,38 @@ def same(a: object, b: object) -> bool:
     return bool(a == b)
 
 
+def ended(run_dir: Path) -> dict[str, object]:
+    """Return what a run has come to: its last checkpoint, and what its replay would give next."""
+    checkpoint = read_checkpoint(last(run_dir))
+    kept: dict[str, object] = {key: checkpoint[key] for key in COMPARED}
+    states = checkpoint["RLDataModule"].get("replays", [])
+    kept["RLDataModule"] = {k: v for k, v in checkpoint["RLDataModule"].items() if k != "replays"}
+    env = GymnasiumEnv(id="Pendulum-v1", num_envs=1)
+    for state in states:  # how it is cut into files depends on when it was saved
+        replay = ReplayBuffer(
+            env.single_observation_space, env.single_action_space, 2, capacity=CAPACITY
+        )
+        replay.load_state_dict(state, last(run_dir).parent / REPLAY_FOLDER)
+        kept["drawn"] = [dict(batch.items()) for batch in replay.batches(50, 64)]
+    return kept
+
+
 class Trials:
     """What became of the kills."""
 
-    def __init__(self, root: Path, iterations: int, seed: int) -> None:
-        self.root, self.iterations, self.draw = root, iterations, random.Random(seed)
+    def __init__(self, algorithm: str, root: Path, iterations: int, seed: int) -> None:
+        self.algorithm, self.root, self.iterations = algorithm, root, iterations
+        self.draw = random.Random(seed)
         self.kills = self.during_save = self.unreadable = self.different = self.leftovers = 0
         self.iterations_at_kill: list[int] = []
         began = time.perf_counter()
-        assert finished(forked(root / "whole", iterations)) == 0
+        assert finished(forked(algorithm, root / "whole", iterations)) == 0
         self.duration = time.perf_counter() - began
-        self.whole = read_checkpoint(last(root / "whole"))
+        self.whole = ended(root / "whole")
 
     def kill_once(self) -> None:
         run_dir = self.root / f"run{self.kills}"
-        process = forked(run_dir, self.iterations)
+        process = forked(self.algorithm, run_dir, self.iterations)
         while not last(run_dir).exists():
             time.sleep(0.001)
         time.sleep(self.draw.uniform(0, 0.6 * self.duration))
@@ -130,10 +168,8 @@ class Trials:
             self.unreadable += 1
             return
         self.iterations_at_kill.append(saved["global_step"])
-        resumed = finished(forked(run_dir, self.iterations, last(run_dir)))
-        ended = read_checkpoint(last(run_dir))
-        equal = all(same(ended[key], self.whole[key]) for key in COMPARED)
-        self.different += resumed != 0 or not equal
+        resumed = finished(forked(self.algorithm, run_dir, self.iterations, last(run_dir)))
+        self.different += resumed != 0 or not same(ended(run_dir), self.whole)
         self.leftovers += bool(list(run_dir.rglob(".tmp-*")))
         for path in sorted(run_dir.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
@@ -142,9 +178,9 @@ class Trials:
         reached = sorted(self.iterations_at_kill)
         span = f"{reached[0]} to {reached[-1]}" if reached else "none"
         return (
-            "# Kills while saving\n\n"
-            "`python scripts/kill_test.py --check`: SIGKILL at a random time to a run that saves "
-            "after every iteration; then resume.\n\n"
+            f"# Kills while saving: {self.algorithm.upper()}\n\n"
+            f"`python scripts/kill_test.py --algorithm {self.algorithm} --check`: SIGKILL at a "
+            "random time to a run that saves after every iteration; then resume.\n\n"
             "| what | runs |\n|---|---|\n"
             f"| killed | {self.kills} |\n"
             f"| of these with an unfinished file, so in the middle of a save | {self.during_save} "
@@ -162,19 +198,20 @@ def last(run_dir: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithm", choices=("ppo", "sac"), default="ppo")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--iterations", type=int, default=40, help="of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the times of the kills")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--write", action="store_true", help="write results/kill_test_*.md")
     parser.add_argument("--check", action="store_true", help="fail where anything was lost")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        trials = Trials(Path(root), options.iterations, options.seed)
+        trials = Trials(options.algorithm, Path(root), options.iterations, options.seed)
         while trials.kills < options.kills:
             trials.kill_once()
     print(trials.report())
     if options.write:
-        RESULT.write_text(trials.report())
+        (RESULTS / f"kill_test_{options.algorithm}.md").write_text(trials.report())
     if options.check and (trials.unreadable or trials.different or trials.leftovers):
         sys.exit(1)
 

@@ -10,9 +10,11 @@ from lightning.pytorch import seed_everything
 from tensordict import TensorDict
 
 from lightning_rl import (
+    PPO,
     SAC,
     TD3,
     ActorCritic,
+    BehaviorCloning,
     ConfigurationError,
     DeterministicActorCritic,
     ReplayBuffer,
@@ -203,4 +205,23 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     assert long == (
         "model.n_steps=6 is longer than an episode, which the env ends after 5 steps: no target would ever sum so many "
         "rewards. Lower n_steps."
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "BehaviorCloning"])
+def test_a_replay_that_nobody_would_fill_is_refused(algorithm, tmp_path):
+    data = RLDataModule(
+        Corridor,
+        num_envs=2,
+        buffer_size=8,
+        total_env_steps=64,
+        replay=partial(ReplayBuffer, capacity=100),
+    )
+    policy = ActorCritic(data.observation_space, data.action_space)
+    model = {"PPO": PPO, "BehaviorCloning": BehaviorCloning}[algorithm](policy, batch_size=16)
+    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
+    assert message_of(lambda: trainer.fit(model, data)) == (
+        f"data.replay is set (ReplayBuffer), and {algorithm} would never use it, as it learns from each rollout when it "
+        "is fresh: remove data.replay, or train with SAC or TD3. An algorithm of yours that reads self.replay says so: "
+        "uses_replay = True in its class."
     )

@@ -14,7 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_rl.algorithms.checks import check_checkpoint, check_trainer
+from lightning_rl.algorithms.checks import (
+    check_checkpoint,
+    check_replay_is_used,
+    check_trainer,
+)
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import DESCRIPTION_KEY, SPACES_KEY, STATE_KEY, WEIGHTS, header
 from lightning_rl.collectors import EpisodePlan
@@ -139,6 +143,9 @@ class Algorithm(LightningModule, ABC, Constructed):
 
     adam_eps = 1e-5
     """Of Adam, where no optimizer is given."""
+
+    uses_replay = True
+    """Whether it reads `replay`; where it does not, `data.replay` is refused."""
 
     def __init__(
         self,
@@ -413,7 +420,12 @@ class Algorithm(LightningModule, ABC, Constructed):
         return None
 
     def on_train_start(self) -> None:
-        """Take up the random streams of a checkpoint, after all else that might draw from them."""
+        """Take up the random streams of a checkpoint, after all else that might draw from them.
+
+        Raises:
+            ConfigurationError: for a replay that would not be used.
+        """
+        check_replay_is_used(self, self.data.replay)
         if not self.compilation.compiled:
             self.compilation.say()  # else once it has been
         if self._restored is not None:

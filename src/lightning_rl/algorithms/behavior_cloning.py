@@ -41,6 +41,8 @@ class BehaviorCloning(Algorithm):
         ConfigurationError: for a number out of range.
     """
 
+    uses_replay = False
+
     def __init__(
         self, policy: Policy, n_epochs: int = 10, ent_coef: float = 0.0, **kwargs: Any
     ) -> None:

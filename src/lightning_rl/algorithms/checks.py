@@ -88,6 +88,25 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
     )
 
 
+def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> None:
+    """Refuse a replay that nothing would be put into.
+
+    Args:
+        algorithm: says by `uses_replay` whether it reads one.
+        replay: of the data module; None where `data.replay` is not set.
+
+    Raises:
+        ConfigurationError: naming the algorithm.
+    """
+    name = type(algorithm).__name__
+    require(
+        replay is None or bool(algorithm.uses_replay),
+        f"data.replay is set ({type(replay).__name__}), and {name} would never use it, as it "
+        "learns from each rollout when it is fresh: remove data.replay, or train with SAC or TD3. "
+        "An algorithm of yours that reads self.replay says so: uses_replay = True in its class.",
+    )
+
+
 def check_drawn_fields(algorithm: type, base: type) -> None:
     """Refuse an algorithm that prepares whole minibatches, where each process has a part of one.
 

@@ -69,6 +69,8 @@ class OnPolicyAlgorithm(Algorithm):
         ConfigurationError: for a number out of range.
     """
 
+    uses_replay = False
+
     def __init__(
         self,
         policy: Policy,

@@ -277,7 +277,6 @@ class ReplayBuffer(Replay):
         Raises:
             ConfigurationError: for `n_steps` below 1.
             RuntimeError: where there is nothing to draw from, and where a rollout came in between.
-            ConfigurationError: for `n_steps` below 1.
         """
         if len(self) == 0:
             raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
