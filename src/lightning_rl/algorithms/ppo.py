@@ -108,21 +108,17 @@ class PPO(OnPolicyAlgorithm):
 
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
-        transitions = rollout[:, :-1]
-        data = (
-            self.rewards(rollout),
-            rollout["value"],
-            transitions["terminated"],
-            transitions["truncated"],
-            transitions["final_value"],
-        )
+        value: Tensor = rollout["value"]
+        # Fields are sliced one by one: to slice the whole rollout takes as long as the estimate.
+        ends = (rollout[key][:, :-1] for key in ("terminated", "truncated", "final_value"))
+        data = self.rewards(rollout), value, *ends
         estimate = gae
         if self.may_be_stale and self.correction.method == "vtrace":
             estimate = partial(vtrace, self.correction.log_ratio(rollout))
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
-        self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
+        self.statistics.set("explained_variance", explained_variance(value[:, :-1], target))
         if self.normalize_advantage == "rollout":
             if ranks.world_size() > 1:
                 flat = ranks.normalize_over_ranks(advantage.flatten(), [advantage.numel()])

@@ -188,8 +188,7 @@ class SyncCollector(Collector):
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
-        # The container is new each time: what an algorithm adds or replaces stays its own.
-        return self.account_for(self._segment.rollout[:, : steps + 1], **notes)
+        return self.account_for(self._segment.first(steps), **notes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"loop": self._loop.state_dict()}

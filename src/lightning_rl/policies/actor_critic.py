@@ -111,10 +111,9 @@ class PerceptronPolicy(Policy):
 
     def update_normalization(self, rollout: TensorDict) -> None:
         if self.normalizer is not None:
-            transitions = rollout[:, :-1]
-            self.normalizer.update(
-                flatten_observation(transitions.get("observation"), 2).flatten(0, 1)
-            )
+            transitions = rollout.select("observation")[:, :-1]
+            observation = flatten_observation(transitions.get("observation"), 2)
+            self.normalizer.update(observation.flatten(0, 1))
 
 
 class ActorOnly(PerceptronPolicy):

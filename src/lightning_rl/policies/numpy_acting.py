@@ -217,7 +217,8 @@ class NumpyActor(RolloutActor):
         """Write the log-probs, by the very function that the update uses."""
         policy = self._policy
         keys = ["action", *policy.extra_fields]
-        transitions = flat_transitions(self._rollout[:, start : stop + 1], keys)
+        # Of these keys alone: to slice all of a rollout takes longer than the log-probs of a few.
+        transitions = flat_transitions(self._rollout.select(*keys)[:, start : stop + 1], keys)
         fields = {key: transitions.get(key) for key in keys}
         output = self._outputs[start:stop].flatten(0, 1)
         log_prob, _ = policy.distribution.log_prob_and_entropy(output, fields)
