@@ -2,7 +2,7 @@
 # Reproduce the learning results of docs/results.md: about half an hour of one core for classic control, two hours for MuJoCo
 # with ours alone, five with the reference beside it (pip install 'lightning-rl[mujoco]' stable-baselines3).
 #
-#   scripts/reproduce.sh [classic|tasks|mujoco|reference|all]
+#   scripts/reproduce.sh [classic|tasks|off_policy|mujoco|reference|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -16,6 +16,12 @@ if [[ $what == tasks || $what == all ]]; then
   for config in ppo_cart_pole_task grpo_cart_pole_task ppo_push_cube grpo_push_cube ppo_point_mass grpo; do
     python scripts/reproduce.py --config "$config.yaml" --seeds 1 2 3 4 5 --episodes 100
   done
+fi
+if [[ $what == off_policy || $what == all ]]; then
+  python scripts/sac_curves.py --ids Pendulum-v1 --seeds 1 2 3 4 5 --total_env_steps 10_000 --random_env_steps 1_000 \
+    --evaluate_every 1_000 --curves outputs/sac_pendulum.json
+  python scripts/reproduce.py --config sac_push_cube.yaml --seeds 1 2 3 --episodes 100
+  python scripts/sac_curves.py   # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet
 fi
 for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
   if [[ $what == mujoco || $what == all ]]; then
