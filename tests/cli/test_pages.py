@@ -12,9 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import gymnasium
 import pytest
@@ -30,6 +28,7 @@ from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.machine import MachineSettings
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last
+from tests.markdown import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,35 +44,7 @@ PAGES = {"README.md": README} | {
 }
 
 
-class Block(NamedTuple):
-    """A block of code on a page."""
-
-    page: str
-    language: str
-    code: str
-
-    @property
-    def file(self) -> str | None:
-        """The name of the file that it shows, where its first line says one."""
-        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.code)
-        return found[1] if found else None
-
-    @property
-    def commands(self) -> list[str]:
-        """Its lines, less comments, if it is one of commands."""
-        lines = self.code.splitlines() if self.language == "bash" else []
-        return [line.split("  #")[0].strip() for line in lines if line.strip()]
-
-
-def blocks() -> Iterator[Block]:
-    for page, text in PAGES.items():
-        for language, code in re.findall(
-            r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
-        ):
-            yield Block(page, language, code)
-
-
-BLOCKS = list(blocks())
+BLOCKS = [block for page, text in PAGES.items() for block in blocks(page, text)]
 COMMANDS = list(dict.fromkeys(command for block in BLOCKS for command in block.commands))
 """Each once, however many pages it stands on."""
 

@@ -105,7 +105,8 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     @cached_property
     def _text(self) -> str:
         """The configuration as YAML, which the parser takes a sixth of a second to write."""
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # it was parsed
+        config = yaml.safe_load(text)
         return yaml.safe_dump(
             {key: config[key] for key in SECTIONS if key in config}, sort_keys=False
         )
