@@ -557,7 +557,7 @@ MUTATIONS = (
         "of two values of an option the first one counts",
         "        if option == flag:\n            value = following\n",
         "        if option == flag:\n            return following\n",
-        "cli/test_commands.py faults/test_trust.py",
+        "faults/test_trust.py",
     ),
     Mutation(
         "cli/trust.py",
@@ -642,7 +642,7 @@ MUTATIONS = (
         "two processes may train in one directory",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        "faults/test_locks.py",
+        "faults/test_faults.py",
     ),
     Mutation(
         "permission.py",
