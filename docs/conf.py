@@ -11,10 +11,8 @@ version = release = metadata.version("lightning-rl")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.viewcode",
     "mathml",
     "source_links",
 ]

@@ -2,7 +2,8 @@
 
     python scripts/mutations.py                          # all of them, about a quarter of an hour
     python scripts/mutations.py --only gae staleness     # those whose text has one of these words
-    python scripts/mutations.py --jobs 2 --write         # also into scripts/results/mutations.md
+    python scripts/mutations.py --jobs 2 --write         # also into scripts/results/mutations.md;
+                                                         # with --only, the rows of those alone
 
 Each defect is one that code like this has had somewhere: an episode that goes on over its end, a
 generator that is not saved, a rank that trains by itself. It is made in a copy of the tree, and the
@@ -22,7 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -556,7 +557,7 @@ MUTATIONS = (
         "of two values of an option the first one counts",
         "        if option == flag:\n            value = following\n",
         "        if option == flag:\n            return following\n",
-        "cli/test_commands.py faults/test_trust.py",
+        "faults/test_trust.py",
     ),
     Mutation(
         "cli/trust.py",
@@ -641,7 +642,7 @@ MUTATIONS = (
         "two processes may train in one directory",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        "faults/test_locks.py",
+        "faults/test_faults.py",
     ),
     Mutation(
         "permission.py",
@@ -791,9 +792,8 @@ def main() -> None:
     survived = sum(outcome.test is None for outcome in outcomes)
     print(f"{len(outcomes) - survived} of {len(outcomes)} caught")
     if arguments.write:
-        order = [m.defect for m in MUTATIONS]
-        outcomes.sort(key=lambda outcome: order.index(outcome.mutation.defect))
-        RESULTS.write_text(table(outcomes))
+        now = {o.mutation.defect: o.test[0] if o.test else "" for o in outcomes}
+        RESULTS.write_text(table(caught_before() | now))
     sys.exit(1 if survived else 0)
 
 
@@ -860,10 +860,10 @@ def _test(mutation: Mutation, folder: Path) -> None:
 
 
 def caught_before() -> dict[str, str]:
-    """Return the tests in the results that are there, by the defect that they caught."""
+    """Return the tests in the results that are there, by defect; empty where nothing caught it."""
     text = RESULTS.read_text() if RESULTS.is_file() else ""
-    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| `([^`|]+)` \|$", text, re.MULTILINE)
-    return {defect: f"tests/{test}" for defect, test in rows}
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| (?:`([^`]+)`|\*\*nothing\*\*) \|$", text, re.M)
+    return {defect: f"tests/{test}" if test else "" for defect, test in rows}
 
 
 class FirstFailure:
@@ -893,21 +893,26 @@ def applied(mutation: Mutation, content: str) -> str:
     return content.replace(mutation.before, mutation.after)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes as Markdown."""
-    caught = sum(outcome.test is not None for outcome in outcomes)
+def table(caught_by: Mapping[str, str]) -> str:
+    """Return as Markdown which test caught each defect, in the order of the defects.
+
+    Args:
+        caught_by: the name of the test by the defect, empty where none did.
+    """
+    tried = [m for m in MUTATIONS if m.defect in caught_by]
     lines = [
         "# Which defects the tests notice",
         "",
-        f"{caught} of {len(outcomes)}, by `python scripts/mutations.py --write`. Each test file",
-        "beside a defect ran until its first failure.",
+        f"{sum(bool(caught_by[m.defect]) for m in tried)} of {len(tried)}, by",
+        "`python scripts/mutations.py --write`. Each test file beside a defect ran until its first",
+        "failure; with `--only`, the other rows are those of before.",
         "",
         "| package | defect | caught by |",
         "|---|---|---|",
     ]
-    for mutation, test, _ in outcomes:
-        name = f"`{test[0].removeprefix('tests/')}`" if test else "**nothing**"
-        lines.append(f"| {mutation.package} | {mutation.defect} | {name} |")
+    for m in tried:
+        test = caught_by[m.defect].removeprefix("tests/")
+        lines.append(f"| {m.package} | {m.defect} | {f'`{test}`' if test else '**nothing**'} |")
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,8 @@
     {src}`lightning_rl.PPO.loss#clip_value_loss`          to the first line of it that holds a text
 
 A name or a text that is gone is a warning, which ends a build with `-W`: no link goes to a line
-that says something else by now. The source of each module that is linked to becomes a page.
+that says something else by now. Each entry of the API reference has such a link, too. The source of
+each module that is linked to becomes a page.
 """
 
 import importlib
@@ -16,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 from sphinx.util.docutils import ReferenceRole
 from sphinx.util.typing import ExtensionMetadata
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "_code"
 """Where the pages of source lie in the site."""
+
+HAVE_SOURCE = ("class", "exception", "function", "method", "property")
+"""The kinds of entries of the API reference that a link to the source is given."""
 
 
 class SourceRole(ReferenceRole):
@@ -41,13 +47,25 @@ class SourceRole(ReferenceRole):
         except LookupError as error:
             logger.warning("src: %s", error, location=self.get_location())
             return [shown], []
-        depth = self.env.current_document.docname.count("/")
-        page = f"{'../' * depth}{FOLDER}/{module.__name__.replace('.', '/')}.html"
-        link = nodes.reference("", "", internal=True, refuri=f"{page}#L-{line}")
-        link += shown
-        linked_modules(self.env).add(module.__name__)
-        self.env.note_dependency(inspect.getfile(module))  # or a later build keeps old lines
-        return [link], []
+        return [link_to(self.env, module, line, shown)], []
+
+
+def link_to(env: BuildEnvironment, module: ModuleType, line: int, shown: nodes.Node) -> nodes.Node:
+    """Return a link of the page that is read, to a line of the source of a module."""
+    depth = env.current_document.docname.count("/")
+    page = f"{'../' * depth}{FOLDER}/{module.__name__.replace('.', '/')}.html"
+    linked_modules(env).add(module.__name__)
+    env.note_dependency(inspect.getfile(module))  # or a later build keeps old lines
+    return nodes.reference("", "", shown, internal=True, refuri=f"{page}#L-{line}")
+
+
+def link_entries(app: Sphinx, doctree: nodes.document) -> None:
+    """Link each class, function, method and property of the API reference to its source."""
+    for signature in doctree.findall(addnodes.desc_signature):
+        if signature.parent["objtype"] in HAVE_SOURCE:
+            module, line = find(f"{signature['module']}.{signature['fullname']}")
+            shown = nodes.inline("", "[source]", classes=["viewcode-link"])
+            signature += link_to(app.env, module, line, shown)
 
 
 def find(name: str, text: str = "") -> tuple[ModuleType, int]:
@@ -72,7 +90,8 @@ def find(name: str, text: str = "") -> tuple[ModuleType, int]:
         break
     if found is None:
         raise LookupError(f"there is no {name}")
-    found = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+    inner = (getattr(found, name, None) for name in ("fget", "__func__", "func"))
+    found = next(filter(None, inner), found)  # of a property, a class's method, a cached property
     module = found if inspect.ismodule(found) else inspect.getmodule(found)
     if module is None:
         raise LookupError(f"{name} is a value, which has no source: name what it stands in")
@@ -94,7 +113,10 @@ def linked_modules(env: Any) -> set[str]:
 
 
 def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield a page for each module that is linked to: its source, a number at each line."""
+    """Yield a page for each module that is linked to: its source, a number at each line.
+
+    It has no tree of all other pages beside it: to make one takes longer than the page.
+    """
     highlighter = app.builder.highlighter  # type: ignore[attr-defined]
     for name in sorted(linked_modules(app.env)):
         source = Path(inspect.getfile(importlib.import_module(name))).read_text()
@@ -103,11 +125,13 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         )
         title = f"Source of {name}"
         body = f"<h1>{title}</h1>\n{code}"
-        yield f"{FOLDER}/{name.replace('.', '/')}", {"title": title, "body": body}, "page.html"
+        context = {"title": title, "body": body, "toctree": lambda **_: ""}
+        yield f"{FOLDER}/{name.replace('.', '/')}", context, "page.html"
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
     """Register the role, and the pages of source."""
     app.add_role("src", SourceRole())
+    app.connect("doctree-read", link_entries)
     app.connect("html-collect-pages", pages)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.cli import quick_help
-from lightning_rl.cli.app import run
+from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last, load, scalars, train
@@ -545,6 +545,22 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
     assert printed["model"]["init_args"]["clip_coef"] == 0.3
 
 
+def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
+    """Each takes some 0.1 s, of the 0.4 s that a short run takes in all."""
+    built, init_parser = [], RLCLI.init_parser
+
+    def counting(self, **kwargs):
+        built.append(init_parser(self, **kwargs))
+        return built[-1]
+
+    monkeypatch.setattr(RLCLI, "init_parser", counting)
+    for subcommand in ("fit", "check"):
+        with pytest.raises(SystemExit):
+            run([subcommand, "--config", "ppo.yaml", "--print_config"])
+        assert len(built) == 2  # its own, and the one that finds out which is asked for
+        built.clear()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signalled_process_saves_exits_and_resumes_exactly(number):
     settings = [*SMALL, "--data.total_env_steps", "38400", "--data.env.vectorization", "async"]
@@ -584,6 +600,8 @@ def test_an_env_that_fails_ends_the_run_with_its_own_traceback_and_leaves_no_pro
             "--config",
             "ppo.yaml",
             *SMALL,
+            "--data.total_env_steps",
+            str(STEPS),
             "--data.env.id",
             "faulty:Faulty-v0",
             "--data.env.vectorization",
@@ -710,20 +728,36 @@ WHOLE = [
 ]
 
 
+SAY_EACH = f"""
+import contextlib, io, json
+from lightning_rl.cli.app import run
+found = []
+for option, _ in {WHOLE!r}:
+    config = [] if ".help" in option else ["--config", "ppo.yaml"]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            run(["fit", *config, *option.split()])
+        except SystemExit as stop:
+            status = stop.code
+    found.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(found))
+"""
+
+
 def test_a_message_says_setting_value_what_is_allowed_and_the_cure(tmp_path):
     (tmp_path / "my_mod.py").write_text(
         "from lightning_rl import ActorOnly\nclass Thing: pass\nclass MyPolicy(ActorOnly): pass\n"
     )
     (tmp_path / "needs_mod.py").write_text("import nowhere\n")
-    everything = {quick_help.SWITCH: "1"}  # or a request for help would begin anew
-    for option, message in WHOLE:
-        config = [] if ".help" in option else ["--config", "ppo.yaml"]
-        # Each in a process of its own: what it imports is known to no other.
-        said = rl_cli("fit", *config, *option.split(), env=everything)
-        assert said.stderr == f"rl-cli: error: {message}\n", option
-        assert said.returncode in (1, 2)
-        assert said.stdout == ""
-        assert not Path("outputs").exists(), option
+    (tmp_path / "all.py").write_text(SAY_EACH)
+    # In a process that knows no class of other tests, and as who asked for no quick help.
+    said = rl_cli(program=tmp_path / "all.py", env={quick_help.SWITCH: "1"})
+    assert said.returncode == 0, said.stderr
+    for (option, message), (status, out, err) in zip(WHOLE, json.loads(said.stdout), strict=True):
+        assert err == f"rl-cli: error: {message}\n", option
+        assert status in (1, 2)
+        assert out == ""
+    assert not Path("outputs").exists()
 
 
 REFUSED_LATER = [

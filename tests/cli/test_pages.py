@@ -12,9 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import gymnasium
 import pytest
@@ -28,7 +26,9 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.machine import MachineSettings
+from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last
+from tests.markdown import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,35 +44,7 @@ PAGES = {"README.md": README} | {
 }
 
 
-class Block(NamedTuple):
-    """A block of code on a page."""
-
-    page: str
-    language: str
-    code: str
-
-    @property
-    def file(self) -> str | None:
-        """The name of the file that it shows, where its first line says one."""
-        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.code)
-        return found[1] if found else None
-
-    @property
-    def commands(self) -> list[str]:
-        """Its lines, less comments, if it is one of commands."""
-        lines = self.code.splitlines() if self.language == "bash" else []
-        return [line.split("  #")[0].strip() for line in lines if line.strip()]
-
-
-def blocks() -> Iterator[Block]:
-    for page, text in PAGES.items():
-        for language, code in re.findall(
-            r"^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE
-        ):
-            yield Block(page, language, code)
-
-
-BLOCKS = list(blocks())
+BLOCKS = [block for page, text in PAGES.items() for block in blocks(page, text)]
 COMMANDS = list(dict.fromkeys(command for block in BLOCKS for command in block.commands))
 """Each once, however many pages it stands on."""
 
@@ -85,6 +57,7 @@ SMALL = [
     *("--data.num_eval_episodes", "2"),
 ]
 SMALLER = [
+    *("--data.total_env_steps", "64"),
     *("--data.num_envs", "8"),
     *("--data.buffer_size", "4"),
     *("--model.n_epochs", "1"),
@@ -231,9 +204,7 @@ def follow(arguments):
         run(FIRST)  # with so few env steps that there are some left
         run([*arguments, *SMALL, "--data.total_env_steps", "1024"])
     elif arguments[0] == "fit":
-        if config == "ppo_mujoco.yaml":
-            pytest.importorskip("mujoco")
-        if "HalfCheetah-v5" in arguments:
+        if config == "ppo_mujoco.yaml" or "HalfCheetah-v5" in arguments:
             pytest.importorskip("mujoco")
         clones = config.startswith("vla")
         if "--trainer.init_from" in arguments:
@@ -241,15 +212,16 @@ def follow(arguments):
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
         if config in ("sac.yaml", "td3.yaml", "sac_push_cube.yaml"):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
+            arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
         if config.endswith(("push_cube.yaml", "point_mass.yaml")):
             arguments += ["--data.num_envs", "16"]
         if "trainer/ddp.yaml" in arguments:  # its launcher starts anew what here is pytest
-            command = [sys.executable, "-m", "lightning_rl", *arguments]
-            subprocess.run(command, check=True, timeout=120)
+            outcome = rl_cli(*arguments)
+            assert outcome.returncode == 0, outcome.stderr
         else:
             run(arguments)
     else:
-        if not Path("outputs").exists():
+        if not Path("outputs").exists() or "--video" in arguments:  # MuJoCo takes 7 s to draw
             run(FIRST)
         run(arguments)
 
@@ -340,7 +312,6 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     for there, here in {
-        "torchrun": f"{sys.executable} -m torch.distributed.run",
         " rl-cli ": f" {Path(sys.executable).parent / 'rl-cli'} ",
         "node0": "127.0.0.1",
         "29500": str(port),
@@ -349,13 +320,16 @@ def test_the_command_for_two_machines_trains_on_two(tmp_path):
     }.items():
         assert there in command
         command = command.replace(there, here)
+    torchrun, *words = shlex.split(command)
+    assert torchrun == "torchrun"
     small = [*SMALL, "--model.batch_size", "32"]
-    nodes = [
-        subprocess.Popen([*shlex.split(command.replace("rank 0", f"rank {i}")), *small])
-        for i in range(2)
-    ]
+    nodes = []
     try:
-        assert [node.wait(timeout=120) for node in nodes] == [0, 0]
+        for rank in ("0", "1"):
+            words[words.index("--node_rank") + 1] = rank
+            nodes.append(Command(*words, *small, program="torch.distributed.run"))
+        for node in nodes:
+            assert node.wait().returncode == 0, node.stderr
     finally:
         for node in nodes:
             node.kill()
@@ -531,17 +505,8 @@ def test_the_links_of_a_page_outside_of_the_site_lead_somewhere(page):
 
 def test_the_site_builds_without_a_warning(tmp_path):
     """Of a link to nothing, of a page in no table of contents, of an object of the source that has gone."""
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-q",
-        str(DOCS),
-        str(tmp_path / "site"),
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    options = ["-W", "--keep-going", "-q"]
+    built = Command(*options, DOCS, tmp_path / "site", program="sphinx").wait(280)
     assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
     page = (tmp_path / "site" / "algorithms" / "ppo.html").read_text()
     assert "<math " in page, "an equation shows without a network"

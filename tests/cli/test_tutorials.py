@@ -5,34 +5,17 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from lightning_rl.__main__ import main
+from tests.markdown import blocks
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = sorted(path.stem for path in TUTORIALS.glob("*.md") if path.stem != "index")
 
 NUMBER = r"-?\d[\d,.e+-]*"
 """Of an output whose numbers may be others on another machine."""
-
-
-class Block(NamedTuple):
-    """What stands between three backticks and the next."""
-
-    language: str
-    code: str
-
-    @property
-    def file(self):
-        found = re.match(r"# (\w+\.(?:py|yaml))\n", self.code)
-        return found[1] if found else None
-
-
-def blocks(page):
-    text = (TUTORIALS / f"{page}.md").read_text()
-    return [Block(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S)]
 
 
 def pattern(line, *, exact):
@@ -103,10 +86,11 @@ LEARNT = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_tutorial_can_be_followed(page, monkeypatch, capfd):
-    if "--video" in (TUTORIALS / f"{page}.md").read_text():
+    text = (TUTORIALS / f"{page}.md").read_text()
+    if "--video" in text:
         pytest.importorskip("av")
     names, printed, failed = {"__name__": "__main__"}, "", False
-    for block in blocks(page):
+    for block in blocks(page, text):
         if block.language in ("text", "output"):
             assert failed == block.code.startswith("rl-cli: error:"), printed
             assert_shown(block.code, printed, exact=block.language == "output")

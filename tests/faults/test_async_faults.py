@@ -223,6 +223,7 @@ def configured(directory, **env):
         "class_path": "SlowPolicy",
         "init_args": {"policy": config["model"]["init_args"]["policy"], "delay_ms": 1},
     }
+    config["model"]["init_args"]["compile"] = False  # as its budget would have it
     (directory / "faulty.yaml").write_text(yaml.safe_dump(config))
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)]))
     return Command("fit", "--config", "faulty.yaml", env={"PYTHONPATH": path})

@@ -81,8 +81,8 @@ def set_at(path, value):
     return change
 
 
-def refused(capsys, command):
-    arguments = ["--ckpt_path", "policy.ckpt"]
+def refused(capsys, command, *options):
+    arguments = ["--ckpt_path", "policy.ckpt", *options]
     if command == "fit":
         arguments += ["--data.total_env_steps", "192"]
     with pytest.raises(SystemExit) as stop:
@@ -212,6 +212,17 @@ def test_whoever_trusts_it_gets_it(key, command, checkpoint):
     checkpoint(set_at(key, f"{name}.MyPPO" if key.startswith("model") else f"{name}:{name}-v0"))
     more = ["--data.total_env_steps", "192"] if command == "fit" else []
     run([command, "--ckpt_path", "policy.ckpt", "--trust_code", "true", *more])
+    assert name in sys.modules
+
+
+def test_of_two_answers_to_whether_it_is_trusted_the_last_one_counts(checkpoint, capsys):
+    """As the parser has it of every option."""
+    name = checkpoint()
+    checkpoint(set_at("model.class_path", f"{name}.MyPPO"))
+    yes, no = ["--trust_code", "true"], ["--trust_code", "false"]
+    assert "model.class_path" in refused(capsys, "validate", *yes, *no)
+    assert name not in sys.modules
+    run(["validate", "--ckpt_path", "policy.ckpt", *no, *yes])
     assert name in sys.modules
 
 

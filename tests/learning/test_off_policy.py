@@ -140,10 +140,12 @@ def test_the_actor_learns_a_continuous_action(algorithm, policy, tmp_path):
     assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.12)
 
 
-@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 300), (0.3, 90), (2.5, 750)])
+@pytest.mark.parametrize(("ratio", "updates"), [(1.0, 100), (0.3, 30), (2.5, 250)])
 def test_each_env_step_is_followed_by_as_many_updates(ratio, updates, tmp_path):
-    module = learn(tmp_path, Corridor, updates_per_env_step=ratio, batch_size=8)
-    assert module.env_steps == 400
+    few = {"buffer_size": 5, "total_env_steps": 120}
+    settings = {"batch_size": 8, "random_env_steps": 20, "data": few}
+    module = learn(tmp_path, Corridor, updates_per_env_step=ratio, **settings)
+    assert module.env_steps == 120
     assert module.updates_done == updates
     assert module.metrics["train/optimizer_steps"] == 3 * updates  # critics, actor and temperature
 

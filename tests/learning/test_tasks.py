@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from lightning_rl import PushCube
 from lightning_rl.cli.app import run
 
 
@@ -12,7 +14,8 @@ def evaluate_after_training(tmp_path, monkeypatch, config, *arguments):
     monkeypatch.chdir(tmp_path)
     run(["fit", "--config", config, "--data.num_eval_episodes", "32", *arguments])
     (run_dir,) = Path("outputs").iterdir()
-    run(["validate", "--ckpt_path", str(run_dir / "checkpoints" / "last.ckpt")])
+    trusted = ["--trust_code", "true"]  # an env of a test is code of others
+    run(["validate", "--ckpt_path", str(run_dir / "checkpoints" / "last.ckpt"), *trusted])
     return json.loads((run_dir / "evaluation.json").read_text())
 
 
@@ -23,18 +26,30 @@ def test_grpo_balances_cart_pole_within_a_fifth_of_its_budget(tmp_path, monkeypa
     assert evaluation["avg_reward"] > 300
 
 
+class FromBehind(PushCube):
+    """The pusher begins where it has to push from: to find the cube takes most of a run, and more or less by luck."""
+
+    def initial_state(self, uniform):
+        state = super().initial_state(uniform)
+        away = torch.nn.functional.normalize(state["cube"] - state["goal"], dim=1)
+        state["pusher"] = state["cube"] + 0.12 * away
+        return state
+
+
 def test_ppo_learns_to_push_the_cube(tmp_path, monkeypatch):
-    """Seed 2 does so within 450,000 steps, seed 1 within 800,000."""
-    budget = ("--data.total_env_steps", "500_000", "--model.lr_schedule", "constant")
-    budget += (
-        "--data.iterations_per_epoch",
-        "62",
-        "--seed_everything",
-        "2",
-    )  # one evaluation, at the end
-    evaluation = evaluate_after_training(tmp_path, monkeypatch, "ppo_push_cube.yaml", *budget)
-    assert evaluation["success_rate"] > 0.8
-    assert evaluation["avg_length"] < 80
+    """Of seeds 1 to 5 each had 0.53 to 0.94 after as many steps; what has hardly learnt has none."""
+    found = []
+    for steps in ("8_192", "98_304"):
+        options = ["--data.env", f"{__name__}.FromBehind", "--model.lr_schedule", "constant"]
+        options += ["--data.iterations_per_epoch", "12", "--data.total_env_steps", steps]
+        directory = tmp_path / steps
+        directory.mkdir()
+        found.append(
+            evaluate_after_training(directory, monkeypatch, "ppo_push_cube.yaml", *options)
+        )
+    few, many = (evaluation["success_rate"] for evaluation in found)
+    assert few < 0.1
+    assert many > 0.4
 
 
 @pytest.mark.slow
