@@ -126,6 +126,22 @@ class Person(InterventionSource):
         self.draw.bit_generator.state = state["draw"]
 
 
+class Schedule(InterventionSource):
+    """Takes over in every second and third of four episodes, and says of each how it ended."""
+
+    schedules = ({}, {1: 1, 3: 3}, {0: 2}, {})
+    episode = -1
+
+    def reset(self, seed):
+        self.episode += 1
+
+    def poll(self, observation):
+        age, stretches = int(observation[0]), self.schedules[self.episode % 4]
+        taken = any(begin <= age < begin + length for begin, length in stretches.items())
+        event = ("failure", "success", "failure", "success")[self.episode % 4]
+        return Said([MARK, 0.0] if taken else None, event if age == LENGTH - 1 else None)
+
+
 def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs):
     wrapper = partial(Intervention, source=Person() if source is None else source, **kwargs)
     return GymnasiumEnv(num_envs, id, vectorization=vectorization, wrappers=[wrapper])
@@ -555,21 +571,7 @@ def test_drawing_the_evaluation_does_not_bring_it_back():
 
 
 def test_the_charts_say_how_often_how_long_and_with_what_success():
-    """Episodes of 7 steps: one without help fails, one with two takeovers of 1 and 3 steps succeeds, ..."""
-    schedules = [{}, {1: 1, 3: 3}, {0: 2}, {}]
-
-    class Schedule(InterventionSource):
-        episode = -1
-
-        def reset(self, seed):
-            self.episode += 1
-
-        def poll(self, observation):
-            age, stretches = int(observation[0]), schedules[self.episode % 4]
-            taken = any(begin <= age < begin + length for begin, length in stretches.items())
-            event = ("failure", "success", "failure", "success")[self.episode % 4]
-            return Said([MARK, 0.0] if taken else None, event if age == LENGTH - 1 else None)
-
+    """Of four episodes: one fails alone, one succeeds by takeovers of 1 and 3 steps, one fails after one of 2, ..."""
     env = helped(2, Schedule())
     # Rollouts end within episodes, and within a takeover.
     collector = SyncCollector(env, policy_for(env), 4, seed=1)

@@ -27,7 +27,7 @@ Steering = Mapping[str, str]
 """By the name of a key, or the number of an axis: which component of an action it moves, and to
 which side, such as `+0`. Of discrete actions: the number of the action."""
 
-BOX_KEYS: Steering = {
+_BOX_KEYS: Steering = {
     "up": "+0",
     "down": "-0",
     "left": "+1",
@@ -37,11 +37,11 @@ BOX_KEYS: Steering = {
     "c": "+3",
     "o": "-3",
 }
-DISCRETE_KEYS: Steering = {str(digit): str(digit) for digit in range(10)}
-GAMEPAD_AXES: Steering = {"1": "-0", "0": "-1", "4": "-2"}
-GAMEPAD_BUTTONS: Steering = {"7": "+3", "6": "-3"}
-MOUSE_AXES: Steering = {"1": "-0", "0": "-1", "2": "-2"}
-MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
+_DISCRETE_KEYS: Steering = {str(digit): str(digit) for digit in range(10)}
+_GAMEPAD_AXES: Steering = {"1": "-0", "0": "-1", "4": "-2"}
+_GAMEPAD_BUTTONS: Steering = {"7": "+3", "6": "-3"}
+_MOUSE_AXES: Steering = {"1": "-0", "0": "-1", "2": "-2"}
+_MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
 
 
 class Device(InterventionSource):
@@ -225,12 +225,12 @@ class Keyboard(Device):
 
     def _check_space(self) -> None:
         if isinstance(self._space, gymnasium.spaces.Discrete):
-            self._steering = DISCRETE_KEYS if self.given_steering is None else self.given_steering
+            self._steering = _DISCRETE_KEYS if self.given_steering is None else self.given_steering
             wrong = [a for a in self._steering.values() if not a.isdecimal()]
             require(not wrong, f"steering names {wrong}; this env's actions are {self._space}.")
             return
         super()._check_space()
-        self._steering = BOX_KEYS if self.given_steering is None else self.given_steering
+        self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
 
     def _action(self, held: set[str]) -> Any:
         """Return the action that the held keys stand for; None for no discrete one."""
@@ -276,8 +276,8 @@ class Gamepad(Device):
         unknown = set(buttons or {}) - set(defaults)
         require(not unknown, f"buttons has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
         self.buttons = {**defaults, **(buttons or {})}
-        self.axes = GAMEPAD_AXES if axes is None else axes
-        self.steering = GAMEPAD_BUTTONS if steering is None else steering
+        self.axes = _GAMEPAD_AXES if axes is None else axes
+        self.steering = _GAMEPAD_BUTTONS if steering is None else steering
         self.number, self.dead_zone = number, dead_zone
         self._pad: Any = None
         self._before: set[int] = set()
@@ -358,8 +358,8 @@ class SpaceMouse(Device):
         super().__init__(speed, neutral)
         check_range("linger_s", linger_s, least=0)
         check_range("dead_zone", dead_zone, least=0, below=1)
-        self.axes = MOUSE_AXES if axes is None else axes
-        self.steering = MOUSE_BUTTONS if steering is None else steering
+        self.axes = _MOUSE_AXES if axes is None else axes
+        self.steering = _MOUSE_BUTTONS if steering is None else steering
         self.linger_s, self.dead_zone = linger_s, dead_zone
         self._mouse: Any = None
         self._values, self._buttons = [0.0] * 6, 0

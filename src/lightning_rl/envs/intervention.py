@@ -18,6 +18,7 @@ Event = Literal["success", "failure", "rerecord"]
 """How somebody ends an episode: it succeeded, it failed, or it shall not count."""
 
 EVENTS: tuple[Event, ...] = ("success", "failure", "rerecord")
+"""All of them."""
 
 
 class Said(NamedTuple):

@@ -48,13 +48,7 @@ def make_gymnasium(
 ) -> Any:
     """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do.
 
-    Args:
-        id: the registered id.
-        num_envs: N.
-        env_kwargs: for the constructor of each.
-        vectorization: how they are stepped.
-        wrappers: to put around each.
-        names: by the keys under which infos say of interventions, ours.
+    `names` has, by the keys under which infos say of interventions, ours.
 
     Raises:
         ConfigurationError: where the env is not registered or cannot be made.
