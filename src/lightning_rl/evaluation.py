@@ -63,7 +63,7 @@ def run_episodes(
         one `Episode` per seed, in their order.
     """
     policy.eval()
-    choose = _chooser(policy, env.num_envs, None if deterministic else seeds)
+    choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
     playing = FirstEpisodes(env, choose, seeds, MAX_EPISODE_STEPS)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
@@ -93,10 +93,16 @@ def run_episodes(
     return [episodes[i] for i in range(len(seeds))]
 
 
-def _chooser(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
-    """Return what chooses the actions: by the mode, or, by the episodes' seeds, drawn row by row.
+def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
+    """Return what chooses the actions [N, *A] of a policy, through one episode of each row.
 
     It carries the state [N, ...] of a policy that has one.
+
+    Args:
+        policy: acts.
+        num_envs: N.
+        seeds: of the episodes, which row by row draw their actions from generators of their own;
+            None acts by the mode of the distribution.
     """
     generators = [torch.Generator(policy.version.device).manual_seed(int(s)) for s in seeds or ()]
     state = first_state(policy, num_envs)

@@ -66,6 +66,10 @@ class Device(InterventionSource):
         check_range("speed", speed, above=0)
         self.speed, self.given_neutral = speed, neutral
         self._space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(1)
+        self._in_charge = False
+
+    def take_charge(self) -> None:
+        self._in_charge = True
 
     def open(self, env: gymnasium.Env) -> None:
         name, kind = type(self).__name__, type(self)
@@ -213,7 +217,7 @@ class Keyboard(Device):
 
     def poll(self, observation: Any) -> Said:
         assert self._input is not None
-        pressed, held = self._input.read(self._taken_over)
+        pressed, held = self._input.read(self._taken_over or self._in_charge)
         event: Event | None = None
         for key in pressed:
             if key == self.keys["take_over"]:
@@ -221,7 +225,8 @@ class Keyboard(Device):
             for name in ("success", "failure", "rerecord"):
                 if key == self.keys[name]:
                     event = name
-        return Said(self._action({*held, *pressed}) if self._taken_over else None, event)
+        acts = self._taken_over or self._in_charge
+        return Said(self._action({*held, *pressed}) if acts else None, event)
 
     def _check_space(self) -> None:
         if isinstance(self._space, gymnasium.spaces.Discrete):
@@ -313,7 +318,7 @@ class Gamepad(Device):
             if self.buttons[name] in down - self._before:
                 event = name
         self._before = down
-        if self.buttons["take_over"] not in down:
+        if self.buttons["take_over"] not in down and not self._in_charge:
             return Said(None, event)
         axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
         live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
@@ -398,7 +403,7 @@ class SpaceMouse(Device):
         now = time.monotonic()
         if live or down:
             self._until = now + self.linger_s
-        if now > self._until or not self._until:
+        if (now > self._until or not self._until) and not self._in_charge:
             return Said()
         return Said(self._steer(self._moved(live, self.axes) | self._moved(down, self.steering)))
 

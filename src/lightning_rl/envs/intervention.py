@@ -57,6 +57,9 @@ class InterventionSource(ABC):
             seed: of the env, where it is given one.
         """
 
+    def take_charge(self) -> None:  # noqa: B027  # others than people do as they are written
+        """Act at every step from here on, as there is no policy beside this one."""
+
     @abstractmethod
     def poll(self, observation: Any) -> Said:
         """Return what is said of the step that follows an observation, without waiting."""
@@ -183,7 +186,7 @@ class Intervention(gymnasium.Wrapper):
     What they do is executed instead of what the policy chose, and the info of each step says so:
     `executed_action` and `intervened`, which rollouts and replay hold. An episode that they end as
     a success or a failure is terminated, with `info["success"]`; one that is to be recorded again
-    is truncated.
+    is truncated, with `info["rerecord"]`.
 
     It belongs inside of wrappers that change the meaning of actions no more than outside of them:
     the actions of the source, and `executed_action`, are those of the env that it is put around. Of
@@ -202,7 +205,6 @@ class Intervention(gymnasium.Wrapper):
             leaves the env's.
 
     Attributes:
-        event: how somebody ended the episode by the last step, if they did.
         pace: what it waits for.
 
     Raises:
@@ -221,7 +223,6 @@ class Intervention(gymnasium.Wrapper):
         self.source = _as_source(source)
         self.pace = Pace(fps)
         self.success_reward = success_reward
-        self.event: Event | None = None
         self._stopped = self._opened = False
         self._observation: Any = None
         self._forget_episode()
@@ -258,9 +259,8 @@ class Intervention(gymnasium.Wrapper):
             self._executed.append(np.array(told))
         self._steps += 1
         self._observation = observation
-        self.event = said.event
         if said.event == "rerecord":
-            truncated = True
+            truncated, info["rerecord"] = True, True
         elif said.event is not None:
             terminated, info["success"] = True, said.event == "success"
             if said.event == "success" and self.success_reward is not None:

@@ -2,5 +2,14 @@
 
 from lightning_rl.offline.demonstrations import Demonstrations
 from lightning_rl.offline.episodes import Episode, Episodes, EpisodeWriter, read_episodes
+from lightning_rl.offline.record import Recorded, Recorder
 
-__all__ = ["Demonstrations", "Episode", "EpisodeWriter", "Episodes", "read_episodes"]
+__all__ = [
+    "Demonstrations",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
+    "Recorded",
+    "Recorder",
+    "read_episodes",
+]
