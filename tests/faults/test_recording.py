@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,10 @@ from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
 pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
 
-SPACES = (Dict({"state": Box(-1, 1, (2,)), "eye": Box(0, 255, (16, 16, 3), np.uint8)}), Box(-1, 1, (1,)))
+SPACES = (
+    Dict({"state": Box(-1, 1, (2,)), "eye": Box(0, 255, (16, 16, 3), np.uint8)}),
+    Box(-1, 1, (1,)),
+)
 
 
 def seen(episode, t):

@@ -19,7 +19,10 @@ OBSERVATION = Dict(
     {
         "agent_pos": Box(-1, 1, (3,), np.float64),
         "pixels": Dict(
-            {"front": Box(0, 255, (64, 48, 3), np.uint8), "wrist": Box(0, 255, (3, 32, 32), np.uint8)}
+            {
+                "front": Box(0, 255, (64, 48, 3), np.uint8),
+                "wrist": Box(0, 255, (3, 32, 32), np.uint8),
+            }
         ),
         "goal": Discrete(5),
         "grid": Box(-1, 1, (2, 4), np.float32),
@@ -124,11 +127,18 @@ def test_statistics_are_those_of_all_frames(tmp_path):
         np.testing.assert_allclose(found["observation.state"][name], expected, rtol=1e-9)
     assert found["observation.state"]["count"] == [36]
     front = np.stack([one["pixels"]["front"] for one in seen]) / 255
-    for name, expected in {"min": front.min, "max": front.max, "mean": front.mean, "std": front.std}.items():
+    for name, expected in {
+        "min": front.min,
+        "max": front.max,
+        "mean": front.mean,
+        "std": front.std,
+    }.items():
         expected = expected(axis=(0, 1, 2)).reshape(3, 1, 1)
         np.testing.assert_allclose(found["observation.images.front"][name], expected, rtol=1e-9)
     parts = [np.quantile(state[:6], 0.9, axis=0), np.quantile(state[6:], 0.9, axis=0)]
-    np.testing.assert_allclose(found["observation.state"]["q90"], (parts[0] * 6 + parts[1] * 30) / 36)
+    np.testing.assert_allclose(
+        found["observation.state"]["q90"], (parts[0] * 6 + parts[1] * 30) / 36
+    )
     assert {"next.reward", "action", "index"} <= set(found)
 
 
@@ -136,13 +146,25 @@ def test_a_discarded_episode_leaves_nothing(tmp_path):
     path, recorded = tmp_path / "data", Recorded()
     writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
     recorded.record(writer, 3)
-    writer.add(observation(recorded.generator, 1, 0), np.zeros(2), 5.0, False, False, False, {"penalty": 0})
+    writer.add(
+        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, False, False, False, {"penalty": 0}
+    )
     writer.discard_episode()
     recorded.record(writer, 2)
     recorded.check(path, 4)
-    writer.add(observation(recorded.generator, 1, 0), np.zeros(2), 5.0, True, False, False, {"penalty": 0})
+    writer.add(
+        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, True, False, False, {"penalty": 0}
+    )
     with pytest.raises(RuntimeError, match="The episode has ended: call end_episode"):
-        writer.add(observation(recorded.generator, 1, 0), np.zeros(2), 5.0, False, False, False, {"penalty": 0})
+        writer.add(
+            observation(recorded.generator, 1, 0),
+            np.zeros(2),
+            5.0,
+            False,
+            False,
+            False,
+            {"penalty": 0},
+        )
     writer.finalise()
     recorded.check(path, 4)
     with pytest.raises(RuntimeError, match="before the first step"):
@@ -200,11 +222,26 @@ def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
             {"observation_space": Box(-1, 1, (4,))},
             r"of another env: its observation.state is float64 of shape \[3\], and observation of this env is float32 of shape \[4\]. Record it with this env, or say which column it is: keys: ",
         ),
-        ({"action_space": Discrete(3)}, r"its action is float32 of shape \[2\], and action of this env is int64 of shape \[\]"),
-        ({"observation_space": Dict({"speed": Box(-1, 1, (3,))})}, "has no column 'observation.speed' for observation.speed; it has action, .*Say which one it is: keys: "),
-        ({"fps": 30}, "has 12.5 frames per second, and the env takes 30 steps per second.*set the env to that rate"),
-        ({"keys": {"observation.stat": "observation"}}, "has no such column; close matches: observation.state"),
-        ({"keys": {"observation.state": "state"}}, "is not understood: a column is observation, observation.<key>, action, reward"),
+        (
+            {"action_space": Discrete(3)},
+            r"its action is float32 of shape \[2\], and action of this env is int64 of shape \[\]",
+        ),
+        (
+            {"observation_space": Dict({"speed": Box(-1, 1, (3,))})},
+            "has no column 'observation.speed' for observation.speed; it has action, .*Say which one it is: keys: ",
+        ),
+        (
+            {"fps": 30},
+            "has 12.5 frames per second, and the env takes 30 steps per second.*set the env to that rate",
+        ),
+        (
+            {"keys": {"observation.stat": "observation"}},
+            "has no such column; close matches: observation.state",
+        ),
+        (
+            {"keys": {"observation.state": "state"}},
+            "is not understood: a column is observation, observation.<key>, action, reward",
+        ),
     ],
 )
 def test_a_dataset_of_another_env_is_refused_with_the_cure(settings, message, tmp_path):
@@ -276,16 +313,44 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     Recorded().record(writer, 1)
     with pytest.raises(ConfigurationError, match=r"extras \['penalty'\], and this one has \[\]"):
         writer.add(observation(np.random.default_rng(0), 0, 0), np.zeros(2), 0.0, False, False)
-    with pytest.raises(ConfigurationError, match=r"'action' has shape \[3\], and by its space it is \[2\]"):
-        writer.add(observation(np.random.default_rng(0), 0, 0), np.zeros(3), 0.0, False, False, extra={"penalty": 0})
-    with pytest.raises(ConfigurationError, match="The observation has no 'goal', which its space has: return all parts"):
-        writer.add({"agent_pos": np.zeros(3), "pixels": {}}, np.zeros(2), 0.0, False, False, extra={"penalty": 0})
-    for settings in ((OBSERVATION, Discrete(2), FPS), (OBSERVATION, ACTION, 10), (Box(-1, 1, (3,)), ACTION, FPS)):
-        with pytest.raises(ConfigurationError, match="holds a dataset of another kind.* Give another directory"):
+    with pytest.raises(
+        ConfigurationError, match=r"'action' has shape \[3\], and by its space it is \[2\]"
+    ):
+        writer.add(
+            observation(np.random.default_rng(0), 0, 0),
+            np.zeros(3),
+            0.0,
+            False,
+            False,
+            extra={"penalty": 0},
+        )
+    with pytest.raises(
+        ConfigurationError,
+        match="The observation has no 'goal', which its space has: return all parts",
+    ):
+        writer.add(
+            {"agent_pos": np.zeros(3), "pixels": {}},
+            np.zeros(2),
+            0.0,
+            False,
+            False,
+            extra={"penalty": 0},
+        )
+    for settings in (
+        (OBSERVATION, Discrete(2), FPS),
+        (OBSERVATION, ACTION, 10),
+        (Box(-1, 1, (3,)), ACTION, FPS),
+    ):
+        with pytest.raises(
+            ConfigurationError, match="holds a dataset of another kind.* Give another directory"
+        ):
             EpisodeWriter(path, *settings)
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.tex").write_text("")
-    with pytest.raises(ConfigurationError, match=r"holds thesis.tex, and no dataset: give a directory that is empty"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"holds thesis.tex, and no dataset: give a directory that is empty",
+    ):
         EpisodeWriter(tmp_path / "other", OBSERVATION, ACTION, FPS)
     with pytest.raises(ConfigurationError, match="cannot be written into a dataset: use Box"):
         EpisodeWriter(tmp_path / "new", Tuple([ACTION]), ACTION, FPS)

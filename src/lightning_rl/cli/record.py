@@ -24,7 +24,7 @@ from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.evaluation import chooser_of
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
@@ -74,6 +74,7 @@ def record(options: Sequence[str]) -> None:
     """
     options, configs = _without_configs(options)
     check_options(options)
+    _check_names(options)
     checkpoint = value_of("--ckpt_path", options)
     trusted = checkpoint is None or (value_of("--trust_code", options) or "").lower() == "true"
     if trusted:
@@ -82,6 +83,17 @@ def record(options: Sequence[str]) -> None:
         env = configs or _env_of(checkpoint, options, trusted)
         settings = _parsed([*env, *options], options)
         _record(settings)
+
+
+def _check_names(options: Sequence[str]) -> None:
+    """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
+    for option in options:
+        name = option.partition("=")[0][2:] if option.startswith("--") else "help"
+        owner = next((one for one in OPTIONS if f"{name}.".startswith(f"{one}.")), None)
+        if owner is None and name != "help":
+            message = f"record has no option --{name}{closest(name, OPTIONS)}."
+            sys.stderr.write(f"rl-cli: error: {message} rl-cli record --help lists them.\n")
+            sys.exit(2)
 
 
 def _record(settings: Namespace) -> None:
