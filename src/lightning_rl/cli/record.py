@@ -88,7 +88,7 @@ def record(options: Sequence[str]) -> None:
 def _check_names(options: Sequence[str]) -> None:
     """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
     for option in options:
-        name = option.partition("=")[0][2:] if option.startswith("--") else "help"
+        name = option.partition("=")[0][2:].rstrip("+") if option.startswith("--") else "help"
         owner = next((one for one in OPTIONS if f"{name}.".startswith(f"{one}.")), None)
         if owner is None and name != "help":
             message = f"record has no option --{name}{closest(name, OPTIONS)}."
