@@ -634,6 +634,23 @@ def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
     env.close()
 
 
+def test_off_policy_it_is_learnt_from_in_the_background_at_the_pace_of_the_env(tmp_path):
+    """One env, short rollouts, many of them ahead: the env is not held up, and each transition is learnt from once it is there."""
+    data = {
+        "collector": partial(AsyncCollector, max_staleness=50, timeout_s=20),
+        "replay": partial(ReplayBuffer, capacity=1000),
+        **{"num_envs": 1, "buffer_size": 5, "total_env_steps": 100, "iterations_per_epoch": 20},
+    }
+    env = partial(helped, source=Person(0.5), fps=200)
+    module, *_ = train(tmp_path, env=env, data=data, model={"algorithm": SAC})
+    charts = scalars(tmp_path)
+    assert module.env_steps == 100
+    assert module.updates_done == 100 - 32
+    assert charts["async/dropped_steps"][-1][1] == 0
+    assert charts["intervention/rate"][-1][1] > 0
+    assert charts["async/step_ms"][-1][1] > 4
+
+
 def test_a_vector_env_of_ones_own_needs_nothing():
     env: VectorEnv = PushCube(2)
     env.stop_interventions()

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -123,9 +123,10 @@ def _record(settings: Namespace) -> None:
             max_steps=settings.max_steps,
         )
         kept = 0
-        for result in played:
-            kept += result.kept
-            print(_line(result, kept, settings.episodes), flush=True)
+        with closing(played):  # nothing is written any more when the dataset is finalised
+            for result in played:
+                kept += result.kept
+                print(_line(result, kept, settings.episodes), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
