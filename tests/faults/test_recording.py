@@ -87,7 +87,7 @@ def killed(path, name, at):
     [
         ("replace", 5, 10),
         ("fsync", 10, 8),
-        ("unlink", 17, 5),
+        ("unlink", 17, 3),
         pytest.param("replace", 1, 50, marks=pytest.mark.slow),
         pytest.param("fsync", 2, 40, marks=pytest.mark.slow),
         pytest.param("unlink", 1, 50, marks=pytest.mark.slow),

@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
+from lightning_rl.offline.episodes import EpisodeWriter, read_episodes, write_minari
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
@@ -294,3 +294,97 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     with pytest.raises(ConfigurationError, match="No dataset at .*nowhere: give the directory"):
         read_episodes(tmp_path / "nowhere")
     assert not Path(tmp_path / "new").exists()
+
+
+# --- Minari ---
+
+
+def same(left, right):
+    """Episodes are the same, bit for bit."""
+    for name in ("action", "reward", "terminated", "truncated", "intervened"):
+        assert getattr(left, name).dtype == getattr(right, name).dtype
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+    assert (left.success, left.task, left.final_known) == (right.success, right.task, right.final_known)
+    for mine, theirs in ((left.observation, right.observation), (left.extra, right.extra)):
+        same_tree(mine, theirs)
+
+
+def same_tree(left, right):
+    if isinstance(left, dict):
+        assert set(left) == set(right)
+        for key, value in left.items():
+            same_tree(value, right[key])
+    else:
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+
+
+def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
+    pytest.importorskip("minari", reason="needs the extra data")
+    writer = EpisodeWriter(tmp_path / "lerobot", OBSERVATION, ACTION, FPS, "push", "png")
+    recorded = Recorded()
+    for success in (True, None, False):
+        recorded.record(writer, 4, success=success)
+    episodes = read_episodes(tmp_path / "lerobot")
+    write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
+    again = read_episodes(
+        tmp_path / "minari", observation_space=OBSERVATION, action_space=ACTION, fps=3
+    )
+    assert again.lengths == episodes.lengths
+    for left, right in zip(episodes, again, strict=True):
+        same(left, right)
+    back = EpisodeWriter(tmp_path / "back", OBSERVATION, ACTION, FPS, pictures="png")
+    for episode in again:
+        back.write(episode)
+    for left, right in zip(episodes, read_episodes(tmp_path / "back"), strict=True):
+        same(left, right)
+    with pytest.raises(ConfigurationError, match="is not empty: give a directory that is not there"):
+        write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monkeypatch):
+    """Float64 rewards and nested infos included."""
+    minari = pytest.importorskip("minari", reason="needs the extra data")
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    generator = np.random.default_rng(1)
+    space = Dict({"state": Box(-9, 9, (2,), np.float64), "eye": Box(0, 255, (8, 8, 3), np.uint8)})
+    buffers = [
+        EpisodeBuffer(
+            observations={
+                "state": generator.normal(size=(length + 1, 2)),
+                "eye": generator.integers(0, 256, (length + 1, 8, 8, 3), dtype=np.uint8),
+            },
+            actions=generator.integers(0, 3, length),
+            rewards=list(generator.normal(size=length)),
+            terminations=[False] * length,
+            truncations=[False] * (length - 1) + [True],
+            infos={"body": {"height": generator.normal(size=length + 1)}, "success": np.arange(length + 1) > 2},
+        )
+        for length in (3, 1)
+    ]
+    made = minari.create_dataset_from_buffers(
+        "toy/test-v0", buffers, observation_space=space, action_space=Discrete(3), jpeg_encoding=False
+    )
+    episodes = read_episodes(tmp_path / "toy/test-v0", observation_space=space, action_space=Discrete(3))
+    assert episodes[0].reward.dtype == torch.float64
+    assert [episode.success for episode in episodes] == [True, False]
+    write_minari(tmp_path / "copy-v0", episodes, space, Discrete(3))
+    for left, right in zip(made, minari.load_dataset("copy-v0"), strict=True):
+        for name in ("actions", "rewards", "terminations", "truncations"):
+            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        for name in ("state", "eye"):
+            np.testing.assert_array_equal(left.observations[name], right.observations[name])
+        np.testing.assert_array_equal(left.infos["body"]["height"][1:], right.infos["body"]["height"][1:])
+    with pytest.raises(ConfigurationError, match="is of another env: its observation space is Dict"):
+        read_episodes(tmp_path / "copy-v0", observation_space=Box(-9, 9, (2,)))
+    (tmp_path / "copy-v0/data/main_data.hdf5").write_bytes(b"nothing")
+    with pytest.raises(ConfigurationError, match="cannot be read .* restore it, or give another one"):
+        read_episodes(tmp_path / "copy-v0")
+    metadata = tmp_path / "toy/test-v0/data/metadata.json"
+    said = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({key: said[key] for key in said if not key.endswith("_space")}))
+    with pytest.raises(ConfigurationError, match="does not say its spaces"):  # Minari would make an env
+        read_episodes(tmp_path / "toy/test-v0")
