@@ -32,7 +32,16 @@ if TYPE_CHECKING:
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.offline import Demonstrations
+    from lightning_rl.offline import (
+        Demonstrations,
+        Episode,
+        Episodes,
+        EpisodeWriter,
+        read_episodes,
+        read_replay,
+        write_minari,
+        write_replay,
+    )
     from lightning_rl.policies import (
         ActorCritic,
         ActorOnly,
@@ -78,6 +87,9 @@ _HOMES = {
     "ConfigurationError": "errors",
     "CustomVLA": "policies",
     "EnvPoolEnv": "envs",
+    "Episode": "offline",
+    "EpisodeWriter": "offline",
+    "Episodes": "offline",
     "GymnasiumEnv": "envs",
     "OnPolicyAlgorithm": "algorithms",
     "PointMass": "envs",
@@ -94,6 +106,10 @@ _HOMES = {
     "VLAObservation": "envs",
     "VectorEnv": "envs",
     "check_env": "envs",
+    "read_episodes": "offline",
+    "read_replay": "offline",
+    "write_minari": "offline",
+    "write_replay": "offline",
 }
 
 __all__ = [
@@ -115,6 +131,9 @@ __all__ = [
     "Demonstrations",
     "DeterministicActorCritic",
     "EnvPoolEnv",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
     "GymnasiumEnv",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",
@@ -139,6 +158,10 @@ __all__ = [
     "VectorEnv",
     "check_env",
     "load_vla_model",
+    "read_episodes",
+    "read_replay",
+    "write_minari",
+    "write_replay",
 ]
 
 

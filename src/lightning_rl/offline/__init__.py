@@ -8,6 +8,7 @@ from lightning_rl.offline.episodes import (
     read_episodes,
     write_minari,
 )
+from lightning_rl.offline.replays import read_replay, write_replay
 
 __all__ = [
     "Demonstrations",
@@ -15,5 +16,7 @@ __all__ = [
     "EpisodeWriter",
     "Episodes",
     "read_episodes",
+    "read_replay",
     "write_minari",
+    "write_replay",
 ]
