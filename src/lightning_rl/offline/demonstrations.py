@@ -120,7 +120,7 @@ class Demonstrations(Collector):
             steps,
             extra_fields=self.policy.extra_fields | self.env.extra_fields,
         )
-        rollout["padding"] = torch.ones_like(rollout["done"])
+        rollout["padding"] = torch.zeros_like(rollout["done"])
         return rollout.to(self.policy.version.device)
 
     def _of_expert(self, data: dict[str, Any]) -> TensorDict:
@@ -134,6 +134,7 @@ class Demonstrations(Collector):
     def _completed(self, rollout: TensorDict) -> TensorDict:
         """Write into a rollout what follows from the rest of it."""
         torch.logical_or(rollout["terminated"], rollout["truncated"], out=rollout["done"])
+        rollout["padding"].fill_(True)  # the last slot too, which is no step
         rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
         for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
