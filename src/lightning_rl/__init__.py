@@ -39,7 +39,16 @@ if TYPE_CHECKING:
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.offline import Demonstrations
+    from lightning_rl.offline import (
+        Demonstrations,
+        Episode,
+        Episodes,
+        EpisodeWriter,
+        read_episodes,
+        read_replay,
+        write_minari,
+        write_replay,
+    )
     from lightning_rl.policies import (
         ActorCritic,
         ActorOnly,
@@ -85,6 +94,9 @@ _HOMES = {
     "ConfigurationError": "errors",
     "CustomVLA": "policies",
     "EnvPoolEnv": "envs",
+    "Episode": "offline",
+    "EpisodeWriter": "offline",
+    "Episodes": "offline",
     "Gamepad": "envs",
     "GymnasiumEnv": "envs",
     "Intervention": "envs",
@@ -108,6 +120,10 @@ _HOMES = {
     "VLAObservation": "envs",
     "VectorEnv": "envs",
     "check_env": "envs",
+    "read_episodes": "offline",
+    "read_replay": "offline",
+    "write_minari": "offline",
+    "write_replay": "offline",
 }
 
 __all__ = [
@@ -129,6 +145,9 @@ __all__ = [
     "Demonstrations",
     "DeterministicActorCritic",
     "EnvPoolEnv",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
     "Gamepad",
     "GymnasiumEnv",
     "Intervention",
@@ -160,6 +179,10 @@ __all__ = [
     "VectorEnv",
     "check_env",
     "load_vla_model",
+    "read_episodes",
+    "read_replay",
+    "write_minari",
+    "write_replay",
 ]
 
 
