@@ -14,6 +14,7 @@ from lightning_rl import (
     GRPO,
     PPO,
     SAC,
+    ActionChunk,
     ActorCritic,
     AsyncCollector,
     ConfigurationError,
@@ -348,6 +349,20 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     assert str(error.value) == (
         f"Script gave the action {message}: give one of the env's, or None to leave the step to the policy."
     )
+
+
+def test_in_a_chunk_one_action_may_be_somebody_elses():
+    def script(observation):
+        return [MARK, 0.0] if observation[0] == 1 else None
+
+    env = ActionChunk(2, partial(helped, source=script), 3)
+    rollout = collected(env, 5)
+    first = rollout["observation"][:, :-1, 0] == 0
+    assert torch.equal(rollout["intervened"][:, :-1], first)
+    told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
+    assert (executed[first][:, 1] == torch.tensor([MARK, 0.0])).all()
+    assert torch.equal(executed[:, :, [0, 2]], told[:, :, [0, 2]])
+    assert torch.equal(successors(rollout)[first][:, 1:], executed[first][:, 2])
 
 
 def test_what_is_no_source_is_refused():
