@@ -475,9 +475,16 @@ def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_
 # --- resuming ---
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(vectorization, tmp_path):
-    run = {"env": partial(helped, source=Person(0.5, 9), vectorization=vectorization)}
+HELPED = {
+    "in turn": partial(helped, source=Person(0.5, 9)),
+    "in workers": partial(helped, source=Person(0.5, 9), vectorization="async"),
+    "in chunks": partial(ActionChunk, env=partial(helped, source=Person(0.5, 9)), chunk_size=2),
+}
+
+
+@pytest.mark.parametrize("how", HELPED)
+def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
+    run = {"env": HELPED[how], "data": {"total_env_steps": 640 if how == "in chunks" else 384}}
     train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 3, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
