@@ -100,6 +100,7 @@ def _record(settings: Namespace) -> None:
     made = make_env(settings.data.env, 1, "data.env")
     env = cast(GymnasiumEnv, made)
     writer: EpisodeWriter | None = None
+    kept = 0
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
@@ -122,7 +123,6 @@ def _record(settings: Namespace) -> None:
             fps=fps if paced else None,
             max_steps=settings.max_steps,
         )
-        kept = 0
         with closing(played):  # nothing is written any more when the dataset is finalised
             for result in played:
                 kept += result.kept
@@ -133,6 +133,7 @@ def _record(settings: Namespace) -> None:
         made.close()
         if writer is not None:
             writer.finalise()
+        if kept:
             print(f"Dataset: {settings.path}", flush=True)
 
 

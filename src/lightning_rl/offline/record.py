@@ -18,7 +18,7 @@ from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.intervention import Intervention, Pace
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, is_number, say_intervention
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.rollout import map_tree
@@ -109,7 +109,12 @@ class Recorder:
             seed: of the env.
             fps: steps per second of real time; None for as fast as it goes.
             max_steps: after which time cuts an episode; the env's own limit where not given.
+
+        Raises:
+            ConfigurationError: for a number out of range, and for what the writer refuses.
         """
+        check_range("episodes", episodes, least=1)
+        check_range("max_steps", max_steps, least=1)
         pace = Pace(fps)
         most = MAX_EPISODE_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)
