@@ -117,6 +117,14 @@ class OnPolicyAlgorithm(Algorithm):
 
     # --- what training_step is made of ---
 
+    def chosen(self, rollout: TensorDict) -> Tensor | None:
+        """Return where [N, T] bool the policy's own action was executed; None for everywhere.
+
+        Of a step in which somebody took over the loss would learn what was never done.
+        """
+        intervened = rollout.get("intervened", None)
+        return None if intervened is None else ~intervened[:, :-1]
+
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
         reward = discounted_reward(rollout, self.gamma)
@@ -152,11 +160,17 @@ class OnPolicyAlgorithm(Algorithm):
         Args:
             rollout: [N, T+1].
             keys: the fields that the loss reads; the policy's own come beside them.
-            mask: [N, T]; where it is false, a transition is left out.
+            mask: [N, T]; where it is false, a transition is left out; so it is where the policy's
+                action was not the one that was executed.
 
         Raises:
             ConfigurationError: where the first ratio of the run would not be 1.
         """
+        chosen = self.chosen(rollout)
+        if chosen is not None:
+            mask = chosen if mask is None else mask & chosen
+        if mask is not None and not ranks.agree(bool(mask.any())):
+            return
         self._check_first_ratio(rollout, keys)
         flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
         statistics = self.objectives[""].statistics

@@ -33,6 +33,8 @@ class PPO(OnPolicyAlgorithm):
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
     time limits bootstrap
     from the true final observation; advantages may be normalised; the value loss may be clipped.
+    Where somebody takes over, a return goes on with the value of what the policy had come to, and
+    the steps of the intervention are not learnt from.
 
     Args:
         policy: an actor with a critic.
@@ -110,8 +112,15 @@ class PPO(OnPolicyAlgorithm):
         """Write `advantage` and `return` [N, T+1] into the rollout."""
         value: Tensor = rollout["value"]
         # Fields are sliced one by one: to slice the whole rollout takes as long as the estimate.
-        ends = (rollout[key][:, :-1] for key in ("terminated", "truncated", "final_value"))
-        data = self.rewards(rollout), value, *ends
+        done, terminated, truncated, final_value = (
+            rollout[key][:, :-1] for key in ("done", "terminated", "truncated", "final_value")
+        )
+        chosen = self.chosen(rollout)
+        if chosen is not None:  # what somebody earned next is not what the policy would have
+            taken_over = rollout["intervened"][:, 1:] & ~done
+            truncated = truncated | taken_over
+            final_value = torch.where(taken_over, value[:, 1:], final_value)
+        data = self.rewards(rollout), value, terminated, truncated, final_value
         estimate = gae
         if self.may_be_stale and self.correction.method == "vtrace":
             estimate = partial(vtrace, self.correction.log_ratio(rollout))
@@ -120,11 +129,12 @@ class PPO(OnPolicyAlgorithm):
         )
         self.statistics.set("explained_variance", explained_variance(value[:, :-1], target))
         if self.normalize_advantage == "rollout":
+            own = advantage if chosen is None else advantage[chosen]
             if ranks.world_size() > 1:
-                flat = ranks.normalize_over_ranks(advantage.flatten(), [advantage.numel()])
-                advantage = flat.view_as(advantage)
+                own = ranks.normalize_over_ranks(own.flatten(), [own.numel()]).view_as(own)
             else:
-                advantage = normalize_advantage(advantage)
+                own = normalize_advantage(own)
+            advantage = own if chosen is None else advantage.masked_scatter(chosen, own)
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 

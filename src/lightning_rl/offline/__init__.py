@@ -1,5 +1,25 @@
 """Learning from what others did: recording it, and handing it out as rollouts."""
 
 from lightning_rl.offline.demonstrations import Demonstrations
+from lightning_rl.offline.episodes import (
+    Episode,
+    Episodes,
+    EpisodeWriter,
+    read_episodes,
+    write_minari,
+)
+from lightning_rl.offline.record import Recorded, Recorder
+from lightning_rl.offline.replays import read_replay, write_replay
 
-__all__ = ["Demonstrations"]
+__all__ = [
+    "Demonstrations",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
+    "Recorded",
+    "Recorder",
+    "read_episodes",
+    "read_replay",
+    "write_minari",
+    "write_replay",
+]
