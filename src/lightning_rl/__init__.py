@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         TD3,
         Algorithm,
         BehaviorCloning,
+        GripperSAC,
         OffPolicyAlgorithm,
         OnPolicyAlgorithm,
     )
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.offline import Demonstrations
+    from lightning_rl.offline import Demonstrations, MixedReplay
     from lightning_rl.policies import (
         ActorCritic,
         ActorOnly,
         Backbone,
         CustomVLA,
         DeterministicActorCritic,
+        GripperActorCritic,
         Policy,
         PolicyWrapper,
         QActorCritic,
@@ -60,6 +62,9 @@ _HOMES = {
     "QActorCritic": "policies",
     "SquashedActorCritic": "policies",
     "DeterministicActorCritic": "policies",
+    "GripperActorCritic": "policies",
+    "GripperSAC": "algorithms",
+    "MixedReplay": "offline",
     "ActionChunk": "envs",
     "ActorCritic": "policies",
     "ActorOnly": "policies",
@@ -115,7 +120,10 @@ __all__ = [
     "Demonstrations",
     "DeterministicActorCritic",
     "EnvPoolEnv",
+    "GripperActorCritic",
+    "GripperSAC",
     "GymnasiumEnv",
+    "MixedReplay",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",
     "PointMass",

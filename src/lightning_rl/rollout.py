@@ -22,6 +22,7 @@ flatten to [T*N] without a copy.
 | state, where the policy has one | policy's    | float32 | policy: that before the step  |
 | executed_action, where a person or a script may take over | env's | env's | env: what it did |
 | intervened, likewise          | -                   | bool    | env: whether they took over   |
+| penalty, where the env reports it | -               | float32 | env: reward of a part of the action |
 | executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
 | step_reward, likewise         | K                   | float32 | env: what each of them earned |
 
@@ -144,6 +145,10 @@ def space_spec(space: gymnasium.Space[Any]) -> FieldSpec:
 def intervention_fields(action_space: gymnasium.Space[Any]) -> dict[str, FieldSpec]:
     """Return what a rollout holds of an env in which a person or a script may take over."""
     return {"executed_action": space_spec(action_space), "intervened": ((), torch.bool)}
+
+
+PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
+"""What a rollout holds of an env that reports what a part of the action costs."""
 
 
 def time_major(data: TensorDict) -> TensorDict:

@@ -118,6 +118,20 @@ class OffPolicyAlgorithm(Algorithm):
         first = next(iter(self.objectives.values())).guard
         return first.passed + first.skipped
 
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the target networks, each with the network that it follows."""
+        return []
+
+    def move_all_targets(self) -> None:
+        """Move each target network towards its source."""
+        for target, source in self.slow_copies():
+            self.move_targets(target, source)
+
+    def begin_with_policy(self) -> None:
+        """Have target networks begin where the policy that was taken up does."""
+        for target, source in self.slow_copies():
+            target.load_state_dict(source.state_dict())
+
     @torch.no_grad()
     def move_targets(self, target: nn.Module, source: nn.Module) -> None:
         """Move the parameters of a target network a `tau` of the way to those of its source.

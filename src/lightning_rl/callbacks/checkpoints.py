@@ -222,6 +222,7 @@ class WarmStart(Callback):
         if note is not None:
             rank_zero_info(note)
         module.policy.load_state_dict(weights)
+        module.begin_with_policy()
         reference = getattr(pl_module, "reference", None)
         if isinstance(reference, ReferencePolicy):
             reference.remember()

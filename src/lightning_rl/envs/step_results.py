@@ -23,7 +23,7 @@ Said = dict[str, Any]
 """`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; a key that no env said is absent.
 
 Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
-that did, and `intervened` [N].
+that did, and `intervened` [N]. Where they report penalties: `penalty` [N].
 """
 
 
@@ -157,6 +157,7 @@ def says_something(info: dict[str, Any]) -> bool:
         or "rewards" in info
         or "is_success" in info
         or "executed_action" in info
+        or "penalty" in info
     )
 
 
@@ -169,6 +170,8 @@ def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
         said.setdefault("executed_action", {})[i] = info["executed_action"]
         if "intervened" in info:
             _column(said, "intervened", num_envs)[i] = bool(info["intervened"])
+    if "penalty" in info:
+        _column(said, "penalty", num_envs)[i] = info["penalty"]
     for kind in TREES:
         numbers = info.get(kind)
         if isinstance(numbers, dict):
@@ -235,6 +238,12 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
     return {"executed_action": executed, "intervened": intervened.astype(bool)}
 
 
+def read_penalty(said: Said, num_envs: int) -> np.ndarray:
+    """Return `penalty` [N] float32, 0 where an env said nothing; see `VectorEnv.step`."""
+    penalty = said.get("penalty")
+    return np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
+
+
 def _column(columns: dict[str, Any], name: str, num_envs: int) -> np.ndarray:
     """Return the array [N] of a name, at first NaN for every env."""
     if name not in columns:
@@ -254,6 +263,8 @@ def _of_arrays(info: dict[str, Any], given: np.ndarray) -> Said:
         said["executed_action"] = {i: info["executed_action"][i] for i in np.flatnonzero(mask)}
         if "intervened" in info:
             said["intervened"] = _numbers(info["intervened"], mask)
+    if "penalty" in info:
+        said["penalty"] = _numbers(info["penalty"], _mask(info, "penalty", given))
     for kind in TREES:
         tree = info.get(kind)
         if isinstance(tree, dict):

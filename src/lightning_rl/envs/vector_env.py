@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
+    PENALTY_FIELD,
     FieldSpec,
     FinalObservationWriter,
     copy_tree,
@@ -64,10 +65,16 @@ class VectorEnv(ABC):
     reports_interventions: bool = False
     """Whether a person or a script may take over, which rollouts are to hold; see `step`."""
 
+    reports_penalty: bool = False
+    """Whether what part of an action costs is said apart from the reward, which rollouts are to
+    hold; see `step`."""
+
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """What a rollout holds of each step beside what every env says; found in `info`."""
-        return intervention_fields(self.single_action_space) if self.reports_interventions else {}
+        space = self.single_action_space
+        taken_over = intervention_fields(space) if self.reports_interventions else {}
+        return taken_over | (PENALTY_FIELD if self.reports_penalty else {})
 
     @abstractmethod
     def reset(
@@ -103,6 +110,8 @@ class VectorEnv(ABC):
             Where the env `reports_interventions`: `executed_action` [N, *A], what it did instead of
             what it was told, and `intervened` [N] bool, whether a person or a script had taken
             over; without the former it did as it was told, without the latter the two are compared.
+            Where it `reports_penalty`: `penalty` [N] float32, at every step, what the step adds to
+            the reward of a part of the action alone (see `GripperSAC`), at most 0 as a rule.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> "RolloutStepper":

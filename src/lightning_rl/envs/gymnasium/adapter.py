@@ -24,6 +24,7 @@ from lightning_rl.envs.step_results import (
     check_like,
     read_arrays,
     read_interventions,
+    read_penalty,
     refuse_missing_end,
     to_tensors,
 )
@@ -52,7 +53,9 @@ class GymnasiumEnv(VectorEnv):
 
     An env, or a wrapper, in which a person or a script may take over says so,
     `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
-    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`.
+    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`. A
+    wrapper that says what a part of the action costs, `PenaltyTerms`, has
+    `metadata["reports_penalty"] = True`, and `penalty` in the info.
 
     Args:
         num_envs: N.
@@ -126,7 +129,7 @@ class GymnasiumEnv(VectorEnv):
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
         # A subclass may step in another way; and who intervenes is in no hurry.
-        quick = type(self) is GymnasiumEnv and not self.reports_interventions
+        quick = type(self) is GymnasiumEnv and not self.extra_fields
         if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
@@ -148,7 +151,7 @@ class GymnasiumEnv(VectorEnv):
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
-        if info or self.reports_interventions:
+        if info or self.reports_interventions or self.reports_penalty:
             info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
 
@@ -290,6 +293,7 @@ class GymnasiumEnv(VectorEnv):
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
         self.reports_interventions = bool(self._env.metadata.get("reports_interventions", False))
+        self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
         self._finals: Any = None
@@ -354,6 +358,8 @@ class GymnasiumEnv(VectorEnv):
             if self._first_action is not None:
                 taken["executed_action"] -= self._first_action
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
+        if self.reports_penalty:
+            result["penalty"] = torch.from_numpy(read_penalty(said, self.num_envs))
         return result | to_tensors(said)
 
     def _final_rows(self, rows: np.ndarray) -> Any:
