@@ -382,6 +382,50 @@ class ReplayBuffer(Replay):
             self._offsets = (~padding).nonzero().flatten()
         return self._offsets
 
+    def streams(self) -> Iterator[dict[str, Any]]:
+        """Yield all that is held, env by env, in pieces of L steps that follow each other.
+
+        A piece has `observation` [L+1, ...], a tensor or dicts of them, the last of which truly
+        followed the last step; and `action`, `reward`, `terminated`, and where rollouts have them
+        `intervened` and `penalty`, [L, ...].
+
+        Raises:
+            ConfigurationError: where actions are chunks.
+        """
+        require(
+            ("steps",) not in self._ring,
+            "The replay holds chunks of actions, and single ones are asked for: collect them "
+            "without ActionChunk.",
+        )
+        names = [*self._action, ("reward",), ("terminated",), ("intervened",), ("penalty",)]
+        slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
+        for env in range(self.num_envs if self._ring else 0):
+            aside = self._by_slot[ASIDE][slots, env]
+            padding = self._by_slot.get(("padding",))
+            counts = torch.ones_like(slots) if padding is None else ~padding[slots, env]
+            first = 0
+            for last in range(len(slots)):
+                if not counts[last]:
+                    first = last + 1
+                elif aside[last] >= 0 or last + 1 == len(slots):
+                    piece = slots[first : last + 1]
+                    kept = {n: self._by_slot[n][piece, env] for n in names if n in self._by_slot}
+                    kept |= self._observations(piece, env, int(aside[last]))
+                    yield _as_tree({name: field.cpu() for name, field in kept.items()})
+                    first = last + 1
+
+    def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
+        """Return the observations of slots [L] of an env, and what followed the last, [L+1, ...]."""
+        following = (slots[-1:] + 1) % (self._slots + 1)
+        found = {}
+        for name in self._observation:
+            column = self._by_slot[name]
+            after = column[following, env]
+            if aside >= 0:
+                after = self._aside.get(name, torch.tensor([aside], device=self._home))
+            found[name] = torch.cat((column[slots, env], after))
+        return found
+
     # --- checkpoints ---
 
     def state_dict(self, folder: Path) -> dict[str, Any]:
@@ -428,6 +472,9 @@ class ReplayBuffer(Replay):
         Raises:
             ConfigurationError: where a file is missing, damaged, or of other spaces or envs.
         """
+        require(
+            "num_envs" in state, f"The checkpoint's replay is of another kind than this. {CURE}"
+        )
         require(
             state["num_envs"] == self.num_envs,
             f"The checkpoint's replay is of {state['num_envs']} envs, and data.num_envs is "
@@ -670,13 +717,17 @@ def _finals(
     return {name: _at(finals, name) for name in names}
 
 
-def _as_tensordict(fields: Mapping[Column, Tensor], size: int) -> TensorDict:
-    """Return a minibatch [B] of columns."""
+def _as_tree(fields: Mapping[Column, Tensor]) -> dict[str, Any]:
+    """Return columns as dicts of tensors."""
     tree: dict[str, Any] = {}
     for (first, *below), value in fields.items():
         if below:
             tree.setdefault(first, {})[tuple(below)] = value
         else:
             tree[first] = value
-    made = {k: _as_tensordict(v, size) if isinstance(v, dict) else v for k, v in tree.items()}
-    return TensorDict(made, [size])
+    return {k: _as_tree(v) if isinstance(v, dict) else v for k, v in tree.items()}
+
+
+def _as_tensordict(fields: Mapping[Column, Tensor], size: int) -> TensorDict:
+    """Return a minibatch [B] of columns."""
+    return TensorDict(_as_tree(fields), [size])

@@ -4,6 +4,8 @@ from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
+from lightning_rl.envs.intervention import Intervention
+from lightning_rl.envs.penalty import PenaltyTerms
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
@@ -18,6 +20,8 @@ __all__ = [
     "Finding",
     "GymnasiumEnv",
     "HoldsRows",
+    "Intervention",
+    "PenaltyTerms",
     "PointMass",
     "PushBlocks",
     "PushCube",

@@ -1,5 +1,6 @@
 """Learning from what others did: recording it, and handing it out as rollouts."""
 
 from lightning_rl.offline.demonstrations import Demonstrations
+from lightning_rl.offline.mixed_replay import MixedReplay
 
-__all__ = ["Demonstrations"]
+__all__ = ["Demonstrations", "MixedReplay"]
