@@ -1,6 +1,14 @@
 """Learning from what others did: recording it, and handing it out as rollouts."""
 
 from lightning_rl.offline.demonstrations import Demonstrations
+from lightning_rl.offline.episodes import Episode, Episodes, EpisodeWriter, read_episodes
 from lightning_rl.offline.mixed_replay import MixedReplay
 
-__all__ = ["Demonstrations", "MixedReplay"]
+__all__ = [
+    "Demonstrations",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
+    "MixedReplay",
+    "read_episodes",
+]

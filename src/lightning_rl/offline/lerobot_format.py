@@ -1,0 +1,326 @@
+"""Know how a LeRobotDataset v3.0 lies on the disk: its files, its columns, its statistics.
+
+```
+meta/info.json  meta/stats.json  meta/tasks.parquet  meta/lightning_rl.json
+meta/episodes/chunk-000/file-000.parquet
+data/chunk-000/file-000.parquet
+videos/{key}/chunk-000/file-000.mp4
+```
+
+`meta/lightning_rl.json` is ours, which LeRobot does not look at: where in an env's observation a
+column belongs, and its shape, of which LeRobot's own description keeps no scalars. Ours in the
+table of episodes are `success`, which may be unknown, and `final/<key>`: the true final observation
+of an episode, which LeRobot's format has no place for. Of a video it is the frame behind the
+episode's last, and its time stands there.
+
+Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), codebase version
+v3.0, as far as its own reader goes.
+"""
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import write_atomically
+
+VERSION = "v3.0"
+"""The version of the format, as `info.json` has it."""
+
+CHUNK_FILES = 1000
+"""How many files a folder `chunk-000` holds."""
+
+INFO = "meta/info.json"
+STATISTICS = "meta/stats.json"
+TASKS = "meta/tasks.parquet"
+OURS = "meta/lightning_rl.json"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+EXTRA = "complementary_info."
+"""How the columns of what an env or a person adds to a step begin."""
+
+INTERVENED = f"{EXTRA}is_intervention"
+
+STEP_COLUMNS = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.terminated": "bool",
+    "next.truncated": "bool",
+    "next.success": "bool",
+    INTERVENED: "bool",
+}
+"""The columns of one number that each of our datasets has, beside observations and actions."""
+
+INDEX_COLUMNS = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+"""The columns that say which frame a row is; `timestamp` in seconds from the episode's begin."""
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+"""Names of the quantiles among the statistics."""
+
+GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
+"""What LeRobot calls the parts of an observation that its simulated envs call otherwise."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, or the action, and the column that holds it.
+
+    Attributes:
+        path: the keys that lead to it in an observation; empty where that is no dict.
+        key: of the column.
+        shape: of one element, () of a number.
+        dtype: NumPy's name of it.
+        picture: whether it is kept as a picture: [H, W, 3] or [3, H, W] of bytes.
+    """
+
+    path: tuple[str, ...]
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    picture: bool
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether a picture is [3, H, W], which is kept as [H, W, 3]."""
+        return self.picture and self.shape[-1] != 3
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """The shape in the dataset, whose numbers are (1,)."""
+        if self.channels_first:
+            return (*self.shape[1:], self.shape[0])
+        return self.shape or (1,)
+
+
+def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Leaf]:
+    """Return the columns that elements of a space take, a Dict's one by one.
+
+    Names follow LeRobot: `observation.state`, `observation.environment_state`,
+    `observation.image`, `observation.images.<camera>`, and `observation.<key>` of others.
+
+    Raises:
+        ConfigurationError: for a space that a dataset cannot hold, and where two parts would have
+            one column.
+    """
+    leaves = list(_leaves_of(space, ()))
+    pictures = sum(leaf.picture for leaf in leaves)
+    named = [_named(leaf, name, pictures) for leaf in leaves]
+    keys = [leaf.key for leaf in named]
+    twice = {key for key in keys if keys.count(key) > 1}
+    if twice:
+        raise ConfigurationError(
+            f"Two parts of the {name} space would be the column '{min(twice)}' of a dataset: "
+            "rename one of them (gymnasium.wrappers.TransformObservation)."
+        )
+    return named
+
+
+def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[Leaf]:
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        for key, child in space.items():
+            yield from _leaves_of(child, (*path, key))
+        return
+    kinds = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
+    if not isinstance(space, kinds):
+        raise ConfigurationError(
+            f"Space {space} cannot be written into a dataset: use Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict of them (gymnasium.wrappers.FlattenObservation turns most "
+            "others into a Box)."
+        )
+    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+    in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
+    yield Leaf(path, "", shape, dtype.name, in_colour)
+
+
+def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
+    words = [GYM_NAMES.get(word, word) for word in leaf.path]
+    if leaf.picture:
+        words = [word for word in words if word not in ("image", "images")]
+        words = ["images", *words] if words else ["image"]
+    elif not words and name == "observation":
+        words = ["state"]
+    key = ".".join([name, *words]).replace("/", "_")
+    return Leaf(leaf.path, key, leaf.shape, leaf.dtype, leaf.picture)
+
+
+def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
+    """Return the column that an action takes.
+
+    Raises:
+        ConfigurationError: for a space of several arrays.
+    """
+    leaf, *more = leaves_of(space, "action")
+    if more or leaf.path:
+        raise ConfigurationError(
+            f"Action space {space} cannot be written into a dataset, which has one array for it: "
+            "use Box, Discrete, MultiDiscrete or MultiBinary."
+        )
+    return Leaf((), "action", leaf.shape, leaf.dtype, False)
+
+
+def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
+    """Return what the observation of a dataset is, of whose env nothing is known.
+
+    One column is the observation itself; of several it is a dict, by what follows
+    `observation.` in their names.
+    """
+    found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
+    if not found and "observation" in features:
+        found = {"observation": features["observation"]}
+    return [
+        leaf_of(key, feature, tuple(key.split(".")[1:]) if len(found) > 1 else ())
+        for key, feature in found.items()
+    ]
+
+
+def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
+    """Return the leaf of a column that `info.json` describes."""
+    picture = feature["dtype"] in ("image", "video")
+    shape = tuple(feature["shape"])
+    if picture and shape[0] == 3 and shape[-1] != 3:  # LeRobot describes both ways, and keeps one
+        shape = (*shape[1:], 3)
+    return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
+
+
+def feature_of(leaf: Leaf, pictures: str) -> dict[str, Any]:
+    """Return what `info.json` says of a column; `pictures` is "video" or "image"."""
+    return {
+        "dtype": pictures if leaf.picture else leaf.dtype,
+        "shape": list(leaf.kept_shape),
+        "names": ["height", "width", "channels"] if leaf.picture else None,
+    }
+
+
+def number_feature(dtype: str) -> dict[str, Any]:
+    """Return what `info.json` says of a column of single numbers."""
+    return {"dtype": dtype, "shape": [1], "names": None}
+
+
+def place_of(number: int) -> dict[str, int]:
+    """Return the chunk and the file of a number that counts files."""
+    return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
+
+
+def number_of(path: Path) -> int:
+    """Return the number that counts a file, by its name and its folder's."""
+    return int(path.parent.name.split("-")[1]) * CHUNK_FILES + int(path.stem.split("-")[1])
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a dataset.
+
+    Raises:
+        ConfigurationError: where it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}), and a LeRobotDataset has one: restore it, or give "
+            "another dataset."
+        ) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    text = json.dumps(content, indent=4, ensure_ascii=False)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def import_extra(name: str) -> Any:
+    """Import a module of the extra `data`.
+
+    Raises:
+        ConfigurationError: where it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            "Datasets need a package that is not installed: pip install 'lightning-rl[data]' "
+            f"({error})"
+        ) from error
+
+
+def as_column(values: np.ndarray) -> Any:
+    """Return the arrow array of values [L, ...]: numbers, or lists of them in a fixed size."""
+    arrow = import_extra("pyarrow")
+    column = arrow.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        if axis == 1:
+            return arrow.FixedSizeListArray.from_arrays(column, values.shape[1])
+        rows = prod(values.shape[:axis])
+        offsets = np.arange(rows + 1, dtype=np.int32) * values.shape[axis]
+        column = arrow.ListArray.from_arrays(offsets, column)
+    return column
+
+
+def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the values [L, *shape] of an arrow array or chunked array.
+
+    Raises:
+        ValueError: where they are not of that shape, or some are missing.
+    """
+    arrow = import_extra("pyarrow")
+    count = len(column)
+    array = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
+    while isinstance(array, arrow.ExtensionArray):
+        array = array.storage
+    while arrow.types.is_nested(array.type):
+        array = array.flatten()
+    if array.null_count:
+        raise ValueError(f"{array.null_count} values are missing")
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values.reshape(count, *shape)
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a small table whole or not at all."""
+    parquet = import_extra("pyarrow.parquet")
+    write_atomically(path, lambda file: parquet.write_table(table, file))
+
+
+def tasks_table(tasks: Sequence[str]) -> Any:
+    """Return the table of tasks as pandas would write it: their texts are the index."""
+    arrow = import_extra("pyarrow")
+    index = "__index_level_0__"
+    numbers = arrow.array(range(len(tasks)), arrow.int64())
+    table = arrow.table({"task_index": numbers, index: arrow.array(tasks, arrow.string())})
+
+    def column(name: str | None, field: str | None, kind: str) -> dict[str, Any]:
+        described = {"name": name, "field_name": field, "pandas_type": kind, "metadata": None}
+        return described | {"numpy_type": "object" if kind == "unicode" else kind}
+
+    names = column(None, None, "unicode") | {"metadata": {"encoding": "UTF-8"}}
+    columns = [column("task_index", "task_index", "int64"), column(None, index, "unicode")]
+    described = {
+        "index_columns": [index],
+        "column_indexes": [names],
+        "columns": columns,
+        "creator": {"library": "pyarrow", "version": arrow.__version__},
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(described)})
+
+
+def tasks_of(table: Any) -> dict[int, str]:
+    """Return the texts of a table of tasks, by number."""
+    texts = next(name for name in table.column_names if name != "task_index")
+    numbers = table.column("task_index").to_pylist()
+    return dict(zip(numbers, table.column(texts).to_pylist(), strict=True))
