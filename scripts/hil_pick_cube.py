@@ -46,15 +46,14 @@ def main() -> None:
     train_parser.add_argument("--output-dir", type=Path, default=Path("outputs"))
     without = ("interventions", "demonstrations", "reinforcement")
     train_parser.add_argument("--without", nargs="*", choices=without, default=[])
-    train_parser.add_argument("rest", nargs="*", help="more options of rl-cli fit, behind --")
     commands.add_parser("random").add_argument("--seed", type=int, default=1)
-    chosen = parser.parse_args()
+    chosen, rest = parser.parse_known_args()
     if chosen.command == "record":
         record(chosen.path, chosen.episodes, chosen.seed)
     elif chosen.command == "random":
         print(json.dumps({"random": evaluate(UniformPolicy(chosen.seed)), "seed": chosen.seed}))
     else:
-        print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen)))
+        print(json.dumps(train(chosen.demonstrations, chosen.seed, chosen, rest)))
 
 
 def make_env(num_envs: int = 1) -> GymnasiumEnv:
@@ -95,7 +94,7 @@ def record(path: Path, episodes: int, first_seed: int) -> None:
     print(f"{episodes} episodes of {np.mean(lengths):.1f} steps: {path}")
 
 
-def train(demonstrations: str, seed: int, chosen: argparse.Namespace) -> dict[str, Any]:
+def train(demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
     """Train by rl-cli, and evaluate what came of it."""
     name = "-".join(["hil_pick_cube", *chosen.without, str(seed)])
     run_dir = chosen.output_dir / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
@@ -113,7 +112,7 @@ def train(demonstrations: str, seed: int, chosen: argparse.Namespace) -> dict[st
     if "interventions" in chosen.without:
         options.append("--data.env.wrappers=" + json.dumps(_wrappers_without_help()))
     started = time.process_time()
-    run(["fit", *options, *chosen.rest])
+    run(["fit", *options, *rest])
     seconds = time.process_time() - started
     checkpoints = run_dir / "checkpoints"
     found: dict[str, Any] = {"seed": seed, "without": chosen.without, "cpu_seconds": seconds}

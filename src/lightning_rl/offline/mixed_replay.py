@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -174,8 +173,9 @@ class MixedReplay(Replay):
         rollout = allocate_rollout(*self._spaces, 1, steps, extra_fields=extra | PENALTY_FIELD)
         rollout["continues"].fill_(goes_on)
         copy_tree(rollout.get("observation"), map_tree(_as_row, stream["observation"]))
-        for key in ("action", "reward", "terminated", "intervened", "penalty"):
-            rollout[key][0, :-1] = torch.as_tensor(stream[key]).to(rollout[key])
+        for key in ("action", "reward", "terminated", *ADDED):
+            if key in stream:  # else it is zero: nobody has said it
+                rollout[key][0, :-1] = torch.as_tensor(stream[key]).to(rollout[key])
         self.offline.extend(rollout)
 
     # --- what is drawn ---
@@ -277,12 +277,9 @@ def _stream_of(rollout: TensorDict, env: int, first: int, stop: int) -> dict[str
         final = final_observations(rollout, *at)
         map_tree(lambda kept, true: kept[-1:].copy_(true), observation, final)
     stream = {key: part[key] for key in ("reward", "terminated", "intervened")}
-    penalty = part.get("penalty", None)
-    return stream | {
-        "observation": observation,
-        "action": part["executed_action"],
-        "penalty": torch.zeros_like(part["reward"]) if penalty is None else penalty,
-    }
+    if "penalty" in part.keys():
+        stream["penalty"] = part["penalty"]
+    return stream | {"observation": observation, "action": part["executed_action"]}
 
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
