@@ -336,6 +336,7 @@ class RLDataModule(LightningDataModule):
             self._eval_env = self._eval_watch.make(
                 lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
             )
+            self._eval_env.stop_interventions()  # it shall be the policy that is evaluated
             for kind in ("observation", "action"):
                 ours = getattr(self, f"{kind}_space")
                 theirs = getattr(self._eval_env, f"single_{kind}_space")

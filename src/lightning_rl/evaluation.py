@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl.collectors.loop import Chooser, FirstEpisodes
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.vector_env import Observation
+from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import first_state
 
@@ -21,7 +21,8 @@ MAX_EPISODE_STEPS = 100_000
 Episode = dict[str, Any]
 """`seed`, `return` (undiscounted, raw reward), `length` (env steps).
 
-`terminated`, `success` (bool or None), and `metrics` {name: value at the last step}.
+`terminated`, `success` (bool or None), `intervened` (env steps in which somebody had taken over, or
+None where the env does not say), and `metrics` {name: value at the last step}.
 """
 
 Watcher = Callable[[int, Tensor, Tensor], None]
@@ -62,10 +63,11 @@ def run_episodes(
         one `Episode` per seed, in their order.
     """
     policy.eval()
-    choose = _chooser(policy, env.num_envs, None if deterministic else seeds)
+    choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
     playing = FirstEpisodes(env, choose, seeds, MAX_EPISODE_STEPS)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    intervened = torch.zeros_like(lengths) if env.reports_interventions else None
     episodes: dict[int, Episode] = {}
     if watch is not None:
         watch(0, returns, playing.running)
@@ -73,6 +75,9 @@ def run_episodes(
         returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
         executed = info.get("executed")  # where an action is a chunk
         lengths += 1 if executed is None else executed.sum(-1).cpu()
+        if intervened is not None:
+            taken = interventions(env, playing.action, info)["intervened"]
+            intervened += playing.counted & taken.cpu()
         ended = playing.counted & ~playing.running
         for i in ended.nonzero().flatten().tolist():
             episodes[i] = {
@@ -80,6 +85,7 @@ def run_episodes(
                 "return": float(returns[i]),
                 "length": int(lengths[i]),
                 "terminated": bool(playing.terminated[i]),
+                "intervened": None if intervened is None else int(intervened[i]),
                 **_said_of(info, i),
             }
         if watch is not None:
@@ -87,10 +93,16 @@ def run_episodes(
     return [episodes[i] for i in range(len(seeds))]
 
 
-def _chooser(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
-    """Return what chooses the actions: by the mode, or, by the episodes' seeds, drawn row by row.
+def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
+    """Return what chooses the actions [N, *A] of a policy, through one episode of each row.
 
     It carries the state [N, ...] of a policy that has one.
+
+    Args:
+        policy: acts.
+        num_envs: N.
+        seeds: of the episodes, which row by row draw their actions from generators of their own;
+            None acts by the mode of the distribution.
     """
     generators = [torch.Generator(policy.version.device).manual_seed(int(s)) for s in seeds or ()]
     state = first_state(policy, num_envs)
@@ -148,6 +160,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
     reports_success |= any(episode["success"] is not None for episode in episodes)
     successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
     names = sorted({name for episode in episodes for name in episode["metrics"]})
+    intervened = [one["intervened"] for one in episodes if one.get("intervened") is not None]
     return {
         "episodes": len(episodes),
         "avg_reward": float(returns.mean()),
@@ -158,6 +171,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
         "success_ci95": wilson_interval(sum(successes), len(successes)) if successes else None,
         "terminations": sum(episode["terminated"] for episode in episodes),
         "truncations": sum(not episode["terminated"] for episode in episodes),
+        "intervened_steps": sum(intervened) if intervened else None,
         "metrics": {
             name: float(np.mean([e["metrics"][name] for e in episodes if name in e["metrics"]]))
             for name in names
@@ -170,7 +184,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
 
 def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
     """Return the numbers of a summary that are logged, under their names `eval/...`."""
-    single = ("avg_reward", "std_reward", "avg_length", "success_rate")
+    single = ("avg_reward", "std_reward", "avg_length", "success_rate", "intervened_steps")
     values = {f"eval/{name}": evaluation[name] for name in (*single, "terminations", "truncations")}
     for name in ("ci95", "success_ci95"):
         low, high = evaluation[name] or (None, None)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,7 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from lightning_rl.errors import WriteError
+from lightning_rl.errors import ConfigurationError, WriteError
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]  # asked for below
 
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin; the number of the process that writes one follows."""
@@ -108,6 +114,66 @@ def remove_leftovers(directory: str | Path) -> None:
         number = path.name.removeprefix(TEMPORARY).partition("-")[0]
         if path.is_file() and not (number.isdigit() and _writes(int(number))):
             path.unlink(missing_ok=True)
+
+
+def lock_file(path: Path, refusal: str) -> int | None:
+    """Lock a file, and write into it who does; None where that is not possible here.
+
+    The lock is the system's, and goes with the process or with the descriptor that is returned.
+
+    Args:
+        path: of the file, made where it is missing.
+        refusal: what is said where another process has it, with `{owner}` for which.
+
+    Raises:
+        ConfigurationError: where another process has it.
+    """
+    if fcntl is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None  # who writes there first says it readably
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise ConfigurationError(refusal.format(owner=owner)) from error
+    except OSError:
+        os.close(descriptor)
+        return None
+    if not _is_file(descriptor, path):  # whoever had it has removed it in between
+        os.close(descriptor)
+        return lock_file(path, refusal)
+    with suppress(OSError):  # a full disk; the lock holds all the same
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    return descriptor
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a whole file or directory, such that both last through a power cut.
+
+    Raises:
+        WriteError: where the disk is full, or the directory cannot be written.
+    """
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_file():
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(source, target)
+    _flush_directory(target.parent)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def _flush_directory(directory: Path) -> None:

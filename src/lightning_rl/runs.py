@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import platform
 import re
 import shutil
 import time
@@ -12,12 +11,8 @@ from pathlib import Path
 
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import lock_file
 from lightning_rl.process import last_act
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]  # asked for below
 
 CHECKPOINTS = "checkpoints"
 ALIASES = ("last", "best")
@@ -105,7 +100,12 @@ def alone_in(run_dir: Path) -> Iterator[None]:
         ConfigurationError: where another process trains there; it says which, and what to do.
     """
     path = run_dir / LOCK
-    descriptor = _lock(path)
+    descriptor = lock_file(
+        path,
+        f"Run {run_dir} is being trained by {{owner}}: two would write over each other. Wait for "
+        "it or end it (a SIGTERM has it save first), or add --exp_name with another name, which "
+        "begins a run of its own from that checkpoint.",
+    )
     try:
         with last_act(lambda error: path.unlink(missing_ok=True)):
             yield
@@ -196,45 +196,6 @@ def _claim(path: Path) -> bool:
     _made.add(path.absolute())
     atexit.register(remove_if_empty, path.absolute())
     return True
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a file, and write into it who does; None where that is not possible here."""
-    if fcntl is None:
-        return None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return None  # who writes there first says it readably
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
-        os.close(descriptor)
-        raise ConfigurationError(
-            f"Run {path.parent} is being trained by {owner}: two would write over each other. Wait "
-            "for it or end it (a SIGTERM has it save first), or add --exp_name with another name, "
-            "which begins a run of its own from that checkpoint."
-        ) from error
-    except OSError:
-        os.close(descriptor)
-        return None
-    if not _is_file(descriptor, path):  # whoever had it has removed it in between
-        os.close(descriptor)
-        return _lock(path)
-    with suppress(OSError):  # a full disk; the lock holds all the same
-        os.truncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
-    return descriptor
-
-
-def _is_file(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file is the one that has this name now."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except OSError:
-        return False
 
 
 def _is_run(directory: str, exp_name: str | None) -> bool:

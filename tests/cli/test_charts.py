@@ -22,6 +22,7 @@ from lightning_rl.policies import TinyVLA, VLAPolicy
 from lightning_rl.rollout import flat_transitions
 from tests.equivalence.test_async import background
 from tests.helpers import make_data, scalars, train
+from tests.numerics.test_taking_over import Schedule, helped
 
 PAGE = (Path(__file__).parents[2] / "docs" / "charts.md").read_text()
 EXPLAINED = [
@@ -94,6 +95,7 @@ RUNS = {
     ),
     "cloning": clone,
     "SAC": off_policy,
+    "somebody takes over": partial(train, env=partial(helped, source=Schedule())),
     "two losses": partial(train, model={"algorithm": TwoLosses, "batch_size": 32}),
 }
 """Together they write everything."""

@@ -19,6 +19,7 @@ from lightning_rl.functional import (
     group_relative_advantage,
     kl_penalty,
 )
+from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
@@ -29,7 +30,8 @@ class GRPO(OnPolicyAlgorithm):
     Source: Shao et al. 2024, "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open
     Language Models", equation 3. Differs from the paper: returns may be compared step by step, and
     the gradient of the KL term is that of the KL (see `kl_penalty`). See `group_relative_advantage`
-    for the variants Dr. GRPO and RLOO.
+    for the variants Dr. GRPO and RLOO. A step whose return somebody has had a hand in, as they took
+    over then or later, is not learnt from; to compare others with, that return is as good as any.
 
     Args:
         policy: an actor; a critic is not used.
@@ -165,6 +167,9 @@ class GRPO(OnPolicyAlgorithm):
             leave_one_out=self.leave_one_out,
             truncate_at_first_done=self.truncate_at_first_done,
         )
+        if "intervened" in rollout.keys():
+            helped = self._helped(rollout["intervened"][:, :-1], done)
+            mask = mask & ~(helped[:, :1] if self.mode == "trajectory" else helped)
         self.statistics.set("finished_episodes", done.any(1).float().mean())
         if self.filter_groups:
             mask = mask & self._undecided(rollout)[:, None]
@@ -172,6 +177,10 @@ class GRPO(OnPolicyAlgorithm):
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "weight", self._weight(mask, env_steps(rollout)))
         return mask
+
+    def _helped(self, intervened: Tensor, done: Tensor) -> Tensor:
+        """Return after which steps [N, T] bool, or in which, somebody took over in the episode."""
+        return reversed_scan(intervened.float(), (~done).float()) > 0
 
     def _undecided(self, rollout: TensorDict) -> Tensor:
         """Return which rows [N] are in a group whose members do not all succeed, nor all fail.

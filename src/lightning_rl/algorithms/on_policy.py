@@ -115,6 +115,14 @@ class OnPolicyAlgorithm(Algorithm):
 
     # --- what training_step is made of ---
 
+    def chosen(self, rollout: TensorDict) -> Tensor | None:
+        """Return where [N, T] bool the policy's own action was executed; None for everywhere.
+
+        Of a step in which somebody took over the loss would learn what was never done.
+        """
+        intervened = rollout.get("intervened", None)
+        return None if intervened is None else ~intervened[:, :-1]
+
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
         reward = discounted_reward(rollout, self.gamma)

@@ -33,6 +33,8 @@ class PPO(OnPolicyAlgorithm):
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
     time limits bootstrap
     from the true final observation; advantages may be normalised; the value loss may be clipped.
+    Where somebody takes over, a return goes on with the value of what the policy had come to, and
+    the steps of the intervention are not learnt from.
 
     Args:
         policy: an actor with a critic.
@@ -91,8 +93,10 @@ class PPO(OnPolicyAlgorithm):
             self.correct_staleness(rollout)
         with self.phase("advantage"):
             self.add_advantages(rollout)
-        for minibatch in self.minibatches(rollout, self.fields):
-            self.update(minibatch)
+        chosen = self.chosen(rollout)
+        if chosen is None or ranks.agree(bool(chosen.any())):
+            for minibatch in self.minibatches(rollout, self.fields, chosen):
+                self.update(minibatch)
         self.finish_iteration(rollout)
 
     @property
@@ -109,12 +113,18 @@ class PPO(OnPolicyAlgorithm):
     def add_advantages(self, rollout: TensorDict) -> None:
         """Write `advantage` and `return` [N, T+1] into the rollout."""
         transitions = rollout[:, :-1]
+        truncated, final_value = transitions["truncated"], transitions["final_value"]
+        chosen = self.chosen(rollout)
+        if chosen is not None:  # what somebody earned next is not what the policy would have
+            taken_over = rollout["intervened"][:, 1:] & ~transitions["done"]
+            truncated = truncated | taken_over
+            final_value = torch.where(taken_over, rollout["value"][:, 1:], final_value)
         data = (
             self.rewards(rollout),
             rollout["value"],
             transitions["terminated"],
-            transitions["truncated"],
-            transitions["final_value"],
+            truncated,
+            final_value,
         )
         estimate = gae
         if self.may_be_stale and self.correction.method == "vtrace":
@@ -124,11 +134,12 @@ class PPO(OnPolicyAlgorithm):
         )
         self.statistics.set("explained_variance", explained_variance(transitions["value"], target))
         if self.normalize_advantage == "rollout":
+            own = advantage if chosen is None else advantage[chosen]
             if ranks.world_size() > 1:
-                flat = ranks.normalize_over_ranks(advantage.flatten(), [advantage.numel()])
-                advantage = flat.view_as(advantage)
+                own = ranks.normalize_over_ranks(own.flatten(), [own.numel()]).view_as(own)
             else:
-                advantage = normalize_advantage(advantage)
+                own = normalize_advantage(own)
+            advantage = own if chosen is None else advantage.masked_scatter(chosen, own)
         add_transition_field(rollout, "advantage", advantage)
         add_transition_field(rollout, "return", target)
 

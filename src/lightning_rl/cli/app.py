@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test` and `check`, by LightningCLI."""
+"""Run `rl-cli fit`, `validate`, `test` and `check`, by LightningCLI; `record` has its own file."""
 
 import os
 import re
@@ -30,7 +30,8 @@ from lightning_rl.cli.help_pages import (
     describe_class,
 )
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
+from lightning_rl.cli.record import record
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
@@ -44,10 +45,6 @@ from lightning_rl.trainer import RLTrainer, quieten_framework
 
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
 """How the parser passes on that a class lacks a package."""
-
-
-class Refusal(SystemExit):
-    """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
 
 
 class RLArgumentParser(LightningArgumentParser):
@@ -297,6 +294,9 @@ def run(arguments: Sequence[str]) -> None:
     """Run the command line; an error that a user can cure is one message and status 1."""
     quieten_framework()
     try:
+        if arguments[0] == "record":
+            record(list(arguments[1:]))
+            return
         completed = complete(list(arguments))
         if completed.trusted:
             # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory

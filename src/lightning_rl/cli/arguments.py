@@ -55,7 +55,7 @@ def complete(arguments: list[str]) -> Completed:
     if asks_for_help(options):
         return Completed([subcommand, *_help_options(options)], True, options)
     options, configs = _resolve_config_names(_spell_out_video(options))
-    checkpoint = _value_of("--ckpt_path", options)
+    checkpoint = value_of("--ckpt_path", options)
     if checkpoint is None and subcommand not in TRAINS:
         raise ConfigurationError(
             f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
@@ -71,7 +71,7 @@ def complete(arguments: list[str]) -> Completed:
         return Completed(completed, True, options)
     if checkpoint is not None:
         return _with_config_of(checkpoint, subcommand, options)
-    if _value_of("--model", options) is None:
+    if value_of("--model", options) is None:
         raise ConfigurationError(
             f"{subcommand} needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
             f"Shipped: {', '.join(shipped_configs())}."
@@ -97,7 +97,7 @@ def _help_options(options: list[str]) -> list[str]:
     for section, family in FAMILIES.items():
         wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
         if wanted and f"{section}.help" not in flags:
-            return [f"{section}.help", _value_of(section, options) or family, *asking]
+            return [f"{section}.help", value_of(section, options) or family, *asking]
     return asking
 
 
@@ -105,8 +105,8 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     """Take the configuration inside a checkpoint, and what the user gave on top of it."""
     path = find_checkpoint(
         checkpoint,
-        _value_of("--output_dir", options) or "outputs",
-        _value_of("--exp_name", options),
+        value_of("--output_dir", options) or "outputs",
+        value_of("--exp_name", options),
     )
     content = read_checkpoint(path, whole=False)
     require(
@@ -117,7 +117,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     config = config_of(content, path)
     lacks = lacks_of(content) | of_a_script(settings_of(config, path))
     _refuse_lacking(path, lacks, subcommand, options)
-    trusted = (_value_of("--trust_code", options) or "false").lower() == "true"
+    trusted = (value_of("--trust_code", options) or "false").lower() == "true"
     if not trusted:
         checked = checked_config(config, path)
         config = checked.config
@@ -209,7 +209,7 @@ def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:
     return resolved, configs
 
 
-def _value_of(flag: str, options: Sequence[str]) -> str | None:
+def value_of(flag: str, options: Sequence[str]) -> str | None:
     """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
     value = None
     for option, following in zip(options, [*options, None][1:], strict=True):

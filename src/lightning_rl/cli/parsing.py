@@ -20,6 +20,10 @@ MOST_VALUES = 10_000
 """Of the configuration in a checkpoint; those that the package ships have some 200."""
 
 
+class Refusal(SystemExit):
+    """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
+
+
 class DuplicateKey(NamedTuple):
     """A key that stands twice in one mapping: its path, and the lines, from 1."""
 

@@ -24,7 +24,7 @@ from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import SECTIONS
 from lightning_rl.cli.kept_config import settings_of
 from lightning_rl.collectors import Collector
-from lightning_rl.envs import VectorEnv
+from lightning_rl.envs import InterventionSource, VectorEnv
 from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.jsonargparse_private import parsing_settings_kept
@@ -52,6 +52,7 @@ FAMILIES = {
     "replay": Family(Replay, (OURS,)),
     "optimizer": Family(Optimizer, (OURS, "torch.optim")),
     "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
+    "source": Family(InterventionSource, (OURS,)),
 }
 """The keys under which a checkpoint may name a class; under any other it may name none.
 

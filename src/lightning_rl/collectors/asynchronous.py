@@ -5,9 +5,11 @@ import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -22,6 +24,10 @@ from lightning_rl.process import flush_denormals, flushes_denormals
 
 JOIN_SECONDS = 5.0
 """How long `close` waits for the thread, which stops between two env steps."""
+
+
+MOST_TIMES = 10_000
+"""Of how many env steps it is kept when they began, where nobody asks for it."""
 
 
 class AsyncCollector(Collector):
@@ -109,6 +115,7 @@ class AsyncCollector(Collector):
         self._is_lost = False  # the thread hangs, and has been told of
         self._flush_denormal = False
         self._measured = {"at": time.perf_counter(), "collector": 0.0, "learner": 0.0}
+        self._begun_at: deque[float] = deque(maxlen=MOST_TIMES)  # the last env steps, in seconds
 
     def collect(self) -> TensorDict:
         """Wait for the thread, which the first call starts.
@@ -155,14 +162,27 @@ class AsyncCollector(Collector):
         }
         passed = {key: now[key] - self._measured[key] for key in now}
         self._measured = now
-        return super().metrics() | {
-            "async/queue_depth": seen["queue_depth"],
-            "async/collector_idle": 100.0 * min(1.0, passed["collector"] / passed["at"]),
-            "async/learner_idle": 100.0 * min(1.0, passed["learner"] / passed["at"]),
-            "async/dropped_steps": seen["dropped_steps"] + self._stale_steps,
-            "async/collected_steps": seen["written_steps"],
-            "async/publish_ms": 1000.0 * self._weights.publish_seconds,
-        }
+        return (
+            super().metrics()
+            | self._pace()
+            | {
+                "async/queue_depth": seen["queue_depth"],
+                "async/collector_idle": 100.0 * min(1.0, passed["collector"] / passed["at"]),
+                "async/learner_idle": 100.0 * min(1.0, passed["learner"] / passed["at"]),
+                "async/dropped_steps": seen["dropped_steps"] + self._stale_steps,
+                "async/collected_steps": seen["written_steps"],
+                "async/publish_ms": 1000.0 * self._weights.publish_seconds,
+            }
+        )
+
+    def _pace(self) -> dict[str, float]:
+        """Return how far apart the env steps since the last call began, and how evenly, in ms."""
+        since = [self._begun_at.popleft() for _ in range(len(self._begun_at) - 1)]
+        since += self._begun_at  # the last one stays, to measure the next one from
+        if len(since) < 3:
+            return {}
+        apart = 1000.0 * np.diff(since)
+        return {"async/step_ms": float(apart.mean()), "async/step_jitter_ms": float(apart.std())}
 
     def state_dict(self) -> dict[str, Any]:
         with self._boundary:
@@ -238,6 +258,7 @@ class AsyncCollector(Collector):
     def _take_up_weights(self, finish: Callable[[], None]) -> bool:
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         self._weights.refuse_closed()
+        self._begun_at.append(time.perf_counter())
         if self._weights.version == self._acting_version:
             return False
         finish()

@@ -112,7 +112,13 @@ class Collector(ABC):
             self.statistics.restart_episodes()
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
         counted = first_episode_mask(done) if self.plan.first_episode_only else None
-        ended = self.statistics.follow(reward, done, success, env_steps(rollout), counted)
+        intervened = rollout.get("intervened", None)
+        if intervened is not None:
+            intervened = intervened[:, :-1]
+            reports = reports | {"intervention/rate": float(intervened.float().mean())}
+        ended = self.statistics.follow(
+            reward, done, success, env_steps(rollout), counted, intervened
+        )
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)

@@ -16,6 +16,7 @@ class Episodes(NamedTuple):
     returns: list[float]
     lengths: list[int]
     successes: list[bool]
+    takeovers: list[tuple[int, int]]
 
 
 class EpisodeStatistics:
@@ -26,6 +27,8 @@ class EpisodeStatistics:
             steps).
         successes: of the last 100 finished episodes; an episode of which the env did not say it has
             failed, and where it says it of none they mean nothing.
+        takeovers: of the last 100 finished episodes, how often somebody took over and for how many
+            actions in all; empty where the env does not say so.
         episodes: finished so far.
     """
 
@@ -36,6 +39,9 @@ class EpisodeStatistics:
         self.returns: deque[float] = deque(maxlen=WINDOW)
         self.lengths: deque[int] = deque(maxlen=WINDOW)
         self.successes: deque[bool] = deque(maxlen=WINDOW)
+        self.takeovers: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        # Of the episodes under way: takeovers, actions in them, whether the last one was of them.
+        self._taken = torch.zeros(num_envs, 3, dtype=torch.int64)
         self.episodes = 0
 
     def follow(
@@ -45,6 +51,7 @@ class EpisodeStatistics:
         success: Tensor | None = None,
         env_steps: Tensor | None = None,
         counted: Tensor | None = None,
+        intervened: Tensor | None = None,
     ) -> Episodes:
         """Take in the next T actions of all envs, in order; return the episodes that ended.
 
@@ -58,11 +65,14 @@ class EpisodeStatistics:
             env_steps: [N, T], how many each action took; None where each took one.
             counted: [N, T] bool, true where an end is to be among those returned; all of them where
                 not given.
+            intervened: [N, T] bool, where somebody had taken over; None where the env does not say.
         """
         rewards = reward.double().cpu()  # a sum of thousands of float32 would drift
         ends = done.t().nonzero().tolist()
         returned = done if counted is None else done & counted
-        ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist())
+        ended = Episodes([], [], [] if success is None else success.t()[returned.t()].tolist(), [])
+        if intervened is not None:
+            ended.takeovers.extend(self._follow_takeovers(intervened, done, returned))
         begins = [0] * len(rewards)
         if ends:  # episode by episode, on plain numbers: a fifth of the time of tensors
             rows, before, lasted = rewards.numpy(), self._return.numpy(), self._length.numpy()
@@ -84,11 +94,32 @@ class EpisodeStatistics:
         self._length += taken_since.sum(1)
         return ended
 
+    def _follow_takeovers(
+        self, intervened: Tensor, done: Tensor, returned: Tensor
+    ) -> list[tuple[int, int]]:
+        """Count, for each episode that ended, how often and how long somebody took over."""
+        found = []
+        taken, ends, counts = (x.t().cpu().tolist() for x in (intervened, done, returned))
+        rows = self._taken.tolist()
+        for now, over, counted in zip(taken, ends, counts, strict=True):
+            for n, row in enumerate(rows):
+                if now[n]:
+                    row[0] += not row[2]
+                    row[1] += 1
+                row[2] = int(now[n])
+                if over[n]:
+                    if counted[n]:
+                        found.append((row[0], row[1]))
+                    rows[n][:] = 0, 0, 0
+        self._taken = torch.tensor(rows)
+        return found
+
     def add(self, ended: Episodes) -> None:
         """Count episodes, in the order in which they ended."""
         self.returns.extend(ended.returns)
         self.lengths.extend(ended.lengths)
         self.successes.extend(ended.successes)
+        self.takeovers.extend(ended.takeovers)
         self.episodes += len(ended.returns)
 
     def averages(self, reports_success: bool = False) -> dict[str, float]:
@@ -107,6 +138,25 @@ class EpisodeStatistics:
         }
         if reports_success and self.successes:
             averages["charts/success_rate_avg_100"] = sum(self.successes) / len(self.successes)
+        return averages | self._takeover_averages(reports_success)
+
+    def _takeover_averages(self, reports_success: bool) -> dict[str, float]:
+        if not self.takeovers:
+            return {}
+        helped = [count > 0 for count, _ in self.takeovers]
+        averages = {"intervention/episodes": sum(helped) / len(helped)}
+        if any(helped):
+            times, actions = (sum(column) for column in zip(*self.takeovers, strict=True))
+            averages["intervention/length"] = actions / times
+        if reports_success and len(self.successes) == len(helped):
+            for name, wanted in {"with": True, "without": False}.items():
+                outcomes = [
+                    success
+                    for success, with_help in zip(self.successes, helped, strict=True)
+                    if with_help is wanted
+                ]
+                if outcomes:
+                    averages[f"intervention/success_{name}"] = sum(outcomes) / len(outcomes)
         return averages
 
     def restart_episodes(self) -> None:
@@ -114,6 +164,7 @@ class EpisodeStatistics:
         self._return.zero_()
         self._length.zero_()
         self._incomplete.zero_()
+        self._taken.zero_()
 
     def skip_rollout(self) -> None:
         """Take note that a rollout was dropped: nobody knows what episodes under way earned."""
@@ -128,6 +179,8 @@ class EpisodeStatistics:
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "successes": list(self.successes),
+            "takeovers": list(self.takeovers),
+            "taken": self._taken.clone(),
             "episodes": self.episodes,
         }
 
@@ -139,6 +192,8 @@ class EpisodeStatistics:
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
         self.successes.extend(state["successes"])
+        self.takeovers.extend(map(tuple, state.get("takeovers", ())))
+        self._taken.copy_(state.get("taken", torch.tensor(0)))
         self.episodes = state["episodes"]
 
 

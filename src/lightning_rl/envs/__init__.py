@@ -2,9 +2,10 @@
 
 from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
+from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
-from lightning_rl.envs.intervention import Intervention
+from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.penalty import PenaltyTerms
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
@@ -18,14 +19,20 @@ __all__ = [
     "CartPole",
     "EnvPoolEnv",
     "Finding",
+    "Gamepad",
     "GymnasiumEnv",
     "HoldsRows",
     "Intervention",
+    "InterventionSource",
+    "Keyboard",
     "PenaltyTerms",
     "PointMass",
     "PushBlocks",
     "PushCube",
     "RestoreError",
+    "Said",
+    "Script",
+    "SpaceMouse",
     "TimeLimitProbe",
     "TorchEnv",
     "VLAObservation",

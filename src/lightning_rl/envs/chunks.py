@@ -159,6 +159,9 @@ class ActionChunk(VectorEnv):
     def render(self, rows: Sequence[int]) -> np.ndarray:
         return self.env.render(rows)
 
+    def stop_interventions(self) -> None:
+        self.env.stop_interventions()
+
     def close(self) -> None:
         self.env.close()
 

@@ -7,6 +7,7 @@ number that came and a mask beside it, cuts 0.7 down to 0 where another env said
 before.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -146,6 +147,34 @@ def _article(field: str) -> str:
     return f"{'an' if field[0] in 'aeiou' else 'a'} {field}"
 
 
+INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
+"""Under which keys an info says whether somebody took over, and what was done."""
+
+
+def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
+    """Add to what an env said of a step that a layer around it took over, or that it did not.
+
+    Whatever is nearest to the env knows best what was executed, and nobody's "no" undoes another
+    one's "yes".
+
+    Args:
+        info: of the env inside.
+        told: the action [*A] that it was given.
+        taken: whether the layer had put that in place of what it was told itself.
+    """
+    executed = info.get(EXECUTED_ACTION, told)
+    inside = info.get(INTERVENED, not np.array_equal(executed, told))
+    return {**info, EXECUTED_ACTION: executed, INTERVENED: bool(inside) or taken}
+
+
+def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return an info with other names for some keys, of arrays with their masks `_x` too."""
+    if not any(theirs in info for theirs in names):
+        return info
+    names = {**names, **{f"_{theirs}": f"_{ours}" for theirs, ours in names.items()}}
+    return {names.get(key, key): value for key, value in info.items()}
+
+
 def says_something(info: dict[str, Any]) -> bool:
     """Tell whether the info of an env has anything that is read.
 
@@ -156,7 +185,8 @@ def says_something(info: dict[str, Any]) -> bool:
         or "success" in info
         or "rewards" in info
         or "is_success" in info
-        or "executed_action" in info
+        or EXECUTED_ACTION in info
+        or INTERVENED in info
         or "penalty" in info
     )
 
@@ -166,10 +196,10 @@ def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
     success = info.get("success", info.get("is_success"))
     if success is not None:
         _column(said, "success", num_envs)[i] = bool(success)
-    if "executed_action" in info:
-        said.setdefault("executed_action", {})[i] = info["executed_action"]
-        if "intervened" in info:
-            _column(said, "intervened", num_envs)[i] = bool(info["intervened"])
+    if EXECUTED_ACTION in info:
+        said.setdefault(EXECUTED_ACTION, {})[i] = info[EXECUTED_ACTION]
+    if INTERVENED in info:
+        _column(said, INTERVENED, num_envs)[i] = bool(info[INTERVENED])
     if "penalty" in info:
         _column(said, "penalty", num_envs)[i] = info["penalty"]
     for kind in TREES:
@@ -186,7 +216,9 @@ def is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
 
 
-def read_arrays(info: dict[str, Any], num_envs: int, done: np.ndarray) -> Said:
+def read_arrays(
+    info: dict[str, Any], num_envs: int, done: np.ndarray, names: Mapping[str, str] | None = None
+) -> Said:
     """Read the info of a batched env.
 
     Args:
@@ -195,11 +227,14 @@ def read_arrays(info: dict[str, Any], num_envs: int, done: np.ndarray) -> Said:
             where it is there, what stands outside of it is of their next episode.
         num_envs: N.
         done: [N] bool, which envs finished.
+        names: by the env's own names of keys, ours.
     """
-    said = _of_arrays(info, np.ones(num_envs, bool))
+    everyone = np.ones(num_envs, bool)
+    names = names or {}
+    said = _of_arrays(renamed(info, names), everyone)
     final = info.get("final_info")
     if isinstance(final, dict):
-        return _merged(said, _of_arrays(final, np.ones(num_envs, bool)), done)
+        return _merged(said, _of_arrays(renamed(final, names), everyone), done)
     return said
 
 
@@ -227,15 +262,15 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
         EnvFaultError: for an action of another shape than those.
     """
     executed = actions.copy()
-    for i, action in said.get("executed_action", {}).items():
+    for i, action in said.get(EXECUTED_ACTION, {}).items():
         if np.shape(action) != actions.shape[1:]:
             got = np.shape(action)
-            raise EnvFaultError(_message(name, "executed_action", got, actions.shape[1:]))
+            raise EnvFaultError(_message(name, EXECUTED_ACTION, got, actions.shape[1:]))
         executed[i] = action
     differs = (executed != actions).reshape(len(actions), -1).any(1)
-    flags = said.get("intervened")
+    flags = said.get(INTERVENED)
     intervened = differs if flags is None else np.where(np.isnan(flags), differs, flags != 0)
-    return {"executed_action": executed, "intervened": intervened.astype(bool)}
+    return {EXECUTED_ACTION: executed, INTERVENED: intervened.astype(bool)}
 
 
 def read_penalty(said: Said, num_envs: int) -> np.ndarray:
@@ -258,11 +293,11 @@ def _of_arrays(info: dict[str, Any], given: np.ndarray) -> Said:
     for name in ("is_success", "success"):
         if name in info:
             said["success"] = _numbers(info[name], _mask(info, name, given))
-    if "executed_action" in info:
-        mask = _mask(info, "executed_action", given)
-        said["executed_action"] = {i: info["executed_action"][i] for i in np.flatnonzero(mask)}
-        if "intervened" in info:
-            said["intervened"] = _numbers(info["intervened"], mask)
+    if EXECUTED_ACTION in info:
+        mask = _mask(info, EXECUTED_ACTION, given)
+        said[EXECUTED_ACTION] = {i: info[EXECUTED_ACTION][i] for i in np.flatnonzero(mask)}
+    if INTERVENED in info:
+        said[INTERVENED] = _numbers(info[INTERVENED], _mask(info, INTERVENED, given))
     if "penalty" in info:
         said["penalty"] = _numbers(info["penalty"], _mask(info, "penalty", given))
     for kind in TREES:
@@ -304,7 +339,7 @@ def _merged(said: Said, final: Said, done: np.ndarray) -> Said:
         one, other = said.get(key), final.get(key)
         if key in TREES:
             merged[key] = _merged(one or {}, other or {}, done)
-        elif key == "executed_action":
+        elif key == EXECUTED_ACTION:
             rows = [(i, a) for i, a in (one or {}).items() if not done[i]]
             merged[key] = dict(rows + [(i, a) for i, a in (other or {}).items() if done[i]])
         else:

@@ -158,6 +158,12 @@ class VectorEnv(ABC):
             "no videos of it."
         )
 
+    def stop_interventions(self) -> None:  # noqa: B027  # in most envs nobody takes over
+        """Leave every step to the policy from here on, as an evaluation wants it.
+
+        Called before the first `reset`. What an env cannot keep from happening, it says as before.
+        """
+
     def close(self) -> None:  # noqa: B027  # most envs hold nothing that needs closing
         """Free processes and windows. May be called more than once."""
 

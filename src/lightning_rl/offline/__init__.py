@@ -3,6 +3,7 @@
 from lightning_rl.offline.demonstrations import Demonstrations
 from lightning_rl.offline.episodes import Episode, Episodes, EpisodeWriter, read_episodes
 from lightning_rl.offline.mixed_replay import MixedReplay
+from lightning_rl.offline.record import Recorded, Recorder
 
 __all__ = [
     "Demonstrations",
@@ -10,5 +11,7 @@ __all__ = [
     "EpisodeWriter",
     "Episodes",
     "MixedReplay",
+    "Recorded",
+    "Recorder",
     "read_episodes",
 ]

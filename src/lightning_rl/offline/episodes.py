@@ -2,8 +2,11 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -14,9 +17,13 @@ import torch
 from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.files import lock_file, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
+from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
 from lightning_rl.offline.lerobot_format import Leaf
-from lightning_rl.offline.statistics import ColumnStatistics
+from lightning_rl.offline.pictures import CURE, decode_picture, read_frames
+from lightning_rl.offline.recording import ROWS, Recording
+from lightning_rl.rollout import map_tree
 
 Pictures = Literal["video", "png"]
 """How pictures are kept: compressed with some loss in a video, or without in the table."""
@@ -24,8 +31,13 @@ Pictures = Literal["video", "png"]
 UNDER_WAY = ".recording"
 """The folder of what is not yet an episode."""
 
-ROW_GROUP_BYTES = 2**22
-"""How many bytes of an episode are kept in memory before they are written."""
+LOCK = ".lock"
+"""The file that the process which records into a directory holds."""
+
+NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
+
+Ends = Literal["success", "terminated", "truncated"]
+"""How an episode has ended of which a dataset only says that it has."""
 
 
 @dataclass
@@ -103,7 +115,7 @@ def read_episodes(
     observation_space: gymnasium.Space[Any] | None = None,
     action_space: gymnasium.Space[Any] | None = None,
     fps: float | None = None,
-    ends: Literal["success", "terminated", "truncated"] = "success",
+    ends: Ends = "success",
 ) -> Episodes:
     """Open a dataset: a directory of LeRobotDataset v3.0.
 
@@ -166,10 +178,12 @@ class _LeRobotEpisodes(Episodes):
         keys: Mapping[str, str],
         observation_space: gymnasium.Space[Any] | None,
         action_space: gymnasium.Space[Any] | None,
-        ends: str,
+        ends: Ends,
     ) -> None:
         self.path, self._ends = path, ends
-        info = lerobot.read_json(self._part(lerobot.INFO))
+        described = part_of(path, lerobot.INFO)
+        require(described.is_file() or not (path / LOCK).exists(), NONE_FINISHED.format(path))
+        info = lerobot.read_json(described)
         version = str(info.get("codebase_version"))
         require(
             version.startswith("v3."),
@@ -178,67 +192,77 @@ class _LeRobotEpisodes(Episodes):
         )
         self.fps = float(info["fps"])
         self._features: dict[str, Any] = info["features"]
-        self._data, self._videos = info["data_path"], info.get("video_path")
+        self._data, self._video = info["data_path"], info.get("video_path")
+        ours = part_of(path, lerobot.OURS)
+        described = lerobot.read_json(ours) if ours.is_file() else {}
         names = _names(path, keys, self._features)
         self._columns = {n: key for n, key in (NAMES | names).items() if key in self._features}
-        self._observation = self._find_observation(names, observation_space)
-        self._action = self._find_action(action_space)
-        self._extras = [
-            key
-            for key in self._features
-            if key.startswith(lerobot.EXTRA) and key not in self._columns.values()
-        ]
-        self._read_episodes_table()
-        self._open: tuple[Path, _TableFile] | None = None
+        self.leaves = self._find_observation(names, described, observation_space)
+        self._action = self._find_action(described, action_space)
+        extras = [key for key in self._features if key.startswith(lerobot.EXTRA)]
+        taken = {*self._columns.values(), *(leaf.key for leaf in self.leaves)}
+        self.extras = tuple(key.removeprefix(lerobot.EXTRA) for key in extras if key not in taken)
+        self._read_table_of_episodes()
+        self._open: dict[str, _TableFile] = {}
 
-    def _part(self, name: str) -> Path:
-        return self.path / name
-
-    def _read_episodes_table(self) -> None:
+    def _read_table_of_episodes(self) -> None:
         parquet = lerobot.import_extra("pyarrow.parquet")
-        files = sorted(
-            self._part("meta/episodes").glob("chunk-*/file-*.parquet"), key=lerobot.number_of
-        )
         self._rows: list[dict[str, Any]] = []
-        for file in sorted(files, key=lerobot.number_of):
-            names = parquet.read_schema(file).names
-            wanted = [name for name in names if not name.startswith("stats/")]
-            self._rows += parquet.read_table(file, columns=wanted).to_pylist()
-        require(
-            bool(self._rows), f"The dataset at {self.path} holds no finished episode: record one."
-        )
+        for file in lerobot.files_of(part_of(self.path, lerobot.EPISODES)):
+            with _readable(file):
+                names = parquet.read_schema(file).names
+                wanted = [name for name in names if not name.startswith(("stats/", "final/"))]
+                rows = parquet.read_table(file, columns=wanted).to_pylist()
+            finals = [name for name in names if name.startswith("final/")]
+            place = {"file": file, "finals": finals}
+            self._rows += [{**row, **place, "row": i} for i, row in enumerate(rows)]
+        require(bool(self._rows), NONE_FINISHED.format(self.path))
         self.lengths = [int(row["length"]) for row in self._rows]
-        self._begins: dict[tuple[int, int], int] = {}
+        self._begins: dict[Path, int] = {}
         for row in self._rows:
-            place = (row["data/chunk_index"], row["data/file_index"])
-            begin = row["dataset_from_index"]
-            self._begins[place] = min(begin, self._begins.get(place, begin))
-        self._tasks = lerobot.tasks_of(parquet.read_table(self._part(lerobot.TASKS)))
+            path, begin = self._data_file(row), row["dataset_from_index"]
+            self._begins[path] = min(begin, self._begins.get(path, begin))
+        tasks = part_of(self.path, lerobot.TASKS)
+        with _readable(tasks):
+            self.tasks = lerobot.tasks_of(parquet.read_table(tasks))
+
+    def _data_file(self, row: Mapping[str, Any]) -> Path:
+        name = self._data.format(
+            chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]
+        )
+        return part_of(self.path, name)
+
+    def file_numbers(self) -> dict[str, int]:
+        """Return the number behind the last file of each kind."""
+        cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
+        prefixes = {"data": "data", "meta": "meta/episodes"}
+        prefixes |= {"videos": f"videos/{cameras[0]}"} if cameras else {}
+
+        def behind(prefix: str) -> int:
+            row = self._rows[-1]
+            chunk, file = (row[f"{prefix}/{name}_index"] for name in ("chunk", "file"))
+            return int(chunk) * lerobot.CHUNK_FILES + int(file) + 1
+
+        return {"videos": 0, **{kind: behind(prefix) for kind, prefix in prefixes.items()}}
 
     def _find_observation(
-        self, names: Mapping[str, str], space: gymnasium.Space[Any] | None
+        self,
+        names: Mapping[str, str],
+        described: Mapping[str, Any],
+        space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
         """Return where each part of an observation lies, with its shape and dtype."""
-        ours = self._part(lerobot.OURS)
-        known = (
-            [
-                Leaf(**{**leaf, "path": tuple(leaf["path"]), "shape": tuple(leaf["shape"])})
-                for leaf in lerobot.read_json(ours)["observation"]
-            ]
-            if ours.is_file()
-            else []
-        )
+        known = [lerobot.leaf_from(leaf) for leaf in described.get("observation", ())]
         given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
+        if space is None and given:
+            return [
+                lerobot.leaf_of(key, self._features[key], tuple(name.split(".")[1:]))
+                for name, key in given.items()
+            ]
         if space is None:
-            if given:
-                return [
-                    lerobot.leaf_of(key, self._features[key], tuple(name.split(".")[1:]))
-                    for name, key in given.items()
-                ]
             return known or lerobot.guessed_leaves(self._features)
         by_path = {leaf.path: leaf.key for leaf in known}
-        guessed = lerobot.guessed_leaves(self._features)
-        wanted = lerobot.leaves_of(space)
+        guessed, wanted = lerobot.guessed_leaves(self._features), lerobot.leaves_of(space)
         found = []
         for leaf in wanted:
             name = ".".join(("observation", *leaf.path))
@@ -248,14 +272,14 @@ class _LeRobotEpisodes(Episodes):
             found.append(self._checked(name, key, leaf))
         return found
 
-    def _find_action(self, space: gymnasium.Space[Any] | None) -> Leaf:
+    def _find_action(
+        self, described: Mapping[str, Any], space: gymnasium.Space[Any] | None
+    ) -> Leaf:
         key = self._columns.get("action", "action")
-        ours = self._part(lerobot.OURS)
         if space is not None:
             return self._checked("action", key, lerobot.action_leaf(space))
-        if ours.is_file():
-            action = lerobot.read_json(ours)["action"]
-            return Leaf((), key, tuple(action["shape"]), action["dtype"], False)
+        if "action" in described:
+            return replace(lerobot.leaf_from(described["action"]), key=key)
         return self._checked("action", key, None)
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
@@ -267,73 +291,109 @@ class _LeRobotEpisodes(Episodes):
             f"{', '.join(there)}. Say which one it is: keys: {{<column>: {name}}}, or record it "
             "with this env.",
         )
-        feature = self._features[key]
+        found = lerobot.leaf_of(key, self._features[key], ())
         if leaf is None:
-            return lerobot.leaf_of(key, feature, ())
-        found = lerobot.leaf_of(key, feature, leaf.path)
-        same_kind = np.dtype(found.dtype).kind == np.dtype(leaf.dtype).kind or (
-            {np.dtype(one.dtype).kind for one in (found, leaf)} <= {"i", "u"}
-        )
+            return found
+        kinds = {np.dtype(one.dtype).kind.replace("u", "i") for one in (found, leaf)}
         require(
-            found.picture == leaf.picture and found.shape == leaf.kept_shape and same_kind,
+            found.picture == leaf.picture and found.shape == leaf.kept_shape and len(kinds) == 1,
             f"The dataset at {self.path} is of another env: its {key} is {found.dtype} of shape "
             f"{list(found.shape)}, and {name} of this env is {leaf.dtype} of shape "
             f"{list(leaf.shape)}. Record it with this env, or say which column it is: "
             f"keys: {{<column>: {name}}}.",
         )
-        return Leaf(leaf.path, key, leaf.shape, leaf.dtype, leaf.picture)
+        return replace(leaf, key=key)
 
     def read(self, index: int) -> Episode:
         row, length = self._rows[index], self.lengths[index]
         table = self._frames(row, length)
-        columns = {
-            name: table.column(key)
-            for name, key in self._columns.items()
-            if key in table.column_names
-        }
-        observation: dict[tuple[str, ...], Tensor] = {}
-        final_known = True
-        for leaf in self._observation:
-            values = lerobot.from_column(table.column(leaf.key), leaf.shape)
-            final = row.get(f"final/{leaf.key}")
-            final_known &= final is not None
-            last = values[-1:] if final is None else np.array(final).reshape(1, *leaf.shape)
-            joined = np.concatenate([values, last.astype(values.dtype)]).astype(leaf.dtype)
-            observation[leaf.path] = torch.from_numpy(joined)
-        action = lerobot.from_column(table.column(self._action.key), self._action.shape)
+        columns = {name: table.column(key) for name, key in self._columns.items()}
+        observation, final_known = self._observations(row, table)
         truncated, terminated = (torch.zeros(length, dtype=torch.bool) for _ in range(2))
         success = self._success(row, columns)
-        ended = self._terminated(columns, success)
-        terminated[-1], truncated[-1] = ended, not ended
+        terminated[-1] = self._terminated(columns, success)
+        truncated[-1] = not terminated[-1]
         return Episode(
-            observation=_tree(observation),
-            action=torch.from_numpy(action.astype(self._action.dtype)),
+            observation=observation,
+            action=self._numbers(table, self._action),
             reward=self._reward(columns, length),
             terminated=terminated,
             truncated=truncated,
             success=success,
-            intervened=self._flags(columns, "intervened", length),
-            task=self._tasks.get(table.column("task_index")[0].as_py(), ""),
-            extra={
-                key.removeprefix(lerobot.EXTRA): torch.from_numpy(self._values(table, key).copy())
-                for key in self._extras
-            },
+            intervened=self._intervened(columns, length),
+            task=self.tasks.get(table.column("task_index")[0].as_py(), ""),
+            extra={name: self._extra(table, name) for name in self.extras},
             final_known=final_known,
         )
 
-    def _values(self, table: Any, key: str) -> np.ndarray:
+    def _observations(self, row: Mapping[str, Any], table: Any) -> tuple[Any, bool]:
+        """Return the observations [L+1, ...] of an episode, and whether the last is true."""
+        known = all(f"final/{leaf.key}" in row["finals"] for leaf in self.leaves)
+        finals = self._file("finals", row["file"], row["finals"]).rows(row["row"], 1)
+        leaves: dict[tuple[str, ...], Tensor] = {}
+        for leaf in self.leaves:
+            final = finals.column(f"final/{leaf.key}") if known else None
+            if self._features[leaf.key]["dtype"] == "video":
+                values = self._filmed(row, leaf, len(table), final)
+            elif leaf.picture:
+                values = self._pictures(table.column(leaf.key), leaf)
+                if final is not None:
+                    values = np.concatenate([values, self._pictures(final, leaf)])
+            else:
+                values = lerobot.from_column(table.column(leaf.key), leaf.shape)
+                if final is not None:
+                    last = lerobot.from_column(final, leaf.shape).astype(values.dtype)
+                    values = np.concatenate([values, last])
+            if final is None:
+                values = np.concatenate([values, values[-1:]])
+            if leaf.channels_first:
+                values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+            leaves[leaf.path] = torch.from_numpy(values.astype(leaf.dtype, copy=False))
+        return _tree(leaves), known
+
+    def _filmed(
+        self, row: Mapping[str, Any], leaf: Leaf, length: int, final: Any | None
+    ) -> np.ndarray:
+        prefix = f"videos/{leaf.key}"
+        name = str(self._video).format(
+            video_key=leaf.key,
+            chunk_index=row[f"{prefix}/chunk_index"],
+            file_index=row[f"{prefix}/file_index"],
+        )
+        begin, fps = row[f"{prefix}/from_timestamp"], self.fps or 1.0
+        times = [begin + i / fps for i in range(length)]
+        if final is not None:
+            times.append(begin + float(lerobot.from_column(final, (1,))[0, 0]))
+        return read_frames(part_of(self.path, name), times, fps, leaf.kept_shape)
+
+    def _pictures(self, column: Any, leaf: Leaf) -> np.ndarray:
+        try:
+            found = [decode_picture(value["bytes"]) for value in column.to_pylist()]
+            return np.stack(found).reshape(-1, *leaf.kept_shape)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"The dataset at {self.path} has a broken picture in '{leaf.key}': {error}. {CURE}"
+            ) from error
+
+    def _numbers(self, table: Any, leaf: Leaf) -> Tensor:
+        values = lerobot.from_column(table.column(leaf.key), leaf.shape)
+        return torch.from_numpy(values.astype(leaf.dtype))
+
+    def _extra(self, table: Any, name: str) -> Tensor:
+        key = f"{lerobot.EXTRA}{name}"
         shape = tuple(self._features[key]["shape"])
-        return lerobot.from_column(table.column(key), () if shape == (1,) else shape)
+        values = lerobot.from_column(table.column(key), () if shape == (1,) else shape)
+        return torch.from_numpy(values.copy())
 
     def _reward(self, columns: Mapping[str, Any], length: int) -> Tensor:
         if "reward" not in columns:
             return torch.full((length,), torch.nan)
         return torch.from_numpy(lerobot.from_column(columns["reward"], ()).astype(np.float32))
 
-    def _flags(self, columns: Mapping[str, Any], name: str, length: int) -> Tensor:
-        if name not in columns:
+    def _intervened(self, columns: Mapping[str, Any], length: int) -> Tensor:
+        if "intervened" not in columns:
             return torch.zeros(length, dtype=torch.bool)
-        return torch.from_numpy(lerobot.from_column(columns[name], ()).astype(bool))
+        return torch.from_numpy(lerobot.from_column(columns["intervened"], ()).astype(bool))
 
     def _success(self, row: Mapping[str, Any], columns: Mapping[str, Any]) -> bool | None:
         if "success" in row or "success" not in columns:
@@ -352,21 +412,38 @@ class _LeRobotEpisodes(Episodes):
 
     def _frames(self, row: Mapping[str, Any], length: int) -> Any:
         """Return the rows of an episode in the table of data."""
-        place = (row["data/chunk_index"], row["data/file_index"])
-        path = self._part(self._data.format(chunk_index=place[0], file_index=place[1]))
-        if self._open is None or self._open[0] != path:
-            videos = {k for k, f in self._features.items() if f["dtype"] == "video"}
-            wanted = {leaf.key for leaf in self._observation} | set(self._columns.values())
-            wanted |= {*self._extras, self._action.key, "episode_index", "task_index"}
-            self._open = (path, _TableFile(path, sorted(wanted - videos)))
-        table = self._open[1].rows(row["dataset_from_index"] - self._begins[place], length)
-        numbers = lerobot.from_column(table.column("episode_index"), ())
+        path = self._data_file(row)
+        videos = {key for key, one in self._features.items() if one["dtype"] == "video"}
+        wanted = {leaf.key for leaf in self.leaves} | set(self._columns.values())
+        wanted |= {f"{lerobot.EXTRA}{name}" for name in self.extras}
+        wanted |= {self._action.key, "episode_index", "task_index"}
+        file = self._file("data", path, sorted(wanted - videos))
+        table = file.rows(row["dataset_from_index"] - self._begins[path], length)
+        numbers = table.column("episode_index").to_pylist()
         require(
-            len(numbers) == length and bool((numbers == row["episode_index"]).all()),
+            numbers == [row["episode_index"]] * length,
             f"{path} is damaged: it does not hold the {length} frames of episode "
             f"{row['episode_index']}. Restore it, or give another dataset.",
         )
         return table
+
+    def _file(self, kind: str, path: Path, columns: list[str]) -> "_TableFile":
+        """Return a file of a kind, of which the last one stays open."""
+        if kind not in self._open or self._open[kind].path != path:
+            self._open[kind] = _TableFile(path, columns)
+        return self._open[kind]
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say readably that a file is missing or damaged."""
+    arrow = lerobot.import_extra("pyarrow")
+    try:
+        yield
+    except (OSError, arrow.ArrowException) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}): restore it, or give another dataset."
+        ) from error
 
 
 class _TableFile:
@@ -374,19 +451,16 @@ class _TableFile:
 
     def __init__(self, path: Path, columns: list[str]) -> None:
         parquet = lerobot.import_extra("pyarrow.parquet")
-        self._path, self._columns = path, columns
-        try:
+        self.path, self._columns = path, columns
+        with _readable(path):
             self._file = parquet.ParquetFile(path)
-        except Exception as error:  # arrow's errors are of many kinds
-            raise ConfigurationError(
-                f"{path} cannot be read ({error}): restore it, or give another dataset."
-            ) from error
         groups = self._file.metadata
         counts = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
         self._ends = list(accumulate(counts))
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
+        """Return so many rows; fewer where there are no more."""
         arrow = lerobot.import_extra("pyarrow")
         parts, begin = [], 0
         for group, end in enumerate(self._ends):
@@ -395,11 +469,12 @@ class _TableFile:
                 start = max(first - begin, 0)
                 parts.append(table.slice(start, min(first + count, end) - begin - start))
             begin = end
-        return arrow.concat_tables(parts)
+        return arrow.concat_tables(parts) if parts else self._group(0).slice(0, 0)
 
     def _group(self, number: int) -> Any:
         if self._kept is None or self._kept[0] != number:
-            self._kept = (number, self._file.read_row_group(number, columns=self._columns))
+            with _readable(self.path):
+                self._kept = (number, self._file.read_row_group(number, columns=self._columns))
         return self._kept[1]
 
 
@@ -448,8 +523,8 @@ class EpisodeWriter:
         pictures: how pictures are kept.
 
     Raises:
-        ConfigurationError: for a space that a dataset cannot hold, and where the directory holds
-            something else.
+        ConfigurationError: for a space that a dataset cannot hold, where the directory holds
+            something else, and where another process records into it.
     """
 
     def __init__(
@@ -462,15 +537,72 @@ class EpisodeWriter:
         pictures: Pictures = "video",
     ) -> None:
         check_range("fps", fps, above=0)
+        for name in ("pyarrow", "av"):
+            lerobot.import_extra(name)
         self.path, self._fps = Path(path), float(fps)
-        self._task = task
-        self._pictures = "image" if pictures == "png" else "video"
+        self._task, self._video = task, pictures == "video"
         self._leaves = lerobot.leaves_of(observation_space)
         self._action = lerobot.action_leaf(action_space)
         self._extras: tuple[str, ...] | None = None
         self._tasks: list[str] = []
         self._episodes = self._frames = 0
-        self._episode: _UnderWay | None = None
+        self._next = {"data": 0, "meta": 0, "videos": 0}  # the numbers of the next files
+        self._recording: Recording | None = None
+        self._task_under_way = task
+        self._unlock: Callable[[], object] | None = None
+        self._go_on()
+
+    def _take_lock(self) -> None:
+        if self._unlock is None:
+            descriptor = lock_file(
+                self.path / LOCK,
+                f"{{owner}} records into {self.path}: two would write over each other. Wait for "
+                "it, or give another directory.",
+            )
+            release = (lambda: None) if descriptor is None else partial(os.close, descriptor)
+            self._unlock = weakref.finalize(self, release)
+
+    def _go_on(self) -> None:
+        """Take up what the directory holds."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        there = {path.name for path in self.path.iterdir()}
+        known = bool(there & {LOCK, FINISHED}) or (self.path / lerobot.INFO).is_file()
+        require(
+            known or not there,
+            f"{self.path} holds {', '.join(sorted(there))}, and no dataset: give a directory that "
+            "is empty, or not there yet.",
+        )
+        self._take_lock()
+        complete_join(self.path)
+        self._forget()
+        if (self.path / lerobot.INFO).is_file():
+            self._take_up()
+        else:  # of a first episode that was not finished
+            for top in TOPS:
+                shutil.rmtree(self.path / top, ignore_errors=True)
+
+    def _take_up(self) -> None:
+        """Go on behind the episodes that are there."""
+        there = _LeRobotEpisodes(self.path, {}, None, None, "success")
+        info = lerobot.read_json(self.path / lerobot.INFO)
+        self._extras = there.extras
+        mine, theirs = self._features(), info["features"]
+        differing = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        require(
+            not differing and info["fps"] == self._fps and there.leaves == self._leaves,
+            f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
+            f"columns {', '.join(theirs)}); this one would differ in "
+            f"{', '.join(differing) or 'fps, or in the shape of an observation'}. Give another "
+            "directory.",
+        )
+        self._tasks = list(there.tasks.values())
+        self._episodes, self._frames = len(there), sum(there.lengths)
+        self._next = there.file_numbers()
+        for kind, number in self._next.items():
+            for file in sorted((self.path / kind).rglob("chunk-*/file-*.*")):
+                if lerobot.number_of(file) >= number:
+                    file.unlink()  # of an episode that was not finished
 
     def add(
         self,
@@ -488,22 +620,38 @@ class EpisodeWriter:
             ConfigurationError: where it is of other spaces, or has other extras than the first.
             RuntimeError: where the episode has ended before.
         """
-        if self._episode is None:
-            if self._extras is None:
-                self._extras = tuple(sorted(extra))
-            self._episode = self._begin()
-        if set(extra) != set(self._extras or ()):
+        self._add(self._task, observation, action, reward, terminated, truncated, intervened, extra)
+
+    def _add(
+        self,
+        task: str,
+        observation: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        intervened: bool,
+        extra: Mapping[str, float],
+    ) -> None:
+        if self._extras is None:
+            self._extras = tuple(sorted(extra))
+        if set(extra) != set(self._extras):
             raise ConfigurationError(
-                f"The steps of {self.path} have the extras {list(self._extras or ())}, and this "
-                f"one has {sorted(extra)}: give each step all of them, 0 where nothing is said."
+                f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
+                f"{sorted(extra)}: give each step all of them, 0 where nothing is said."
             )
-        flags = {"next.terminated": bool(terminated), "next.truncated": bool(truncated)}
-        numbers = {f"{lerobot.EXTRA}{name}": value for name, value in extra.items()}
-        self._episode.add(
-            observation,
-            action,
-            {"next.reward": reward, **flags, lerobot.INTERVENED: bool(intervened), **numbers},
-        )
+        if self._recording is None:
+            self._recording = self._begin(task)
+        numbers = {
+            "next.reward": reward,
+            "next.done": bool(terminated or truncated),
+            "next.terminated": bool(terminated),
+            "next.truncated": bool(truncated),
+            "next.success": False,
+            lerobot.INTERVENED: bool(intervened),
+        }
+        numbers |= {f"{lerobot.EXTRA}{name}": extra[name] for name in self._extras}
+        self._recording.add(observation, action, numbers)
 
     def end_episode(self, final_observation: Any, success: bool | None = None) -> None:
         """Finish the episode; when this returns, nothing takes it away.
@@ -515,26 +663,20 @@ class EpisodeWriter:
         Raises:
             RuntimeError: where no step was taken.
         """
-        episode = self._under_way("end_episode")
-        finals = episode.finish(final_observation, success)
-        place = lerobot.place_of(self._episodes)
-        data = self.path / lerobot.DATA.format(**place)
-        _move(episode.folder / "data.parquet", data)
-        row = {
-            "episode_index": self._episodes,
-            "tasks": [self._task],
-            "length": episode.length,
-            **{f"data/{name}": number for name, number in place.items()},
-            "dataset_from_index": self._frames,
-            "dataset_to_index": self._frames + episode.length,
-            "success": success,
-            **finals,
-            **episode.statistics(),
-            **{f"meta/episodes/{name}": number for name, number in place.items()},
-        }
-        self._write_meta(row, place)
+        recording = self._recording
+        if recording is None:
+            raise RuntimeError("end_episode was called before the first step of an episode.")
+        finals = recording.finish(final_observation, success)
+        videos = {leaf.key: leaf for leaf in self._leaves if self._video and leaf.picture}
+        for key in videos:
+            name = lerobot.VIDEOS.format(video_key=key, **lerobot.place_of(self._next["videos"]))
+            move(recording.folder / f"{key}.mp4", self.path / name)
+        name = lerobot.DATA.format(**lerobot.place_of(self._next["data"]))
+        move(recording.folder / ROWS, self.path / name)
+        self._write_row(recording, finals, success, list(videos))
         self._episodes += 1
-        self._frames += episode.length
+        self._frames += recording.length
+        self._next = {kind: number + 1 for kind, number in self._next.items()}
         self._write_info()
         self._forget()
 
@@ -543,51 +685,102 @@ class EpisodeWriter:
         self._forget()
 
     def finalise(self) -> None:
-        """Join the files of the episodes, and write the statistics of all."""
+        """Join the files of the episodes, and write the statistics of all; then it may go on.
+
+        An episode under way is forgotten.
+
+        Raises:
+            WriteError: where the disk is full: there has to be room for a copy of the dataset.
+        """
         self._forget()
+        if self._episodes:
+            self._take_lock()
+            join_files(self.path)
+            self._next = _LeRobotEpisodes(self.path, {}, None, None, "success").file_numbers()
+        if self._unlock is not None:
+            (self.path / LOCK).unlink(missing_ok=True)
+            self._unlock()
+            self._unlock = None
 
-    def _under_way(self, method: str) -> "_UnderWay":
-        if self._episode is None:
-            raise RuntimeError(f"{method} was called before the first step of an episode.")
-        return self._episode
+    def write(self, episode: Episode) -> None:
+        """Write a whole episode, of this or another dataset."""
+        extras = {name: values.numpy() for name, values in episode.extra.items()}
+        for t in range(len(episode)):
+            self._add(
+                episode.task or self._task,
+                map_tree(lambda leaf, t=t: leaf[t], episode.observation),
+                episode.action[t],
+                float(episode.reward[t]),
+                bool(episode.terminated[t]),
+                bool(episode.truncated[t]),
+                bool(episode.intervened[t]),
+                {name: values[t] for name, values in extras.items()},
+            )
+        self.end_episode(map_tree(lambda leaf: leaf[-1], episode.observation), episode.success)
 
-    def _begin(self) -> "_UnderWay":
-        if self._task not in self._tasks:
-            self._tasks.append(self._task)
+    def _begin(self, task: str) -> Recording:
+        self._take_lock()
+        if task not in self._tasks:
+            self._tasks.append(task)
             lerobot.write_table(self.path / lerobot.TASKS, lerobot.tasks_table(self._tasks))
         folder = self.path / UNDER_WAY
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        with writing(folder):
+            folder.mkdir(parents=True)
         indices = {
             "episode_index": self._episodes,
             "index": self._frames,
-            "task_index": self._tasks.index(self._task),
+            "task_index": self._tasks.index(task),
         }
-        return _UnderWay(folder, self._leaves, self._action, self._fps, indices)
+        self._task_under_way = task
+        return Recording(folder, self._leaves, self._action, self._fps, self._video, indices)
 
     def _forget(self) -> None:
-        self._episode = None
+        self._recording = None
         shutil.rmtree(self.path / UNDER_WAY, ignore_errors=True)
 
-    def _write_meta(self, row: Mapping[str, Any], place: Mapping[str, int]) -> None:
+    def _write_row(
+        self,
+        recording: Recording,
+        finals: Mapping[str, Any],
+        success: bool | None,
+        videos: Sequence[str],
+    ) -> None:
+        """Write the episode's row in the table of episodes, with which it is there."""
         arrow = lerobot.import_extra("pyarrow")
-        columns = {
-            name: [value.tolist() if isinstance(value, np.ndarray) else value]
-            for name, value in row.items()
+        length = recording.length
+        columns: dict[str, Any] = {
+            "episode_index": [self._episodes],
+            "tasks": [[self._task_under_way]],
+            "length": [length],
+            **_placed("data", self._next["data"]),
+            "dataset_from_index": [self._frames],
+            "dataset_to_index": [self._frames + length],
         }
-        columns["success"] = arrow.array([row["success"]], arrow.bool_())
-        lerobot.write_table(self.path / lerobot.EPISODES.format(**place), arrow.table(columns))
+        for key in videos:
+            columns |= _placed(f"videos/{key}", self._next["videos"])
+            columns[f"videos/{key}/from_timestamp"] = [0.0]
+            columns[f"videos/{key}/to_timestamp"] = [length / self._fps]
+        columns["success"] = arrow.array([success], arrow.bool_())
+        columns |= {**finals, **recording.statistics()}
+        columns |= _placed("meta/episodes", self._next["meta"])
+        name = lerobot.file_name(self._next["meta"], ".parquet")
+        lerobot.write_table(self.path / lerobot.EPISODES / name, arrow.table(columns))
 
-    def _write_info(self) -> None:
+    def _features(self) -> dict[str, Any]:
         numbers = dict(lerobot.STEP_COLUMNS)
         numbers |= {f"{lerobot.EXTRA}{name}": "float32" for name in self._extras or ()}
         numbers |= lerobot.INDEX_COLUMNS
         leaves = [*self._leaves, self._action]
-        described = {
-            "observation": [vars(leaf) for leaf in self._leaves],
-            "action": vars(self._action),
+        return {
+            **{leaf.key: lerobot.feature_of(leaf, self._video, self._fps) for leaf in leaves},
+            **{name: lerobot.number_feature(dtype) for name, dtype in numbers.items()},
         }
-        lerobot.write_json(self.path / lerobot.OURS, described)
+
+    def _write_info(self) -> None:
+        if not (self.path / lerobot.OURS).is_file():
+            leaves = [vars(leaf) for leaf in self._leaves]
+            described = {"observation": leaves, "action": vars(self._action)}
+            lerobot.write_json(self.path / lerobot.OURS, described)
         info = {
             "codebase_version": lerobot.VERSION,
             "robot_type": None,
@@ -601,133 +794,10 @@ class EpisodeWriter:
             "splits": {"train": f"0:{self._episodes}"},
             "data_path": lerobot.DATA,
             "video_path": lerobot.VIDEOS,
-            "features": {
-                **{leaf.key: lerobot.feature_of(leaf, self._pictures) for leaf in leaves},
-                **{name: lerobot.number_feature(dtype) for name, dtype in numbers.items()},
-            },
+            "features": self._features(),
         }
         lerobot.write_json(self.path / lerobot.INFO, info)
 
 
-class _UnderWay:
-    """An episode that is being recorded: rows go to a file as they come.
-
-    Args:
-        folder: of its files.
-        leaves: of the observation.
-        action: its leaf.
-        fps: steps per second.
-        indices: `episode_index`, `task_index`, and the `index` of its first frame.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        leaves: Sequence[Leaf],
-        action: Leaf,
-        fps: float,
-        indices: Mapping[str, int],
-    ) -> None:
-        self.folder, self.length = folder, 0
-        self._leaves, self._action, self._fps, self._indices = leaves, action, fps, indices
-        self._statistics: dict[str, ColumnStatistics] = {}
-        self._pending: dict[str, list[np.ndarray]] = {}
-        self._bytes = 0
-        self._writer: Any = None
-
-    def add(self, observation: Any, action: Any, numbers: Mapping[str, float | bool]) -> None:
-        if self._bytes > ROW_GROUP_BYTES:
-            self._flush()
-        if self.length and (self._last("next.terminated") or self._last("next.truncated")):
-            raise RuntimeError(
-                "The episode has ended: call end_episode(final_observation) before the next step."
-            )
-        row = {leaf.key: _value(leaf, observation) for leaf in self._leaves}
-        row[self._action.key] = _value(self._action, action)
-        columns = lerobot.STEP_COLUMNS | lerobot.INDEX_COLUMNS
-        given = {
-            **numbers,
-            "next.done": numbers["next.terminated"] or numbers["next.truncated"],
-            "next.success": False,
-            **self._indices,
-            "timestamp": self.length / self._fps,
-            "frame_index": self.length,
-            "index": self._indices["index"] + self.length,
-        }
-        for name, number in given.items():
-            row[name] = np.array(number, columns.get(name, "float32"))
-        for name, value in row.items():
-            if name not in self._statistics:
-                self._statistics[name] = ColumnStatistics(value.shape or (1,), False)
-            self._statistics[name].add(value)
-            self._pending.setdefault(name, []).append(value)
-            self._bytes += value.nbytes
-        self.length += 1
-
-    def _last(self, name: str) -> bool:
-        return bool(self._pending[name][-1])
-
-    def finish(self, final_observation: Any, success: bool | None) -> dict[str, Any]:
-        """Write what is left; return the final observation's columns."""
-        if not (self._last("next.terminated") or self._last("next.truncated")):
-            self._pending["next.truncated"][-1] = np.array(True)
-        self._pending["next.done"][-1] = np.array(True)
-        self._pending["next.success"][-1] = np.array(bool(success))
-        self._flush()
-        self._writer.close()
-        return {
-            f"final/{leaf.key}": _value(leaf, final_observation).reshape(-1)
-            for leaf in self._leaves
-        }
-
-    def statistics(self) -> dict[str, np.ndarray]:
-        """Return the columns of the episode's statistics."""
-        return {
-            f"stats/{key}/{name}": value
-            for key, statistics in self._statistics.items()
-            for name, value in statistics.result().items()
-        }
-
-    def _flush(self) -> None:
-        arrow = lerobot.import_extra("pyarrow")
-        table = arrow.table(
-            {name: lerobot.as_column(np.stack(values)) for name, values in self._pending.items()}
-        )
-        if self._writer is None:
-            parquet = lerobot.import_extra("pyarrow.parquet")
-            self._writer = parquet.ParquetWriter(self.folder / "data.parquet", table.schema)
-        self._writer.write_table(table)
-        self._pending, self._bytes = {}, 0
-
-
-def _value(leaf: Leaf, tree: Any) -> np.ndarray:
-    """Return a copy of what a leaf has in an observation, or of the action.
-
-    Raises:
-        ConfigurationError: where it is missing, or of another shape.
-    """
-    value = tree
-    for key in leaf.path:
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ConfigurationError(
-                f"The observation has no '{'.'.join(leaf.path)}', which its space has: return all "
-                "parts of it from reset and step."
-            ) from error
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    array = np.array(value, leaf.dtype)
-    require(
-        array.shape == leaf.shape,
-        f"'{leaf.key}' has shape {list(array.shape)}, and by its space it is {list(leaf.shape)}.",
-    )
-    return array
-
-
-def _move(source: Path, target: Path) -> None:
-    """Rename a file that is whole, so that it lasts through a power cut."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(source, target)
+def _placed(prefix: str, number: int) -> dict[str, list[int]]:
+    return {f"{prefix}/{name}": [value] for name, value in lerobot.place_of(number).items()}

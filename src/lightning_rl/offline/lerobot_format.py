@@ -41,7 +41,7 @@ INFO = "meta/info.json"
 STATISTICS = "meta/stats.json"
 TASKS = "meta/tasks.parquet"
 OURS = "meta/lightning_rl.json"
-EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+EPISODES = "meta/episodes"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 
@@ -198,13 +198,31 @@ def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf
     return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
 
 
-def feature_of(leaf: Leaf, pictures: str) -> dict[str, Any]:
-    """Return what `info.json` says of a column; `pictures` is "video" or "image"."""
-    return {
-        "dtype": pictures if leaf.picture else leaf.dtype,
-        "shape": list(leaf.kept_shape),
-        "names": ["height", "width", "channels"] if leaf.picture else None,
+def leaf_from(described: Mapping[str, Any]) -> Leaf:
+    """Return the leaf that `meta/lightning_rl.json` describes."""
+    tuples = {name: tuple(described[name]) for name in ("path", "shape")}
+    return Leaf(**{**described, **tuples})
+
+
+def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
+    """Return what `info.json` says of a column; `video`: that pictures are in videos."""
+    shape = list(leaf.kept_shape)
+    if not leaf.picture:
+        return {"dtype": leaf.dtype, "shape": shape, "names": None}
+    names = ["height", "width", "channels"]
+    if not video:
+        return {"dtype": "image", "shape": shape, "names": names}
+    info = {
+        "video.height": shape[0],
+        "video.width": shape[1],
+        "video.codec": "av1",
+        "video.pix_fmt": "yuv420p",
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
     }
+    return {"dtype": "video", "shape": shape, "names": names, "info": info}
 
 
 def number_feature(dtype: str) -> dict[str, Any]:
@@ -220,6 +238,17 @@ def place_of(number: int) -> dict[str, int]:
 def number_of(path: Path) -> int:
     """Return the number that counts a file, by its name and its folder's."""
     return int(path.parent.name.split("-")[1]) * CHUNK_FILES + int(path.stem.split("-")[1])
+
+
+def file_name(number: int, suffix: str) -> str:
+    """Return the name of the file of a number within its folder, such as its chunk has it."""
+    place = place_of(number)
+    return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}{suffix}"
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of a folder, in the order of their numbers."""
+    return sorted(folder.glob("chunk-*/file-*.*"), key=number_of)
 
 
 def read_json(path: Path) -> Any:
@@ -324,3 +353,10 @@ def tasks_of(table: Any) -> dict[int, str]:
     texts = next(name for name in table.column_names if name != "task_index")
     numbers = table.column("task_index").to_pylist()
     return dict(zip(numbers, table.column(texts).to_pylist(), strict=True))
+
+
+def as_pictures(contents: Sequence[bytes]) -> Any:
+    """Return the arrow array of pictures, each the bytes of a file."""
+    arrow = import_extra("pyarrow")
+    kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+    return arrow.array([{"bytes": content, "path": None} for content in contents], kind)

@@ -21,6 +21,8 @@ from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
 from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.step_results import (
+    EXECUTED_ACTION,
+    INTERVENED,
     check_like,
     read_arrays,
     read_interventions,
@@ -53,8 +55,9 @@ class GymnasiumEnv(VectorEnv):
 
     An env, or a wrapper, in which a person or a script may take over says so,
     `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
-    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`. A
-    wrapper that says what a part of the action costs, `PenaltyTerms`, has
+    of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`. One
+    that uses other names for them has said so too. A step of which it says neither was not
+    intervened in. A wrapper that says what a part of the action costs, `PenaltyTerms`, has
     `metadata["reports_penalty"] = True`, and `penalty` in the info.
 
     Args:
@@ -67,6 +70,10 @@ class GymnasiumEnv(VectorEnv):
         wrappers: applied to each env in order, `gymnasium.Env -> gymnasium.Env`; in YAML a list of
             class paths.
         clip_action: clip continuous actions to the bounds of the space before stepping.
+        executed_action_key: under which name infos hold the action that was executed;
+            `teleop_action` in gym-hil.
+        intervened_key: under which name they say whether somebody had taken over;
+            `is_intervention` in gym-hil.
 
     Attributes:
         mujoco_profiler: whether MuJoCo's profiler is on, from the first reset on; None for an env
@@ -87,6 +94,8 @@ class GymnasiumEnv(VectorEnv):
         vectorization: Literal["sync", "async", "vector_entry_point"] = "sync",
         wrappers: Sequence[EnvWrapper] | None = None,
         clip_action: bool = True,
+        executed_action_key: str = EXECUTED_ACTION,
+        intervened_key: str = INTERVENED,
     ) -> None:
         require(num_envs >= 1, f"num_envs must be at least 1, got {num_envs}.")
         require(
@@ -97,7 +106,12 @@ class GymnasiumEnv(VectorEnv):
         self.vectorization = vectorization
         self._clips = clip_action
         self._replayable = vectorization != "vector_entry_point"
-        self._make = partial(make_gymnasium, id, num_envs, vectorization=vectorization)
+        self._without_interventions = False
+        self._names = {executed_action_key: EXECUTED_ACTION, intervened_key: INTERVENED}
+        self._names = {theirs: ours for theirs, ours in self._names.items() if theirs != ours}
+        self._make = partial(
+            make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
+        )
         self._wrappers = list(wrappers or [])
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))  # weakly, or no env would ever be freed
@@ -111,7 +125,8 @@ class GymnasiumEnv(VectorEnv):
     def alone(self, wrapper: EnvWrapper) -> "GymnasiumEnv":
         """Make one env like these, in this process, with one more wrapper around it."""
         wrappers = [*self._wrappers, wrapper]
-        return GymnasiumEnv(1, self.id, self.env_kwargs, wrappers=wrappers)
+        names: dict[str, Any] = {f"{ours}_key": theirs for theirs, ours in self._names.items()}
+        return GymnasiumEnv(1, self.id, self.env_kwargs, wrappers=wrappers, **names)
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -169,7 +184,10 @@ class GymnasiumEnv(VectorEnv):
                 zip(starts, self._episode_begin.tolist(), strict=True)
             )
         ]
-        return {"episodes": episodes, "observation": _copied(self._observation)}
+        state = {"episodes": episodes, "observation": _copied(self._observation)}
+        if self.reports_interventions:
+            state["interventions"] = list(self._env.call("intervention_states"))
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         """Begin the episodes again, replay their actions, compare the observation.
@@ -182,12 +200,19 @@ class GymnasiumEnv(VectorEnv):
             raise RestoreError(
                 f"the state was saved with {len(episodes)} envs, there are {self.num_envs}"
             )
+        interventions = state.get("interventions", [[]] * self.num_envs)
+        there = self._env.call("intervention_states")
+        if [len(one) for one in interventions] != [len(one) for one in there]:
+            raise RestoreError("it was saved with other Intervention wrappers")
         self._profile_mujoco()
         self._env.reset()
         actions = [episode["actions"].numpy() for episode in episodes]
         self._env.set_attr(
             "replay_request",
-            [(e["start"], list(a)) for e, a in zip(episodes, actions, strict=True)],
+            [
+                (e["start"], list(a), one)
+                for e, a, one in zip(episodes, actions, interventions, strict=True)
+            ],
         )
         done, rows = self.replay_some()
         while not done:
@@ -277,10 +302,18 @@ class GymnasiumEnv(VectorEnv):
             set_mujoco_profiler(wanted)
             self.mujoco_profiler = has_mujoco_profiler(self._env)
 
+    def stop_interventions(self) -> None:
+        """Have each `Intervention` around an env leave every step to the policy."""
+        self._without_interventions = True
+        if self._replayable:
+            self._env.call("stop_interventions")
+
     def _make_anew(self) -> None:
         made = self._make(self.env_kwargs, wrappers=self._wrappers)
         self._env.close()
         self._env = made
+        if self._without_interventions:
+            self.stop_interventions()
 
     def _take_spaces(self) -> None:
         """Take the spaces of the envs, and what their actions need before a step."""
@@ -292,7 +325,8 @@ class GymnasiumEnv(VectorEnv):
             # Of the whole batch: NumPy takes twice as long where it has to broadcast.
             low, high = (np.stack([bound] * self.num_envs) for bound in bounds)
             self._clip = (low, high)
-        self.reports_interventions = bool(self._env.metadata.get("reports_interventions", False))
+        announced = self._env.metadata.get("reports_interventions", False)
+        self.reports_interventions = bool(announced or self._names)
         self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
@@ -352,7 +386,7 @@ class GymnasiumEnv(VectorEnv):
         if self._replayable:
             said = info.get("said", {})
         else:
-            said = read_arrays(info, self.num_envs, terminated | truncated)
+            said = read_arrays(info, self.num_envs, terminated | truncated, self._names)
         if self.reports_interventions:
             taken = read_interventions(f"Env '{self.id}'", said, actions)
             if self._first_action is not None:

@@ -7,11 +7,14 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import ClipAction
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
+from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.errors import ConfigurationError, closest, require
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
@@ -41,8 +44,11 @@ def make_gymnasium(
     env_kwargs: dict[str, Any],
     vectorization: str,
     wrappers: list[EnvWrapper],
+    names: dict[str, str],
 ) -> Any:
     """Call `gymnasium.make_vec`, and turn its errors into messages that say what to do.
+
+    `names` has, by the keys under which infos say of interventions, ours.
 
     Raises:
         ConfigurationError: where the env is not registered or cannot be made.
@@ -52,7 +58,7 @@ def make_gymnasium(
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
         "env.",
     )
-    make_one = partial(_make_one, id, env_kwargs, wrappers)
+    make_one = partial(_make_one, id, env_kwargs, wrappers, names)
     try:
         if ":" in id:
             importlib.import_module(id.split(":", maxsplit=1)[0])
@@ -90,12 +96,53 @@ def make_gymnasium(
     return env
 
 
-def _make_one(id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper]) -> gymnasium.Env:
+def _make_one(
+    id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper], names: dict[str, str]
+) -> gymnasium.Env:
     # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
-    for wrapper in wrappers:
-        env = wrapper(env)
+    for wrapper in (None, *wrappers):  # whichever of them uses those names
+        env = env if wrapper is None else wrapper(env)
+        env = _NamedInterventions(env, names) if names else env
+    _check_units(env)
     return ReplayableEpisode(env)
+
+
+def _check_units(env: gymnasium.Env) -> None:
+    """Refuse that the actions which are said to be executed are in other units than the policy's.
+
+    Raises:
+        ConfigurationError: naming the wrapper that changes them on their way in alone.
+    """
+    while isinstance(env, gymnasium.Wrapper) and env.metadata.get("reports_interventions"):
+        within = env.env
+        if isinstance(env, gymnasium.ActionWrapper) and not isinstance(env, ClipAction):
+            require(
+                env.action_space == within.action_space,
+                f"The wrapper {type(env).__name__} changes actions from {env.action_space} to "
+                f"{within.action_space}, and an env inside of it says in the latter what was "
+                "executed instead: rollouts would hold both beside each other. Put what says so, "
+                "such as Intervention, behind it in `wrappers`.",
+            )
+        env = within
+
+
+class _NamedInterventions(gymnasium.Wrapper):
+    """An env that says of interventions under names of its own, made to use ours."""
+
+    def __init__(self, env: gymnasium.Env, names: dict[str, str]) -> None:
+        super().__init__(env)
+        self.metadata = {**env.metadata, "reports_interventions": True}
+        self._theirs = {ours: theirs for theirs, ours in names.items()}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        *result, info = self.env.step(action)
+        said = {o: info[t] for o, t in self._theirs.items() if t in info}
+        if not said:
+            return *result, info
+        told = said.get(EXECUTED_ACTION, action)
+        taken = bool(said.get(INTERVENED, not np.array_equal(told, action)))
+        return *result, say_intervention(info, told, taken)
 
 
 def _unknown_namespace(id: str) -> ConfigurationError:

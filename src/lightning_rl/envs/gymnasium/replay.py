@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.intervention import Intervention
 from lightning_rl.envs.step_results import check_observation, check_step
 
 
@@ -17,15 +18,15 @@ class ReplayableEpisode(gymnasium.Wrapper):
     """Remember how the episode began, so that it can be begun again and its actions replayed.
 
     What an episode depends on is the state of the env's generator at its reset and the actions
-    since. The wrapper keeps the former; `GymnasiumEnv` keeps the latter for all envs at once. An
-    env that depends on anything else gives another observation on replay, which the caller
-    compares.
+    since. The wrapper keeps the former; `GymnasiumEnv` keeps the latter for all envs at once, and
+    an `Intervention` what was executed instead of some of them. An env that depends on anything
+    else gives another observation on replay, which the caller compares.
     """
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
         self.episode_start: dict[str, Any] | None = None
-        self.replay_request: tuple[dict[str, Any], list[Any]] | None = None
+        self.replay_request: tuple[dict[str, Any], list[Any], list[dict[str, Any]]] | None = None
         self._replay: tuple[Any, list[Any]] = (None, [])  # the last observation, the actions left
         self.picture_wanted = False
         # A dict of observations has no shape, and is looked at key by key at each step.
@@ -84,6 +85,23 @@ class ReplayableEpisode(gymnasium.Wrapper):
             env = env.env
         return min(filter(None, limits), default=None)
 
+    def stop_interventions(self) -> None:
+        """Leave every step to the policy from here on."""
+        for wrapper in self._interventions():
+            wrapper.stop_interventions()
+
+    def intervention_states(self) -> list[dict[str, Any]]:
+        """Return the state of each wrapper by which somebody may take over."""
+        return [wrapper.state_dict() for wrapper in self._interventions()]
+
+    def _interventions(self) -> list[Intervention]:
+        found, env = [], self.env
+        while isinstance(env, gymnasium.Wrapper):
+            if isinstance(env, Intervention):
+                found.append(env)
+            env = env.env
+        return found
+
     def picture(self) -> Any:
         """Draw the env, if `picture_wanted`; asked of all envs at once."""
         return self.env.render() if self.picture_wanted else None
@@ -96,8 +114,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         """
         until = time.monotonic() + seconds
         if self.replay_request is not None:
-            start, actions = self.replay_request
+            start, actions, states = self.replay_request
             self.replay_request = None
+            for wrapper, state in zip(self._interventions(), states, strict=True):
+                wrapper.load_state_dict(state)
             if "seed" in start:
                 observation, _ = self.env.reset(seed=start["seed"])
             else:

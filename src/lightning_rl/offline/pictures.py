@@ -1,0 +1,163 @@
+"""Keep pictures as frames of a video or as PNG, and get them back one episode at a time."""
+
+import io
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.offline.lerobot_format import import_extra
+
+CODEC = "libsvtav1"
+SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
+"""How LeRobot compresses, with a key frame every two frames, so that each is found quickly; and in
+one thread, for a recorder has other things to do."""
+
+PIXELS = "yuv420p"
+
+CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
+
+
+class VideoWriter:
+    """Write frames into a video as they come.
+
+    Args:
+        path: of the file.
+        height: H, in pixels.
+        width: W, in pixels.
+        fps: frames per second.
+    """
+
+    def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
+        self._av = import_extra("av")
+        os.environ.setdefault("SVT_LOG", "1")  # the codec writes a page to stderr for each video
+        self._container = self._av.open(str(path), "w")
+        self._stream = self._container.add_stream(CODEC, rate=rate_of(fps), options=SETTINGS)
+        self._stream.height, self._stream.width = height, width
+        self._stream.pix_fmt = PIXELS
+
+    def add(self, frame: np.ndarray) -> None:
+        """Take a frame in, [H, W, 3] uint8."""
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        self._container.mux(self._stream.encode(picture))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+
+def rate_of(fps: float) -> Fraction:
+    """Return a rate as the fraction that videos want."""
+    return Fraction(fps).limit_denominator(100_000)
+
+
+def read_frames(
+    path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
+) -> np.ndarray:
+    """Return the frames of a video at some times [M], as [M, H, W, 3] uint8.
+
+    Args:
+        path: of the file.
+        times: in seconds, one after the other.
+        fps: frames per second.
+        size: H, W and 3.
+
+    Raises:
+        ConfigurationError: where the file is missing or broken, or has no such frames.
+    """
+    av = import_extra("av")
+    frames = np.empty((len(times), *size), np.uint8)
+    found = 0
+    try:
+        with closing(av.open(str(path))) as container:
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1  # else each thread keeps frames of its own
+            container.seek(int(times[0] / stream.time_base), stream=stream)
+            for frame in container.decode(stream):
+                if found == len(times):
+                    break
+                at = float(frame.pts * stream.time_base)
+                if at < times[found] - 0.25 / fps:
+                    continue
+                if at > times[found] + 0.25 / fps:
+                    break
+                picture = frame.to_ndarray(format="rgb24")
+                _check_size(path, picture, size)
+                frames[found] = picture
+                found += 1
+    except (av.FFmpegError, OSError, IndexError) as error:
+        raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
+    require(
+        found == len(times),
+        f"The video {path} is broken: it has no frame at {times[min(found, len(times) - 1)]:.3f} "
+        f"seconds. {CURE}",
+    )
+    return frames
+
+
+def _check_size(path: Path, picture: np.ndarray, size: tuple[int, ...]) -> None:
+    require(
+        picture.shape == size,
+        f"The video {path} has pictures of {list(picture.shape)}, and info.json says {list(size)}. "
+        f"{CURE}",
+    )
+
+
+def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
+    """Put videos behind each other without compressing them again.
+
+    Returns:
+        at which frame of the joined file each begins.
+    """
+    av = import_extra("av")
+    begins, frames = [], 0
+    with closing(av.open(str(target), "w")) as joined:
+        stream = None
+        for source in sources:
+            begins.append(frames)
+            with closing(av.open(str(source))) as container:
+                video = container.streams.video[0]
+                if stream is None:
+                    stream = joined.add_stream_from_template(video, opaque=True)
+                    stream.time_base = video.time_base
+                behind = round(Fraction(frames) / rate_of(fps) / video.time_base)
+                for packet in container.demux(video):
+                    if packet.dts is None:  # the end
+                        continue
+                    packet.pts, packet.dts = packet.pts + behind, packet.dts + behind
+                    packet.stream = stream
+                    joined.mux(packet)
+                    frames += 1
+    return begins
+
+
+def encode_png(frame: np.ndarray) -> bytes:
+    """Return a frame [H, W, 3] uint8 as PNG, without loss."""
+    av = import_extra("av")
+    context: Any = av.CodecContext.create("png", "w")
+    context.height, context.width = frame.shape[:2]
+    context.pix_fmt, context.time_base = "rgb24", Fraction(1)
+    picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+    return b"".join(bytes(packet) for packet in (*context.encode(picture), *context.encode()))
+
+
+def decode_picture(content: bytes) -> np.ndarray:
+    """Return the frame [H, W, 3] uint8 of a PNG, or of another format that ffmpeg knows.
+
+    Raises:
+        ValueError: where it is none.
+    """
+    av = import_extra("av")
+    try:
+        with closing(av.open(io.BytesIO(content))) as container:
+            frame = next(container.decode(video=0))
+            picture: np.ndarray = frame.to_ndarray(format="rgb24")
+            return picture
+    except (av.FFmpegError, StopIteration, IndexError) as error:
+        raise ValueError(f"no picture ({error})") from error

@@ -1,0 +1,484 @@
+"""`rl-cli record`: what is recorded is what was done, it is safe at once, and the pace is kept."""
+
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl import ConfigurationError, GymnasiumEnv, InterventionSource, PushCube, Said
+from lightning_rl.cli.app import run
+from lightning_rl.cli.trust import checked_config
+from lightning_rl.evaluation import run_episodes
+from lightning_rl.offline import EpisodeWriter, Recorder, read_episodes
+from lightning_rl.offline.record import neutral_action, script_chooser
+from tests.commands import Command
+from tests.helpers import last, make_data, make_ppo, train
+from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, ByItself, Schedule, Shows
+
+pytest.importorskip("pyarrow", reason="the extra data is not installed")
+pytest.importorskip("av", reason="the extra data is not installed")
+
+STRAIGHT = [0.25, -0.5]
+
+
+def straight(observation):
+    return STRAIGHT
+
+
+def recorded(tmp_path, env, episodes, source=None, script=straight, **kwargs):
+    extra = kwargs.pop("extra", ())
+    recorder = Recorder(env, source, script is None, extra)
+    space = env.single_action_space
+    script = script or (lambda observation: None)
+    writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, 10, "show")
+    results = list(
+        recorder.record(writer, episodes, lambda _: script_chooser(script, space), **kwargs)
+    )
+    writer.finalise()
+    env.close()
+    return results, read_episodes(tmp_path / "data")
+
+
+def check(episode):
+    """A frame holds what was acted on, what was executed, and what came of it; LeRobot mixed up two steps."""
+    steps = len(episode)
+    assert torch.equal(episode.observation[:, 0], torch.arange(steps + 1.0)), "the final one too"
+    assert torch.equal(episode.observation[1:, 1:], episode.action)
+    ends = episode.terminated | episode.truncated
+    assert ends.nonzero().flatten().tolist() == [steps - 1]
+
+
+def test_a_frame_holds_what_was_acted_on_and_what_came_of_it(tmp_path):
+    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 3)
+    assert [result.steps for result in results] == episodes.lengths == [LENGTH] * 3
+    for episode in episodes:
+        check(episode)
+        assert (episode.action == torch.tensor(STRAIGHT)).all()
+        assert torch.equal(episode.reward, episode.action[:, 0])
+        assert episode.truncated[-1], "LeRobot: a time-out became terminal on loading"
+        assert not episode.terminated[-1]
+        assert not episode.intervened.any()
+        assert episode.success is None
+        assert episode.task == "show"
+
+
+def test_of_an_intervention_it_holds_what_was_executed_and_how_the_episode_ended(tmp_path):
+    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 4, Schedule())
+    assert [episode.success for episode in episodes] == [False, True, False, True]
+    assert [result.intervened for result in results] == [0, 4, 2, 0]
+    for episode, stretches in zip(episodes, Schedule.schedules, strict=True):
+        check(episode)
+        taken = [t for begin, count in stretches.items() for t in range(begin, begin + count)]
+        assert episode.intervened.nonzero().flatten().tolist() == taken
+        assert (episode.action[episode.intervened] == torch.tensor([MARK, 0.0])).all()
+        assert (episode.action[~episode.intervened] == torch.tensor(STRAIGHT)).all()
+        assert episode.terminated[-1]
+
+
+def test_so_it_is_where_the_env_lets_somebody_take_over_under_names_of_its_own(tmp_path):
+    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "ByItself-v0", **GYM_HIL), 1)
+    check(episodes[0])
+    assert episodes[0].intervened.nonzero().flatten().tolist() == [2, 5]
+
+
+class Again(InterventionSource):
+    """Has the first and the third episode recorded again, after three steps."""
+
+    episode = 0
+
+    def reset(self, seed):
+        self.episode += 1
+
+    def poll(self, observation):
+        over = observation[0] == 2 and self.episode in (1, 3)
+        return Said([MARK, self.episode / 8], "rerecord" if over else None)
+
+
+def test_what_is_to_be_recorded_again_is_in_no_dataset_and_does_not_count(tmp_path):
+    results, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, Again())
+    assert [result.kept for result in results] == [False, True, False, True]
+    assert [float(episode.action[0, 1]) for episode in episodes] == [2 / 8, 4 / 8]
+    for episode in episodes:
+        check(episode)
+
+
+class InWordsOfGymHil(ByItself):
+    """Its first episode is to be recorded again; it says success and a penalty, and once no number."""
+
+    played = 0
+
+    def step(self, action):
+        *result, info = super().step(action)
+        over = result[3]
+        info |= {"discrete_penalty": -0.25 * self.age}
+        info |= {"rerecord_episode": self.played == 0, "next.success": True} if over else {}
+        type(self).played += over
+        return *result, info
+
+
+gymnasium.register("InWordsOfGymHil-v0", InWordsOfGymHil)
+
+
+def test_gym_hil_is_understood_and_extras_are_kept_by_name(tmp_path):
+    InWordsOfGymHil.played = 0
+    env = GymnasiumEnv(1, "InWordsOfGymHil-v0", **GYM_HIL)
+    results, episodes = recorded(tmp_path, env, 1, extra=["discrete_penalty"])
+    assert [result.kept for result in results] == [False, True]
+    assert episodes[0].success is True
+    penalty = episodes[0].extra["discrete_penalty"]
+    assert penalty.tolist() == [-0.25 * t for t in range(1, LENGTH + 1)]
+
+
+def test_an_extra_that_is_no_number_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError) as error:
+        recorded(tmp_path, GymnasiumEnv(1, "ByItself-v0"), 1, extra=["teleop_action"])
+    assert str(error.value).endswith(
+        "and a frame holds one number of that name: leave it out of extra."
+    )
+
+
+def test_time_cuts_an_episode_and_keeps_its_final_observation(tmp_path):
+    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 2, max_steps=4)
+    assert episodes.lengths == [4, 4]
+    for episode in episodes:
+        check(episode)
+        assert episode.truncated[-1]
+
+
+def test_who_is_in_charge_acts_all_the_time(tmp_path):
+    class Holds(InterventionSource):
+        in_charge = False
+
+        def take_charge(self):
+            self.in_charge = True
+
+        def poll(self, observation):
+            return Said([MARK, 0.0] if self.in_charge else None)
+
+    _, episodes = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, Holds(), script=None)
+    assert episodes[0].intervened.all()
+
+
+def test_where_nobody_acts_it_is_the_middle():
+    assert neutral_action(
+        Box(np.array([-1, 0], np.float32), np.array([1, 2], np.float32))
+    ).tolist() == [0, 1]
+    assert neutral_action(Box(-np.inf, np.inf, (1,))).tolist() == [0]
+    assert neutral_action(gymnasium.spaces.Discrete(3, start=5)) == 5
+
+
+# --- the command ---
+
+SHOWS = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.numerics.test_taking_over:Shows-v0"]
+STRAIGHTLY = ["--script", "tests.cli.test_record.straight"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def test_a_script_records_and_each_episode_has_a_line(capsys):
+    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "2", "--task", "go"])
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        "episode 1 of 2: 7 steps, return 1.75",
+        "episode 2 of 2: 7 steps, return 1.75",
+        "Dataset: data",
+    ]
+    run(["record", "--path=data", *SHOWS, *STRAIGHTLY, "--episodes=1", "--task", "return"])
+    episodes = read_episodes("data")
+    assert [episode.task for episode in episodes] == ["go", "go", "return"]
+    for episode in episodes:
+        check(episode)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trained")
+    train(path, env="Pendulum-v1", data={"total_env_steps": 64, "iterations_per_epoch": 1})
+    return path
+
+
+def test_a_checkpoint_records_what_it_is_evaluated_by(trained, capsys):
+    config = {"env": {"class_path": "GymnasiumEnv", "init_args": {"id": "Pendulum-v1"}}}
+    Path("run.yaml").write_text(str({"data": config}))
+    given = ["--ckpt_path", str(last(trained)), "--config", "run.yaml", "--seed", "7"]
+    run(["record", "--path", "mode", *given, "--episodes", "1"])
+    data = make_data("Pendulum-v1", num_envs=1)
+    module = make_ppo(data, batch_size=16)
+    module.load_state_dict(torch.load(last(trained), weights_only=True)["state_dict"])
+    (expected,) = run_episodes(module.policy, data.new_env(), [7])
+    data.close()
+    (episode,) = read_episodes("mode")
+    assert float(episode.reward.double().sum()) == pytest.approx(expected["return"], rel=1e-5)
+    assert len(episode) == expected["length"] == 200
+    run(["record", "--path", "drawn", *given, "--episodes", "1", "--deterministic", "false"])
+    (drawn,) = read_episodes("drawn")
+    assert not torch.equal(drawn.action, episode.action)
+    assert capsys.readouterr().out.count("Dataset: ") == 2
+
+
+def test_a_checkpoint_knows_its_env(finished_run):
+    small = [
+        "--data.total_env_steps",
+        "64",
+        "--data.buffer_size",
+        "8",
+        "--data.num_eval_episodes",
+        "1",
+    ]
+    path = finished_run("--config", "ppo.yaml", *small, "--model.batch_size", "16")
+    run(["record", "--path", "data", "--ckpt_path", str(path), "--episodes", "1"])
+    (episode,) = read_episodes("data")
+    assert episode.action.dtype == torch.int64
+
+
+def config_of(source):
+    """The configuration in the checkpoint of a run that somebody could take over in."""
+    wrapper = {"class_path": "lightning_rl.Intervention", "init_args": {"source": source}}
+    env = {
+        "class_path": "lightning_rl.GymnasiumEnv",
+        "init_args": {"id": "Pendulum-v1", "wrappers": [wrapper]},
+    }
+    return yaml.safe_dump({"data": {"env": env}})
+
+
+def test_a_checkpoint_may_name_a_keyboard_and_no_script_of_others():
+    assert checked_config(config_of({"class_path": "lightning_rl.Keyboard"}), Path("a.ckpt")).config
+    script = {"class_path": "lightning_rl.Script", "init_args": {"policy": "os.system"}}
+    with pytest.raises(ConfigurationError, match=r"os\.system"):
+        checked_config(config_of(script), Path("a.ckpt"))
+
+
+REFUSED = {
+    "nobody acts": (
+        SHOWS,
+        "Nobody acts: give --source (Keyboard, Gamepad, SpaceMouse), --script my_module.my_function, or --ckpt_path of a "
+        "policy.",
+    ),
+    "no env": (
+        STRAIGHTLY,
+        "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env GymnasiumEnv --data.env.id "
+        "CartPole-v1.",
+    ),
+    "a batched env": (
+        ["--data.env", "PushCube", *STRAIGHTLY],
+        "Episodes are recorded in a single GymnasiumEnv with vectorization: sync, and this is 1 PushCube (no Gymnasium "
+        "env). Name that: {class_path: GymnasiumEnv, init_args: {id: ...}}; the tasks of this package have ids too, such "
+        "as lightning_rl/PushCube-v0.",
+    ),
+    "no person": (
+        [*SHOWS, "--source", "Keyboard", "--source.reads", "terminal"],
+        "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY or WAYLAND_DISPLAY, start the "
+        "run in a terminal (without nohup, and with vectorization: sync), or use a Gamepad, a function, or a queue.Queue.",
+    ),
+    "another action": (
+        [*SHOWS, "--script", "tests.cli.test_record.neutral_action_of_another"],
+        "The script gave the action [1, 2, 3], which is none of Box(-1.0, 1.0, (2,), float32).",
+    ),
+    "fps": ([*SHOWS, *STRAIGHTLY, "--fps", "-1"], "fps must be positive, got -1.0."),
+    "a config that is not there": (["--config", "none.yaml"], None),
+}  # fmt: skip
+
+
+def neutral_action_of_another(observation):
+    return [1, 2, 3]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_recorded_is_one_message_and_status_1(options, message, capsys, monkeypatch):
+    stdin = Path(os.devnull).open()  # noqa: SIM115  # as long as the test
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(SystemExit) as stop:
+        run(["record", "--path", "data", *options])
+    assert stop.value.code == 1
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    if message is not None:
+        assert f"rl-cli: error: {message}\n" in err
+
+
+def test_an_unknown_option_and_a_missing_one_are_told(capsys):
+    for options, told in {
+        (
+            "--path",
+            "data",
+            "--episode",
+            "3",
+        ): "record has no option --episode; close matches: episodes. rl-cli record --help lists them.",
+        (): "Missing setting: path.",
+    }.items():
+        with pytest.raises(SystemExit) as stop:
+            run(["record", *options])
+        assert stop.value.code == 2
+        assert told in capsys.readouterr().err
+
+
+def test_the_policy_of_another_env_is_refused(trained, capsys):
+    with pytest.raises(SystemExit):
+        run(["record", "--path", "data", "--ckpt_path", str(last(trained)), *SHOWS])
+    assert "has the observation space Box([-1. -1. -8.]" in capsys.readouterr().err
+
+
+def test_help_lists_the_options(capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(["record", "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for name in ("path", "source", "script", "ckpt_path", "fps", "pictures", "extra"):
+        assert f"--{name}" in out
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize("after", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_what_was_finished_is_there(after, tmp_path):
+    """Each episode whose line is printed is safe, and the next one goes on behind it."""
+    options = ["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "100000"]
+    process = Command(*options)
+    try:
+        process.wait_for(f"episode {after} of")
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    told = process.stdout.count("\n")
+    episodes = read_episodes("data")
+    assert told <= len(episodes) <= told + 1
+    for episode in episodes:
+        check(episode)
+    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "1"])
+    assert len(read_episodes("data")) == len(episodes) + 1
+
+
+def test_interrupted_it_leaves_a_whole_dataset(tmp_path):
+    """LeRobot #2651: half-written frames."""
+    process = Command("record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "100000")
+    process.wait_for("episode 3 of")
+    os.kill(process.pid, signal.SIGINT)
+    process.wait()
+    assert process.returncode == 130
+    assert "Dataset: data" in process.stdout
+    assert "Traceback" not in process.stderr
+    episodes = read_episodes("data")
+    assert len(episodes) >= 3
+    assert not (tmp_path / "data" / ".recording").exists()
+
+
+class Breaks(Shows):
+    def step(self, action):
+        if self.age == 3 and self.np_random.random() < 0.5:
+            raise RuntimeError("the arm has come off")
+        return super().step(action)
+
+
+gymnasium.register("Breaks-v0", Breaks)
+
+
+def test_an_env_that_breaks_takes_no_finished_episode_with_it(tmp_path):
+    options = ["--data.env", "GymnasiumEnv", "--data.env.id", "tests.cli.test_record:Breaks-v0"]
+    with pytest.raises(RuntimeError, match="the arm has come off"):
+        run(["record", "--path", "data", *options, *STRAIGHTLY, "--seed", "4"])
+    for episode in read_episodes("data"):
+        check(episode)
+
+
+# --- time and memory ---
+
+
+class TwoCameras(gymnasium.Env):
+    """Two cameras of 128 x 128, whose pictures change from step to step."""
+
+    observation_space = Dict(
+        {name: Box(0, 255, (128, 128, 3), np.uint8) for name in ("front", "wrist")}
+        | {"arm": Box(-1, 1, (6,))}
+    )
+    action_space = Box(-1, 1, (4,))
+
+    def _observe(self):
+        row = np.arange(128, dtype=np.int64)
+        picture = (row[:, None, None] + row[None, :, None] * 2 + self.age * 3) % 256
+        picture = np.broadcast_to(picture, (128, 128, 3)).astype(np.uint8)
+        return {"front": picture, "wrist": picture[::-1], "arm": np.zeros(6, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.age += 1
+        return self._observe(), 0.0, False, False, {}
+
+
+gymnasium.register("TwoCameras-v0", TwoCameras, max_episode_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "fps"),
+    [(4, 50), pytest.param(60, 10, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
+)
+def test_two_cameras_are_recorded_at_their_pace_in_memory_that_does_not_grow(
+    episodes, fps, tmp_path
+):
+    env = GymnasiumEnv(1, "TwoCameras-v0")
+    recorder, space = Recorder(env), env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", env.single_observation_space, space, fps)
+    chooser = script_chooser(lambda observation: None, space)
+    sizes, missed = [], 0
+    for result in recorder.record(
+        writer, episodes, lambda _: chooser, fps=fps if episodes > 4 else None
+    ):
+        missed += result.missed
+        sizes.append(resource_of_this_process())
+    writer.finalise()
+    settled = sizes[min(len(sizes) // 2, 60 * fps // 100)]
+    print(f"{missed} ticks missed, {sizes[-1] - settled:.1f} MiB more since the first minute")
+    assert missed == 0
+    assert sizes[-1] - settled < (100 if episodes > 4 else 20)
+    assert sum(read_episodes(tmp_path / "data").lengths) == 100 * episodes
+    env.close()
+
+
+def resource_of_this_process():
+    """The memory of this process now, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("lightning_rl.envs.intervention.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.envs.intervention.time.sleep", sleep)
+
+    def slow(observation):
+        now[0] += 0.025 if observation[0] == 3 else 0.004
+        return STRAIGHT
+
+    (result,), _ = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, script=slow, fps=100)
+    assert result.missed == 1
+    assert slept[:3] == pytest.approx([0.006] * 3)
+
+
+def test_several_envs_and_others_are_refused():
+    for env in (GymnasiumEnv(2, "Shows-v0"), PushCube(1)):
+        with pytest.raises(
+            ConfigurationError, match="Episodes are recorded in a single GymnasiumEnv"
+        ):
+            Recorder(env)
+        env.close()

@@ -1,0 +1,128 @@
+"""Recording: what is finished stays, whatever happens; memory does not grow; two do not mix."""
+
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
+
+pytest.importorskip("pyarrow", reason="needs the extra data")
+pytest.importorskip("av", reason="needs the extra data")
+
+SPACES = (
+    Dict({"state": Box(-1, 1, (2,)), "eye": Box(0, 255, (16, 16, 3), np.uint8)}),
+    Box(-1, 1, (1,)),
+)
+
+
+def seen(episode, t):
+    eye = np.full((16, 16, 3), 20 * episode + t, np.uint8)
+    return {"state": np.array([episode, t], np.float32), "eye": eye}
+
+
+def record(writer, episode, length=3):
+    for t in range(length):
+        writer.add(seen(episode, t), np.array([t]), float(t), t == length - 1, False)
+    writer.end_episode(seen(episode, length), success=True)
+
+
+def check(path, count):
+    """All of the first episodes are there, whole."""
+    episodes = read_episodes(path, observation_space=SPACES[0], action_space=SPACES[1])
+    assert len(episodes) == count
+    for number, episode in enumerate(episodes):
+        expected = [seen(number, t)["state"] for t in range(4)]
+        np.testing.assert_array_equal(episode.observation["state"].numpy(), np.stack(expected))
+        found = episode.observation["eye"].float().mean((1, 2, 3)).numpy()
+        assert np.abs(found - [20 * number + t for t in range(4)]).max() < 4
+        assert episode.reward.tolist() == [0, 1, 2]
+        assert episode.success
+
+
+def killed(path, name, at):
+    """Record in a fork that kills itself around its n-th call of a function of `os`.
+
+    Returns the episodes whose `end_episode` had returned, and whether it was killed.
+    """
+    reader, told = os.pipe()
+    process = os.fork()
+    if process == 0:
+        original, calls = getattr(os, name), 0
+
+        def call(*arguments, **settings):
+            nonlocal calls
+            calls += 1
+            if calls == at // 2 and at % 2 == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = original(*arguments, **settings)
+            if calls == at // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        try:
+            setattr(os, name, call)
+            writer = EpisodeWriter(path, *SPACES, 10)
+            for episode in range(3):
+                record(writer, episode)
+                os.write(told, b".")
+                if episode == 1:
+                    writer.finalise()
+            writer.finalise()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(told)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    with os.fdopen(reader, "rb") as pipe:
+        return len(pipe.read()), status != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "least"),
+    [
+        ("replace", 5, 10),
+        ("fsync", 10, 8),
+        ("unlink", 17, 5),
+        pytest.param("replace", 1, 50, marks=pytest.mark.slow),
+        pytest.param("fsync", 2, 40, marks=pytest.mark.slow),
+        pytest.param("unlink", 1, 50, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_moment_all_finished_episodes_open_and_recording_goes_on(
+    name, step, least, tmp_path
+):
+    kills, found = 0, set()
+    for at in range(2, 400, step):
+        path = tmp_path / str(at)
+        finished, dead = killed(path, name, at)
+        kills += dead
+        try:
+            count = len(read_episodes(path))
+        except ConfigurationError as error:
+            assert "holds no finished episode: record one" in str(error)
+            assert finished == 0
+            count = 0
+        else:
+            assert count in (finished, finished + 1), "one may be finished just before it is said"
+            check(path, count)
+        found.add(count)
+        if at % 3 == 0 or not dead:  # a recorder takes it up
+            writer = EpisodeWriter(path, *SPACES, 10)
+            record(writer, count)
+            check(path, count + 1)
+            writer.finalise()
+            check(path, count + 1)
+            left = {one.name for one in path.iterdir()}
+            assert left == {"data", "meta", "videos"}
+        shutil.rmtree(path)
+        if not dead:
+            break
+    assert not dead, "the last one was not reached"
+    assert kills >= least
+    assert found >= ({0, 1, 2, 3} if name == "replace" else {3})

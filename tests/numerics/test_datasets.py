@@ -1,0 +1,361 @@
+"""Datasets: what is written is read again, bit for bit but for what a video loses."""
+
+import json
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
+
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
+
+pytest.importorskip("pyarrow", reason="needs the extra data")
+pytest.importorskip("av", reason="needs the extra data")
+
+OBSERVATION = Dict(
+    {
+        "agent_pos": Box(-1, 1, (3,), np.float64),
+        "pixels": Dict(
+            {
+                "front": Box(0, 255, (64, 48, 3), np.uint8),
+                "wrist": Box(0, 255, (3, 32, 32), np.uint8),
+            }
+        ),
+        "goal": Discrete(5),
+        "grid": Box(-1, 1, (2, 4), np.float32),
+        "touch": MultiBinary(2),
+    }
+)
+ACTION = Box(-1, 1, (2,), np.float32)
+FPS = 12.5
+
+
+def observation(generator, episode, t):
+    """A smooth picture, as a codec is made for, and numbers that use all their bits."""
+    y, x = np.mgrid[:64, :48]
+    front = np.stack([x * 2 + t * 3, y * 2 + episode * 20, np.full_like(x, t * 10)], -1)
+    y, x = np.mgrid[:32, :32]
+    wrist = np.stack([x * 3, y * 4, np.full_like(x, episode * 30)])
+    return {
+        "agent_pos": generator.normal(size=3),
+        "pixels": {"front": (front % 256).astype(np.uint8), "wrist": wrist.astype(np.uint8)},
+        "goal": episode % 5,
+        "grid": generator.normal(size=(2, 4)).astype(np.float32),
+        "touch": generator.integers(0, 2, 2, dtype=np.int8),
+    }
+
+
+class Recorded:
+    """Episodes that are written, and kept to be compared."""
+
+    def __init__(self):
+        self.episodes = []
+        self.generator = np.random.default_rng(0)
+
+    def record(self, writer, *lengths, success=None):
+        for length in lengths:
+            number = len(self.episodes)
+            seen = [observation(self.generator, number, t) for t in range(length + 1)]
+            actions = self.generator.normal(size=(length, 2)).astype(np.float32)
+            for t in range(length):
+                ends = t == length - 1 and number % 2 == 0
+                writer.add(seen[t], actions[t], 0.1 * t, ends, False, t % 2 == 1, {"penalty": -t})
+            writer.end_episode(seen[-1], success)
+            self.episodes.append((seen, actions, success))
+
+    def check(self, path, loss, **settings):
+        episodes = read_episodes(path, **settings)
+        assert len(episodes) == len(self.episodes)
+        assert episodes.lengths == [len(actions) for _, actions, _ in self.episodes]
+        for number, (episode, (seen, actions, success)) in enumerate(
+            zip(episodes, self.episodes, strict=True)
+        ):
+            length = len(actions)
+            for key in ("agent_pos", "goal", "grid", "touch"):
+                expected = np.stack([one[key] for one in seen])
+                assert episode.observation[key].numpy().dtype == expected.dtype
+                np.testing.assert_array_equal(episode.observation[key].numpy(), expected)
+            for key in ("front", "wrist"):
+                expected = np.stack([one["pixels"][key] for one in seen]).astype(int)
+                error = np.abs(episode.observation["pixels"][key].numpy() - expected)
+                assert error.mean(axis=(1, 2, 3)).max() <= loss
+            np.testing.assert_array_equal(episode.action.numpy(), actions)
+            assert torch.equal(episode.reward, torch.tensor([0.1 * t for t in range(length)]))
+            ends = [t == length - 1 for t in range(length)]
+            terminal = number % 2 == 0
+            assert episode.terminated.tolist() == [end and terminal for end in ends]
+            assert episode.truncated.tolist() == [end and not terminal for end in ends]
+            assert episode.intervened.tolist() == [t % 2 == 1 for t in range(length)]
+            assert torch.equal(episode.extra["penalty"], -torch.arange(length).float())
+            assert (episode.success, episode.task) == (success, "push")
+            assert episode.final_known
+
+
+@pytest.mark.parametrize(("pictures", "loss"), [("png", 0), ("video", 4)])
+def test_what_is_recorded_is_read_finalised_or_not_and_gone_on_with(pictures, loss, tmp_path):
+    path, recorded = tmp_path / "data", Recorded()
+    spaces = {"observation_space": OBSERVATION, "action_space": ACTION}
+    writer = EpisodeWriter(path, **spaces, fps=FPS, task="push", pictures=pictures)
+    recorded.record(writer, 5, 1, 7, success=True)
+    recorded.check(path, loss)
+    writer.finalise()
+    recorded.check(path, loss)
+    recorded.record(writer, 4)
+    writer = EpisodeWriter(path, **spaces, fps=FPS, task="push", pictures=pictures)
+    recorded.record(writer, 2, success=False)
+    recorded.check(path, loss, **spaces, fps=FPS)
+    writer.finalise()
+    recorded.check(path, loss, **spaces, fps=FPS)
+    kinds = {file.relative_to(path).parts[0] for file in path.rglob("*") if file.is_file()}
+    assert kinds == {"data", "meta", *(["videos"] if pictures == "video" else [])}
+    assert len(list(path.rglob("*.parquet"))) == 3, "data, episodes, tasks"
+
+
+def test_statistics_are_those_of_all_frames(tmp_path):
+    path, recorded = tmp_path / "data", Recorded()
+    writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push", "png")
+    recorded.record(writer, 6, 30)
+    writer.finalise()
+    found = json.loads((path / "meta/stats.json").read_text())
+    seen = [one for observations, _, _ in recorded.episodes for one in observations[:-1]]
+    state = np.stack([one["agent_pos"] for one in seen])
+    columns = {"min": state.min(0), "max": state.max(0), "mean": state.mean(0), "std": state.std(0)}
+    for name, expected in columns.items():
+        np.testing.assert_allclose(found["observation.state"][name], expected, rtol=1e-9)
+    assert found["observation.state"]["count"] == [36]
+    front = np.stack([one["pixels"]["front"] for one in seen]) / 255
+    for name, expected in {
+        "min": front.min,
+        "max": front.max,
+        "mean": front.mean,
+        "std": front.std,
+    }.items():
+        expected = expected(axis=(0, 1, 2)).reshape(3, 1, 1)
+        np.testing.assert_allclose(found["observation.images.front"][name], expected, rtol=1e-9)
+    parts = [np.quantile(state[:6], 0.9, axis=0), np.quantile(state[6:], 0.9, axis=0)]
+    np.testing.assert_allclose(
+        found["observation.state"]["q90"], (parts[0] * 6 + parts[1] * 30) / 36
+    )
+    assert {"next.reward", "action", "index"} <= set(found)
+
+
+def test_a_discarded_episode_leaves_nothing(tmp_path):
+    path, recorded = tmp_path / "data", Recorded()
+    writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
+    recorded.record(writer, 3)
+    writer.add(
+        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, False, False, False, {"penalty": 0}
+    )
+    writer.discard_episode()
+    recorded.record(writer, 2)
+    recorded.check(path, 4)
+    writer.add(
+        observation(recorded.generator, 1, 0), np.zeros(2), 5.0, True, False, False, {"penalty": 0}
+    )
+    with pytest.raises(RuntimeError, match="The episode has ended: call end_episode"):
+        writer.add(
+            observation(recorded.generator, 1, 0),
+            np.zeros(2),
+            5.0,
+            False,
+            False,
+            False,
+            {"penalty": 0},
+        )
+    writer.finalise()
+    recorded.check(path, 4)
+    with pytest.raises(RuntimeError, match="before the first step"):
+        writer.end_episode(observation(recorded.generator, 1, 0))
+
+
+def test_a_timed_out_episode_is_no_terminal_one_and_keeps_its_true_end(tmp_path):
+    """LeRobot stores `done`, without truncation, and no final observation (notes on its defects, 31)."""
+    env = gymnasium.make("Pendulum-v1", max_episode_steps=4)
+    writer = EpisodeWriter(tmp_path / "data", env.observation_space, env.action_space, 20)
+    finals = []
+    for seed in range(2):
+        seen, _ = env.reset(seed=seed)
+        done = False
+        while not done:
+            following, reward, terminated, truncated, _ = env.step(np.zeros(1, np.float32))
+            writer.add(seen, np.zeros(1), reward, terminated, truncated)
+            seen, done = following, terminated or truncated
+        writer.end_episode(seen)
+        finals.append(seen)
+    for path in ("before", "after"):
+        episodes = read_episodes(tmp_path / "data")
+        assert [len(episode) for episode in episodes] == [4, 4], path
+        for episode, final in zip(episodes, finals, strict=True):
+            assert not episode.terminated.any()
+            assert episode.truncated.tolist() == [False, False, False, True]
+            np.testing.assert_array_equal(episode.observation[-1], final)
+            assert episode.action.shape == (4, 1), "a Box of one number stays one"
+        writer.finalise()
+
+
+def test_whoever_knows_no_env_gets_what_the_names_say(tmp_path):
+    """As of a dataset of others: without our own description, by LeRobot's names and by `keys`."""
+    path, recorded = tmp_path / "data", Recorded()
+    writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push", "png")
+    recorded.record(writer, 3)
+    (path / "meta/lightning_rl.json").unlink()
+    observation = read_episodes(path)[0].observation
+    assert set(observation) == {"state", "goal", "grid", "touch", "images"}
+    assert observation["images"]["wrist"].shape == (4, 32, 32, 3)
+    episode = read_episodes(path, {"observation.state": "observation"})[0]
+    assert torch.equal(episode.observation, observation["state"])
+    recorded.check(path, 0, observation_space=OBSERVATION, action_space=ACTION)
+    renamed = Dict({"camera": Box(0, 255, (64, 48, 3), np.uint8)})
+    episode = read_episodes(
+        path, {"observation.images.front": "observation.camera"}, observation_space=renamed
+    )[0]
+    assert torch.equal(episode.observation["camera"], observation["images"]["front"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"observation_space": Box(-1, 1, (4,))},
+            r"of another env: its observation.state is float64 of shape \[3\], and observation of this env is float32 of shape \[4\]. Record it with this env, or say which column it is: keys: ",
+        ),
+        (
+            {"action_space": Discrete(3)},
+            r"its action is float32 of shape \[2\], and action of this env is int64 of shape \[\]",
+        ),
+        (
+            {"observation_space": Dict({"speed": Box(-1, 1, (3,))})},
+            "has no column 'observation.speed' for observation.speed; it has action, .*Say which one it is: keys: ",
+        ),
+        (
+            {"fps": 30},
+            "has 12.5 frames per second, and the env takes 30 steps per second.*set the env to that rate",
+        ),
+        (
+            {"keys": {"observation.stat": "observation"}},
+            "has no such column; close matches: observation.state",
+        ),
+        (
+            {"keys": {"observation.state": "state"}},
+            "is not understood: a column is observation, observation.<key>, action, reward",
+        ),
+    ],
+)
+def test_a_dataset_of_another_env_is_refused_with_the_cure(settings, message, tmp_path):
+    writer = EpisodeWriter(tmp_path / "data", OBSERVATION, ACTION, FPS, "push", "png")
+    Recorded().record(writer, 1)
+    with pytest.raises(ConfigurationError, match=message):
+        read_episodes(tmp_path / "data", **settings)
+
+
+def break_video(path):
+    for file in path.rglob("*.mp4"):
+        file.write_bytes(file.read_bytes()[:600])
+
+
+def shorten_video(path):
+    file = next((path / "videos/observation.images.front").rglob("*.mp4"))
+    shorter = next(path.parent.glob("short/videos/observation.images.front/*/*.mp4"))
+    file.write_bytes(shorter.read_bytes())
+
+
+def remove(pattern):
+    def act(path):
+        for file in path.rglob(pattern):
+            file.unlink()
+
+    return act
+
+
+def cut(pattern):
+    def act(path):
+        for file in path.rglob(pattern):
+            file.write_bytes(file.read_bytes()[:-40])
+
+    return act
+
+
+def old(path):
+    info = json.loads((path / "meta/info.json").read_text())
+    (path / "meta/info.json").write_text(json.dumps(info | {"codebase_version": "v2.1"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_video, r"The video .*mp4 cannot be read .*Restore the file, or leave the camera out: name the observations to be read by keys"),
+        (shorten_video, r"The video .* is broken: it has no frame at 0.160 seconds. Restore the file"),
+        (remove("*.mp4"), "The video .* cannot be read .*No such file"),
+        (remove("info.json"), "info.json cannot be read .* and a LeRobotDataset has one: restore it"),
+        (cut("data/*/*.parquet"), "file-000.parquet cannot be read .*restore it, or give another dataset"),
+        (cut("episodes/*/*.parquet"), "file-000.parquet cannot be read"),
+        (remove("episodes/*/*.parquet"), "holds no finished episode: record one"),
+        (old, r"is of format v2.1, and v3.0 is read: convert it with lerobot"),
+    ],
+    ids=["broken video", "short video", "no video", "no info", "cut data", "cut episodes", "no episodes", "old format"],
+)  # fmt: skip
+def test_a_damaged_dataset_ends_in_one_message(damage, message, tmp_path):
+    for name, length in {"data": 5, "short": 1}.items():
+        writer = EpisodeWriter(tmp_path / name, OBSERVATION, ACTION, FPS, "push")
+        Recorded().record(writer, length)
+        writer.finalise()
+    damage(tmp_path / "data")
+    with pytest.raises(ConfigurationError, match=message):
+        read_episodes(tmp_path / "data")[0]
+
+
+def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
+    path = tmp_path / "data"
+    writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, "push")
+    Recorded().record(writer, 1)
+    with pytest.raises(ConfigurationError, match=r"extras \['penalty'\], and this one has \[\]"):
+        writer.add(observation(np.random.default_rng(0), 0, 0), np.zeros(2), 0.0, False, False)
+    with pytest.raises(
+        ConfigurationError, match=r"'action' has shape \[3\], and by its space it is \[2\]"
+    ):
+        writer.add(
+            observation(np.random.default_rng(0), 0, 0),
+            np.zeros(3),
+            0.0,
+            False,
+            False,
+            extra={"penalty": 0},
+        )
+    with pytest.raises(
+        ConfigurationError,
+        match="The observation has no 'goal', which its space has: return all parts",
+    ):
+        writer.add(
+            {"agent_pos": np.zeros(3), "pixels": {}},
+            np.zeros(2),
+            0.0,
+            False,
+            False,
+            extra={"penalty": 0},
+        )
+    for settings in (
+        (OBSERVATION, Discrete(2), FPS),
+        (OBSERVATION, ACTION, 10),
+        (Box(-1, 1, (3,)), ACTION, FPS),
+    ):
+        with pytest.raises(
+            ConfigurationError, match="holds a dataset of another kind.* Give another directory"
+        ):
+            EpisodeWriter(path, *settings)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").write_text("")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"holds thesis.tex, and no dataset: give a directory that is empty",
+    ):
+        EpisodeWriter(tmp_path / "other", OBSERVATION, ACTION, FPS)
+    with pytest.raises(ConfigurationError, match="cannot be written into a dataset: use Box"):
+        EpisodeWriter(tmp_path / "new", Tuple([ACTION]), ACTION, FPS)
+    with pytest.raises(ConfigurationError, match="fps must be positive, got 0"):
+        EpisodeWriter(tmp_path / "new", OBSERVATION, ACTION, 0)
+    with pytest.raises(ConfigurationError, match="No dataset at .*nowhere: give the directory"):
+        read_episodes(tmp_path / "nowhere")
+    assert not Path(tmp_path / "new").exists()

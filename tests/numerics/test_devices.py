@@ -1,0 +1,372 @@
+"""Keyboard, gamepad and space-mouse say what is pressed, and what is missing; without any of them plugged in."""
+
+import os
+import pty
+import struct
+import sys
+import termios
+import types
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl import ConfigurationError, Gamepad, Intervention, Keyboard, SpaceMouse
+from tests.numerics.test_taking_over import Shows
+
+GRIPPER = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
+NOTHING = np.zeros(2, np.float32)
+
+
+def env_of(space):
+    env = Shows()
+    env.action_space = space
+    return env
+
+
+def opened(source, space=GRIPPER):
+    source.open(env_of(space))
+    source.reset(None)
+    return source
+
+
+@pytest.fixture
+def window(monkeypatch):
+    """A window of pygame's that nobody sees, and what presses its keys."""
+    pygame = pytest.importorskip("pygame", reason="the extra hil-devices is not installed")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setenv("DISPLAY", ":none")
+    pygame.display.quit()
+
+    def press(name, up=False):
+        kind = pygame.KEYUP if up else pygame.KEYDOWN
+        pygame.event.post(pygame.event.Event(kind, key=pygame.key.key_code(name)))
+
+    yield press
+    pygame.display.quit()
+
+
+def test_arrows_and_modifiers_count_and_are_held_until_they_are_let_go(window):
+    """LeRobot #2345: special keys were dropped."""
+    keys = {"take_over": "left shift"}
+    steering = {"up": "+0", "left ctrl": "-3", "left": "+1"}
+    board = opened(Keyboard(keys, steering))
+    window("up")
+    assert board.poll(None) == (None, None), "the policy acts"
+    window("left shift")
+    assert board.poll(None).action.tolist() == [1, 0, 0, 1], "up is held since; the gripper stays"
+    window("left ctrl")
+    window("left ctrl", up=True)
+    assert board.poll(None).action.tolist() == [1, 0, 0, 0], "a key that was let go at once too"
+    window("up", up=True)
+    assert board.poll(None).action.tolist() == [0, 0, 0, 1]
+    window("left shift")
+    assert board.poll(None).action is None
+    board.close()
+
+
+def test_events_that_are_not_ours_are_left_to_their_reader(window):
+    """LeRobot #2345: reading keys emptied the queue that the env's window read."""
+    import pygame
+
+    board = opened(Keyboard())
+    pygame.event.post(pygame.event.Event(pygame.QUIT))
+    window("return")
+    assert board.poll(None).event == "success"
+    assert pygame.event.get(pygame.QUIT)
+    board.close()
+
+
+def test_a_window_shows_the_env_and_who_acts(window):
+    import pygame
+
+    inner = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    env = Intervention(inner, Keyboard(steering={"left": "0", "right": "1"}))
+    env.reset()
+    window("space")
+    window("right")
+    *_, info = env.step(np.int64(0))
+    assert info["executed_action"] == 1
+    env.step(np.int64(0))
+    assert pygame.display.get_caption()[0].startswith("you act (space: take_over")
+    assert pygame.surfarray.array3d(pygame.display.get_surface()).std() > 1
+    window("backspace")
+    *_, terminated, _, info = env.step(np.int64(0))
+    assert (terminated, info["success"]) == (True, False)
+    env.close()
+    assert pygame.display.get_surface() is None
+
+
+def test_one_person_steers_one_env(window):
+    env, other = (Intervention(Shows(), Keyboard()) for _ in range(2))
+    env.reset()
+    with pytest.raises(ConfigurationError) as error:
+        other.reset()
+    assert str(error.value) == (
+        "A Keyboard steers another env of this process already: one person steers one env. Set data.num_envs: 1."
+    )
+    env.close()
+    other.reset()
+    other.close()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """What types into the terminal of this process."""
+    ours, theirs = pty.openpty()
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    stdin = os.fdopen(theirs, "rb", closefd=False)
+    monkeypatch.setattr("sys.stdin", stdin)
+    yield lambda text: os.write(ours, text), theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_without_a_display_keys_are_typed_into_the_terminal(terminal):
+    write, theirs = terminal
+    before = termios.tcgetattr(theirs)
+    board = opened(Keyboard(hold_s=100))
+    assert board.poll(None) == (None, None)
+    write(b" \x1b[A\x1b[5~c")
+    said = board.poll(None)
+    assert said.action.tolist() == [1, 0, 0, 2], "held; a key without a meaning has none in parts"
+    board.hold_s = board._input._hold_s = 1e-9
+    assert board.poll(None).action.tolist() == [0, 0, 0, 1]
+    write(b"\x7f")
+    assert board.poll(None).event == "failure"
+    write(b"x")
+    assert board.poll(None).event == "rerecord"
+    write(b"\r")
+    assert board.poll(None).event == "success"
+    board.reset(None)
+    assert board.poll(None).action is None, "an episode begins with the policy"
+    assert termios.tcgetattr(theirs)[3] != before[3]
+    board.close()
+    assert termios.tcgetattr(theirs) == before, "as it was"
+
+
+def test_with_neither_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with (tmp_path / "none").open("wb+") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        with pytest.raises(ConfigurationError) as error:
+            opened(Keyboard())
+    assert str(error.value) == (
+        "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY or WAYLAND_DISPLAY, start the "
+        "run in a terminal (without nohup, and with vectorization: sync), or use a Gamepad, a function, or a queue.Queue."
+    )
+    with pytest.raises(ConfigurationError) as error:
+        opened(Keyboard(reads="window"))
+    assert str(error.value) == (
+        "Keyboard: reads is window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a desktop), or "
+        "use reads: terminal."
+    )
+
+
+def test_a_display_that_cannot_be_opened_says_so(monkeypatch):
+    pygame = pytest.importorskip("pygame", reason="the extra hil-devices is not installed")
+    pygame.display.quit()
+    monkeypatch.setenv("DISPLAY", ":77")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "x11")
+    with pytest.raises(
+        ConfigurationError, match=r"^Keyboard: no window can be opened \(.+\)\. Set DISPLAY to a "
+    ):
+        opened(Keyboard())
+
+
+def test_keys_for_numbered_actions(window):
+    board = opened(Keyboard(), Discrete(3))
+    window("space")
+    assert board.poll(None).action is None, "none is pressed: the policy acts"
+    window("2")
+    assert board.poll(None).action == 2
+    window("2", up=True)
+    window("7")
+    assert board.poll(None).action is None, "there is none"
+    board.close()
+
+
+WRONG = {
+    "actions": (
+        lambda: opened(SpaceMouse(), Discrete(2)),
+        "A SpaceMouse gives actions [A] of a Box, and this env takes Discrete(2): use a function of the observation, or "
+        "a queue.Queue.",
+    ),
+    "neutral": (
+        lambda: opened(Gamepad(neutral=[0.0, 3.0]), Box(-1, 1, (2,))),
+        "neutral=[0.0, 3.0] is no action of Box(-1.0, 1.0, (2,), float32): give 2 numbers within its bounds.",
+    ),
+    "two meanings": (
+        lambda: Keyboard({"success": "up"}, {"up": "+0"}),
+        "The keys ['up'] have two meanings each: give each key one.",
+    ),
+    "unknown": (
+        lambda: Keyboard({"takeover": "a"}),
+        "keys has ['takeover']; allowed: take_over, success, failure, rerecord.",
+    ),
+    "unknown button": (
+        lambda: Gamepad({"takeover": 1}),
+        "buttons has ['takeover']; allowed: take_over, success, failure, rerecord.",
+    ),
+    "speed": (lambda: Keyboard(speed=0), "speed must be positive, got 0."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(ConfigurationError) as error:
+        make()
+    assert str(error.value) == message
+
+
+class Pad:
+    """A gamepad as pygame has it."""
+
+    def __init__(self):
+        self.axes, self.buttons = [0.0] * 6, [0] * 8
+
+    def init(self):
+        pass
+
+    quit = init
+
+    def get_numaxes(self):
+        return len(self.axes)
+
+    def get_numbuttons(self):
+        return len(self.buttons)
+
+    def get_axis(self, i):
+        return self.axes[i]
+
+    def get_button(self, i):
+        return self.buttons[i]
+
+
+@pytest.fixture
+def pads(monkeypatch):
+    pygame = pytest.importorskip("pygame", reason="the extra hil-devices is not installed")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    plugged = [Pad()]
+    monkeypatch.setattr(pygame.joystick, "get_count", lambda: len(plugged))
+    monkeypatch.setattr(pygame.joystick, "Joystick", lambda i: plugged[i])
+    yield plugged
+    pygame.display.quit()
+
+
+def test_a_gamepad_takes_over_while_its_button_is_held(pads):
+    (pad,) = pads
+    source = opened(Gamepad(speed=0.5))
+    pad.axes[1] = -1.0  # up
+    assert source.poll(None) == (None, None)
+    pad.buttons[5] = 1
+    assert source.poll(None).action.tolist() == [0.5, 0, 0, 1]
+    pad.axes[:2], pad.buttons[7] = [0.05, 0.0], 1
+    assert source.poll(None).action.tolist() == [0, 0, 0, 1.5], (
+        "closing; a stick that is not quite at rest"
+    )
+    pad.buttons[:8] = [1, 0, 0, 0, 0, 0, 0, 0]
+    assert source.poll(None) == (None, "failure")
+    assert source.poll(None).event is None, "once for as long as it is held"
+    pad.buttons[3] = 1
+    source.reset(None)
+    assert source.poll(None).event is None, "held since the episode before"
+    source.close()
+
+
+def test_no_gamepad(pads):
+    pads.clear()
+    with pytest.raises(ConfigurationError) as error:
+        opened(Gamepad())
+    assert str(error.value) == (
+        "There is no gamepad 0: 0 found. Plug it in, and see that your user may read /dev/input/js* (group input on "
+        "most systems: usermod -aG input $USER, and log in again)."
+    )
+
+
+class Mouse:
+    """A space-mouse as hidapi has it."""
+
+    plugged = [{"vendor_id": 0x256F, "product_string": "SpaceMouse Compact", "path": b"1"}]  # noqa: RUF012
+    allowed = True
+
+    def __init__(self):
+        self.reports = []
+
+    def open_path(self, path):
+        if not self.allowed:
+            raise OSError("open failed")
+
+    def set_nonblocking(self, wanted):
+        assert wanted
+
+    def read(self, size):
+        return self.reports.pop(0) if self.reports else []
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def mouse(monkeypatch):
+    module, one = types.ModuleType("hid"), Mouse()
+    module.enumerate = lambda: [
+        {"vendor_id": 0x046D, "product_string": "Wheel", "path": b"0"},
+        *one.plugged,
+    ]
+    module.device = lambda: one
+    monkeypatch.setitem(sys.modules, "hid", module)
+    return one
+
+
+def test_a_space_mouse_takes_over_while_it_moves(mouse, monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr("lightning_rl.envs.devices.time.monotonic", lambda: now[0])
+    source = opened(SpaceMouse())
+    assert source.poll(None) == (None, None)
+    mouse.reports = [
+        list(struct.pack("<B3h", 1, 0, -700, 35)),
+        list(struct.pack("<B3h", 1, 0, -700, 175)),
+    ]
+    assert source.poll(None).action.tolist() == [1, 0, -0.5, 1], "the newest report, not the oldest"
+    mouse.reports = [list(struct.pack("<B6h", 1, 0, 0, 0, 0, 0, 0)), [3, 1, 0]]
+    assert source.poll(None).action.tolist() == [0, 0, 0, 2]
+    mouse.reports = [[3, 0, 0]]
+    now[0] += 0.4
+    assert source.poll(None).action.tolist() == [0, 0, 0, 1], "lingers"
+    now[0] += 0.2
+    assert source.poll(None).action is None
+    source.close()
+
+
+def test_no_space_mouse(mouse):
+    mouse.plugged = []
+    with pytest.raises(ConfigurationError) as error:
+        opened(SpaceMouse())
+    assert str(error.value) == (
+        "There is no space-mouse: plug it in, or give another source (Keyboard, Gamepad)."
+    )
+
+
+def test_a_space_mouse_that_may_not_be_read(mouse):
+    mouse.allowed = False
+    with pytest.raises(ConfigurationError) as error:
+        opened(SpaceMouse())
+    assert str(error.value) == (
+        "The space-mouse SpaceMouse Compact may not be read (open failed). Let your user read it: put the line "
+        'KERNEL=="hidraw*", ATTRS{idVendor}=="256f", TAG+="uaccess" into /etc/udev/rules.d/70-space-mouse.rules, and '
+        "plug it in again."
+    )
+
+
+def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hid", None)
+    with pytest.raises(ConfigurationError) as error:
+        opened(SpaceMouse())
+    assert str(error.value) == (
+        "A SpaceMouse needs the package hid, which cannot be imported (import of hid halted; None in sys.modules): "
+        "pip install 'lightning-rl[hil-devices]'"
+    )

@@ -1,0 +1,639 @@
+"""Somebody takes over: what they do is executed, stored and counted, whoever they are and whatever else goes on."""
+
+import queue
+import threading
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    SAC,
+    ActorCritic,
+    AsyncCollector,
+    ConfigurationError,
+    GymnasiumEnv,
+    Intervention,
+    InterventionSource,
+    PushCube,
+    ReplayBuffer,
+    Said,
+    SyncCollector,
+    VectorEnv,
+)
+from lightning_rl.envs.intervention import Pace
+from lightning_rl.rollout import successors
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
+
+LENGTH = 7
+MARK = 0.5
+
+
+class Shows(gymnasium.Env):
+    """Its observation is its age and the action that was executed; the reward is the first number of that."""
+
+    observation_space, action_space = Box(-9, 9, (3,)), Box(-1, 1, (2,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.age += 1
+        observation = np.array([self.age, *action], np.float32)
+        return observation, float(action[0]), False, self.age == LENGTH, {}
+
+
+class ByItself(Shows):
+    """A script of its own takes over at each third step, and it says so in the words of gym-hil."""
+
+    def step(self, action):
+        taken = self.age % 3 == 2
+        action = np.full(2, MARK, np.float32) if taken else action
+        *result, info = super().step(action)
+        return *result, {**info, "is_intervention": taken, "teleop_action": action}
+
+
+class InBatches(gymnasium.vector.VectorEnv):
+    """`ByItself`, N times; the last step's info is the final one."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, num_envs=1, **kwargs):
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = (
+            Shows.observation_space,
+            Shows.action_space,
+        )
+        self.envs = [ByItself() for _ in range(num_envs)]
+
+    def reset(self, *, seed=None, options=None):
+        return np.stack([env.reset()[0] for env in self.envs]), {}
+
+    def step(self, actions):
+        results = [env.step(a) for env, a in zip(self.envs, actions, strict=True)]
+        observation, reward, terminated, truncated, rows = zip(*results, strict=True)
+        said = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+        infos, observation = said, np.stack(observation)
+        if any(truncated):
+            infos = {"final_info": said, "final_obs": observation}
+            observation = np.stack([env.reset()[0] for env in self.envs])
+        return observation, np.array(reward), np.array(terminated), np.array(truncated), infos
+
+    def close(self, **kwargs):
+        pass
+
+
+gymnasium.register("Shows-v0", Shows)
+gymnasium.register("ByItself-v0", ByItself, vector_entry_point=InBatches)
+
+GYM_HIL = {"executed_action_key": "teleop_action", "intervened_key": "is_intervention"}
+
+
+class Person(InterventionSource):
+    """Takes over now and then for a while, drawn by a generator of its own; what it does bears its mark."""
+
+    def __init__(self, chance=0.2, most=4):
+        self.chance, self.most = chance, most
+        self.draw, self.left = np.random.default_rng(0), 0
+
+    def reset(self, seed):
+        self.left = 0
+        if seed is not None:
+            self.draw = np.random.default_rng(seed)
+
+    def poll(self, observation):
+        if self.left == 0 and self.draw.random() < self.chance:
+            self.left = int(self.draw.integers(1, self.most + 1))
+        if self.left == 0:
+            return Said()
+        self.left -= 1
+        return Said(np.array([MARK, self.draw.uniform(-1, 1)]))
+
+    def state_dict(self):
+        return {"left": self.left, "draw": dict(self.draw.bit_generator.state)}
+
+    def load_state_dict(self, state):
+        self.left = state["left"]
+        self.draw = np.random.default_rng()
+        self.draw.bit_generator.state = state["draw"]
+
+
+class Schedule(InterventionSource):
+    """Takes over in every second and third of four episodes, and says of each how it ended."""
+
+    schedules = ({}, {1: 1, 3: 3}, {0: 2}, {})
+    episode = -1
+
+    def reset(self, seed):
+        self.episode += 1
+
+    def poll(self, observation):
+        age, stretches = int(observation[0]), self.schedules[self.episode % 4]
+        taken = any(begin <= age < begin + length for begin, length in stretches.items())
+        event = ("failure", "success", "failure", "success")[self.episode % 4]
+        return Said([MARK, 0.0] if taken else None, event if age == LENGTH - 1 else None)
+
+
+def helped(num_envs, source=None, id="Shows-v0", vectorization="sync", **kwargs):
+    wrapper = partial(Intervention, source=Person() if source is None else source, **kwargs)
+    return GymnasiumEnv(num_envs, id, vectorization=vectorization, wrappers=[wrapper])
+
+
+def policy_for(env):
+    torch.manual_seed(1)
+    return ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+
+
+def collected(env, steps=24, times=1):
+    collector = SyncCollector(env, policy_for(env), steps, seed=1)
+    for _ in range(times):
+        rollout = collector.collect()
+    env.close()
+    return rollout
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point"])
+def test_an_env_says_it_under_names_of_its_own(vectorization):
+    env = GymnasiumEnv(3, "ByItself-v0", vectorization=vectorization, **GYM_HIL)
+    assert env.reports_interventions
+    rollout = collected(env, times=2)
+    taken = rollout["observation"][:, :-1, 0] % 3 == 2
+    assert torch.equal(rollout["intervened"][:, :-1], taken)
+    assert not rollout["intervened"][:, -1].any()
+    assert torch.equal(rollout["executed_action"][:, :-1], successors(rollout)[..., 1:])
+    assert (rollout["executed_action"][:, :-1][taken] == MARK).all()
+
+
+def test_an_env_that_says_nothing_was_not_intervened_in():
+    rollout = collected(GymnasiumEnv(2, "Shows-v0", **GYM_HIL))
+    assert not rollout["intervened"].any()
+    told = rollout["action"][:, :-1].clamp(-1, 1)
+    assert torch.equal(rollout["executed_action"][:, :-1], told)
+
+
+def test_that_somebody_held_on_is_said_without_an_action_too():
+    class HeldOn(gymnasium.Wrapper):
+        metadata = {"reports_interventions": True}  # noqa: RUF012
+
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, {**info, "intervened": result[0][0] == 1}
+
+    rollout = collected(GymnasiumEnv(2, "Shows-v0", wrappers=[HeldOn]))
+    first = rollout["observation"][:, :-1, 0] == 0
+    assert torch.equal(rollout["intervened"][:, :-1], first)
+
+
+def test_nobody_undoes_by_their_no_what_another_one_did():
+    """LeRobot #3227: the env's default, False, overwrote the flag of whoever had taken over."""
+    always = lambda observation: [-MARK, 0.25] if observation[0] == 1 else None  # noqa: E731
+    wrappers = [partial(Intervention, source=always)]
+    env = GymnasiumEnv(2, "ByItself-v0", wrappers=wrappers, **GYM_HIL)
+    rollout = collected(env)
+    age = rollout["observation"][:, :-1, 0]
+    outside, inside = age == 1, age % 3 == 2
+    assert torch.equal(rollout["intervened"][:, :-1], outside | inside)
+    executed = rollout["executed_action"][:, :-1]
+    assert torch.equal(executed, successors(rollout)[..., 1:]), "the one nearest to the env acts"
+    assert (executed[outside] == torch.tensor([-MARK, 0.25])).all()
+    assert (executed[inside] == MARK).all()
+
+
+def test_actions_in_two_units_are_refused():
+    rescale = partial(
+        gymnasium.wrappers.RescaleAction, min_action=np.float32(0), max_action=np.float32(1)
+    )
+    wrappers = [partial(Intervention, source=Person()), rescale]
+    with pytest.raises(ConfigurationError) as error:
+        GymnasiumEnv(1, "Shows-v0", wrappers=wrappers)
+    assert str(error.value) == (
+        "The wrapper RescaleAction changes actions from Box(0.0, 1.0, (2,), float32) to Box(-1.0, 1.0, (2,), float32), "
+        "and an env inside of it says in the latter what was executed instead: rollouts would hold both beside each "
+        "other. Put what says so, such as Intervention, behind it in `wrappers`."
+    )
+    GymnasiumEnv(1, "Shows-v0", wrappers=wrappers[::-1]).close()
+
+
+# --- the wrapper ---
+
+
+def check(rollout):
+    """What was executed is what the next observation shows; it bears the mark where somebody took over, and only there."""
+    taken = rollout["intervened"][:, :-1]
+    executed, told = (rollout[key][:, :-1].clamp(-1, 1) for key in ("executed_action", "action"))
+    assert torch.equal(executed, successors(rollout)[..., 1:])
+    assert (executed[taken][:, 0] == MARK).all()
+    assert torch.equal(executed[~taken], told[~taken])
+    assert (told[taken] != executed[taken]).any(1).all()
+    return int(taken.sum())
+
+
+def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_replay():
+    env = helped(1000)
+    collector = SyncCollector(env, policy_for(env), 15, seed=1)
+    spaces = (env.single_observation_space, env.single_action_space)
+    replay = ReplayBuffer(*spaces, 1000, capacity=1000 * 45)
+    seen, rates = [], []
+    for _ in range(3):
+        rollout = collector.collect()
+        seen.append(check(rollout))
+        rates.append(collector.metrics()["intervention/rate"])
+        replay.extend(rollout)
+    assert rates == pytest.approx([count / 15_000 for count in seen])
+    assert all(0.1 < rate < 0.6 for rate in rates)
+    batch = next(iter(replay.batches(1, 20_000, n_steps=1, gamma=0.9)))
+    taken = batch["intervened"]
+    assert torch.equal(batch["next_observation"][:, 1:], batch["action"]), "executed, not told"
+    assert (batch["action"][taken][:, 0] == MARK).all()
+    assert float(taken.float().mean()) == pytest.approx(sum(seen) / 45_000, abs=0.02)
+    stored = replay._ring[("intervened",)]
+    assert int(stored.sum()) == sum(seen)
+    env.close()
+
+
+def test_in_the_background_they_add_up_too():
+    env = helped(40)
+    collector = AsyncCollector(env, policy_for(env), 9, 1, max_staleness=2, timeout_s=20)
+    for _ in range(4):
+        rollout = collector.collect()
+        assert collector.metrics()["intervention/rate"] == pytest.approx(check(rollout) / 360)
+        collector.policy.version += 1
+        collector.publish()
+    collector.close()
+    env.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_episode_ends_as_somebody_says(vectorization):
+    ends = {1: "success", 2: "failure", 3: "rerecord"}
+
+    class Judge(InterventionSource):
+        episode = 0
+
+        def reset(self, seed):
+            self.episode += 1
+
+        def poll(self, observation):
+            over = observation[0] == 2 and self.episode in ends
+            return Said([MARK, 0.0] if over else None, ends[self.episode] if over else None)
+
+    env = helped(2, Judge(), vectorization=vectorization)
+    rollout = collected(env, 3 * 3 + LENGTH)[:, :-1]
+    ended = rollout["done"][0].nonzero().flatten().tolist()
+    assert ended == [2, 5, 8, 15]
+    for key, at in {"terminated": [2, 5], "truncated": [8, 15], "success": [2]}.items():
+        for row in rollout[key]:
+            assert row.nonzero().flatten().tolist() == at, key
+    assert (rollout["reward"][:, ended[:3]] == torch.tensor([1.0, MARK, MARK])).all()
+    assert rollout["intervened"].nonzero().tolist() == [[n, t] for n in (0, 1) for t in (2, 5, 8)]
+
+
+def test_a_queue_holds_until_it_hands_back_and_loses_no_event():
+    items = queue.Queue()
+    env = Intervention(Shows(), items)
+    env.reset()
+    act = np.zeros(2, np.float32)
+
+    def step():
+        observation, _, terminated, _, info = env.step(act)
+        return observation[1:].tolist(), info["intervened"], terminated
+
+    assert step() == ([0, 0], False, False)
+    for item in ([0.1, 0.1], [0.25, 0.5]):
+        items.put(item)
+    assert step() == ([0.25, 0.5], True, False), "the newest one"
+    assert step() == ([0.25, 0.5], True, False), "until it is handed back"
+    items.put("success")
+    items.put(None)
+    assert step() == ([0, 0], False, True), "an event beside it"
+    items.put([1, 1])
+    assert step() == ([1, 1], True, False)
+    env.reset()
+    assert step() == ([0, 0], False, False), "an episode begins with nobody taking over"
+    items.put("sucess")
+    with pytest.raises(ConfigurationError) as error:
+        step()
+    assert str(error.value) == (
+        "The queue of interventions holds 'sucess': put an action, None to hand back, or one of success, failure, "
+        "rerecord."
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "message"),
+    [
+        (Box(-1, 1, (2,)), [1, 2, 3], "[1, 2, 3], which is none of Box(-1.0, 1.0, (2,), float32)"),
+        (Discrete(3), 3, "3, which is none of Discrete(3)"),
+        (Discrete(3), [1], "[1], which is none of Discrete(3)"),
+    ],
+)
+def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
+    inner = Shows()
+    inner.action_space = space
+    env = Intervention(inner, lambda observation: action)
+    env.reset()
+    with pytest.raises(ConfigurationError) as error:
+        env.step(space.sample())
+    assert str(error.value) == (
+        f"Script gave the action {message}: give one of the env's, or None to leave the step to the policy."
+    )
+
+
+def test_what_is_no_source_is_refused():
+    with pytest.raises(ConfigurationError) as error:
+        Intervention(Shows(), 3)
+    assert str(error.value) == (
+        "The source of interventions is 3: give a Keyboard, a Gamepad, a SpaceMouse, a function of the observation "
+        "that returns an action or None, or a queue.Queue."
+    )
+
+
+def test_beyond_the_bounds_an_action_is_clipped_and_a_numbered_one_is_a_number():
+    env = Intervention(Shows(), lambda observation: [5, -5])
+    env.reset()
+    *_, info = env.step(np.zeros(2, np.float32))
+    assert info["executed_action"].tolist() == [1, -1]
+    cart = Intervention(gymnasium.make("CartPole-v1"), lambda observation: 1)
+    cart.reset()
+    *_, info = cart.step(np.int64(0))
+    assert info["executed_action"] == 1
+    assert info["intervened"] is True
+
+
+# --- learning ---
+
+
+def scrambling(algorithm):
+    """A class that is given nonsense where somebody took over, and must not care."""
+
+    class Blind(algorithm):
+        def training_step(self, rollout, batch_idx):
+            taken = rollout["intervened"].clone()
+            draw = torch.Generator().manual_seed(batch_idx)
+            for key in ("action", "sample_log_prob", *self.NONSENSE):
+                field = rollout[key]
+                noise = torch.randn(field.shape, generator=draw)
+                rollout[key] = torch.where(
+                    taken.view(*taken.shape, *[1] * (field.dim() - 2)), noise, field
+                )
+            assert taken[:, :-1].any()
+            super().training_step(rollout, batch_idx)
+
+    # What somebody earned is no matter to PPO; GRPO's groups are compared by it.
+    Blind.NONSENSE = ("reward",) if algorithm is PPO else ()
+    return Blind
+
+
+LEARNERS = {
+    "PPO": {"algorithm": PPO},
+    "PPO, of the rollout": {"algorithm": PPO, "normalize_advantage": "rollout"},
+    "GRPO": {"algorithm": GRPO, "group_size": 2, "mode": "step", "truncate_at_first_done": False},
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_gradient_of_a_step_that_somebody_took_over_is_nil(name, tmp_path, monkeypatch):
+    """Bit for bit the same update, whatever the step holds."""
+    monkeypatch.setattr("lightning_rl.algorithms.on_policy.check_first_ratio", lambda *args: True)
+    run = {"env": helped, "data": {"total_env_steps": 64, "iterations_per_epoch": 1}}
+    settings = LEARNERS[name]
+    seen, *_ = train(tmp_path / "seen", **run, model=settings)
+    blind, *_ = train(
+        tmp_path / "blind", **run, model=settings | {"algorithm": scrambling(settings["algorithm"])}
+    )
+    for key, value in seen.state_dict().items():
+        assert torch.equal(value, blind.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_where_somebody_does_everything_nothing_is_learnt(algorithm, tmp_path):
+    everything = partial(helped, source=lambda observation: [MARK, 0.0])
+    data = {"total_env_steps": 128, "iterations_per_epoch": 1}
+    size = {"group_size": 2} if algorithm is GRPO else {}
+    module, *_ = train(tmp_path, env=everything, data=data, model={"algorithm": algorithm, **size})
+    assert module.optimizer_steps == 0
+    assert module.env_steps >= 128
+
+
+def test_a_return_goes_on_with_the_value_of_what_the_policy_had_come_to():
+    taken_at = 4
+    env = helped(2, lambda observation: [MARK, 0.0] if observation[0] >= taken_at else None)
+    data = make_data(lambda n: helped(n))
+    module = make_ppo(data, gamma=0.9, gae_lambda=0.8, normalize_advantage="off")
+    rollout = SyncCollector(env, policy_for(env), LENGTH, seed=1).collect()
+    rollout["value"] = torch.randn(2, LENGTH + 1)
+    module.add_advantages(rollout)
+    reward, value = rollout["reward"], rollout["value"]
+    expected = torch.zeros(2)
+    for t in reversed(range(taken_at)):
+        following = 0.0 if t + 1 == taken_at else 0.9 * 0.8 * expected
+        expected = reward[:, t] + 0.9 * value[:, t + 1] - value[:, t] + following
+        torch.testing.assert_close(rollout["advantage"][:, t], expected)
+    data.close()
+    env.close()
+
+
+def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_of_it():
+    def script(observation):
+        return [MARK, 0.0] if observation[0] == 3 else None
+
+    data = make_data(partial(helped, source=script))
+    rollout = SyncCollector(data.new_env(), policy_for(data.new_env()), LENGTH, seed=1).collect()
+    for mode, counted in {"step": [4, 5, 6], "trajectory": []}.items():
+        module = make_ppo(data, algorithm=GRPO, group_size=2, mode=mode)
+        mask = module.add_advantages(rollout)
+        assert [row.nonzero().flatten().tolist() for row in mask] == [counted] * 4
+    data.close()
+
+
+# --- resuming ---
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(vectorization, tmp_path):
+    run = {"env": partial(helped, source=Person(0.5, 9), vectorization=vectorization)}
+    train(tmp_path / "whole", **run)
+    stop_and_resume(tmp_path / "stopped", 3, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_so_does_one_that_learns_off_policy(tmp_path):
+    run = {
+        "env": partial(helped, source=Person(0.5, 9)),
+        "data": {
+            "replay": partial(ReplayBuffer, capacity=60),
+            "num_envs": 2,
+            "total_env_steps": 192,
+        },
+        "model": {"algorithm": SAC},
+    }
+    train(tmp_path / "whole", **run)
+    stop_and_resume(tmp_path / "stopped", 3, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_wherever_it_is_stopped_what_follows_is_the_same(steps):
+    env, again = helped(3, Person(0.6, 5)), helped(3, Person(0.6, 5))
+    one = SyncCollector(env, policy_for(env), steps, seed=1)
+    other = SyncCollector(again, policy_for(again), steps, seed=1)
+    one.collect()
+    other.load_state_dict(one.state_dict())
+    for _ in range(2):
+        expected, got = one.collect(), other.collect()
+        check(expected)
+        for key in ("action", "executed_action", "intervened", "reward"):
+            assert torch.equal(expected[key], got[key]), key
+    env.close()
+    again.close()
+
+
+def test_what_a_person_has_done_of_an_episode_is_done_again():
+    """They are not asked anew; what they do next is theirs."""
+    items = queue.Queue()
+    env, again = helped(1, items), helped(1, queue.Queue())
+    one = SyncCollector(env, policy_for(env), 4, seed=1)
+    other = SyncCollector(again, policy_for(again), 4, seed=1)
+    items.put([MARK, 0.125])
+    first = one.collect()
+    assert first["intervened"][:, :-1].all()
+    other.load_state_dict(one.state_dict())
+    items.put(None)
+    assert torch.equal(one.collect()["observation"][:, 0], other.collect()["observation"][:, 0])
+
+
+def test_with_other_wrappers_episodes_restart():
+    env, again = helped(1), GymnasiumEnv(1, "Shows-v0", **GYM_HIL)
+    one, other = (SyncCollector(e, policy_for(e), 4, seed=1) for e in (env, again))
+    one.collect()
+    with pytest.warns(UserWarning, match="saved with other Intervention wrappers"):
+        other.load_state_dict(one.state_dict())
+
+
+# --- evaluation and charts ---
+
+
+class Refuses(Person):
+    """Cannot be opened a second time: there is one of it."""
+
+    opened = []  # noqa: RUF012
+
+    def open(self, env):
+        self.opened.append(threading.current_thread().name)
+
+    def __deepcopy__(self, memo):
+        return Refuses(self.chance, self.most)
+
+
+def test_an_evaluation_is_free_of_interventions_and_says_so(tmp_path):
+    Refuses.opened.clear()
+    module, *_ = train(
+        tmp_path,
+        env=partial(helped, source=Refuses(0.9), fps=1e6),
+        data={"num_envs": 1, "buffer_size": 64},
+    )
+    assert len(Refuses.opened) == 1, "that of the training alone"
+    assert module.evaluation["intervened_steps"] == 0
+    charts = scalars(tmp_path)
+    assert {value for _, value in charts["eval/intervened_steps"]} == {0.0}
+    assert charts["intervention/rate"][-1][1] > 0.5
+
+
+def test_an_env_that_cannot_be_kept_from_it_says_so_too(tmp_path):
+    env = partial(GymnasiumEnv, id="ByItself-v0", **GYM_HIL)
+    module, *_ = train(tmp_path, env=env, data={"total_env_steps": 64, "iterations_per_epoch": 1})
+    assert module.evaluation["intervened_steps"] == 2 * 2, "two of seven steps, in two episodes"
+
+
+def test_where_nobody_can_take_over_it_says_nothing(tmp_path):
+    module, *_ = train(tmp_path, data={"total_env_steps": 64, "iterations_per_epoch": 1})
+    assert module.evaluation["intervened_steps"] is None
+    charts = scalars(tmp_path)
+    assert not [name for name in charts if "interven" in name]
+
+
+def test_drawing_the_evaluation_does_not_bring_it_back():
+    env = helped(1, lambda observation: [MARK, 0.0])
+    env.stop_interventions()
+    env.wrap_each(gymnasium.wrappers.RecordEpisodeStatistics)
+    assert not collected(env)["intervened"].any()
+
+
+def test_the_charts_say_how_often_how_long_and_with_what_success():
+    """Of four episodes: one fails alone, one succeeds by takeovers of 1 and 3 steps, one fails after one of 2, ..."""
+    env = helped(2, Schedule())
+    # Rollouts end within episodes, and within a takeover.
+    collector = SyncCollector(env, policy_for(env), 4, seed=1)
+    for _ in range(LENGTH):
+        collector.collect()
+    charts = collector.metrics()
+    assert charts["charts/episodes"] == 8
+    assert charts["intervention/episodes"] == 0.5
+    assert charts["intervention/length"] == pytest.approx((1 + 3 + 2) / 3)
+    assert charts["intervention/success_with"] == 0.5
+    assert charts["intervention/success_without"] == 0.5
+    env.close()
+
+
+# --- time ---
+
+
+def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(round(seconds, 6))
+        now[0] += seconds
+
+    monkeypatch.setattr("lightning_rl.envs.intervention.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.envs.intervention.time.sleep", sleep)
+    pace = Pace(10)
+    pace.wait()
+    for worked in (0.03, 0.0, 0.25, 0.04):
+        now[0] += worked
+        pace.wait()
+    assert slept == [0.07, 0.1, 0.01], "late by a tick and a half, and then on the old ones"
+    assert pace.missed == 1
+    Pace(None).wait()
+    with pytest.raises(ConfigurationError, match="fps must be positive, got 0"):
+        Pace(0)
+
+
+def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
+    env = helped(1, Person(), fps=50)
+    collector = AsyncCollector(env, policy_for(env), 12, 1, max_staleness=4, timeout_s=20)
+    collector.collect()
+    collector.policy.version += 1
+    collector.publish()  # rollouts begin to run beside the learner
+    collector.collect()
+    seen, tick = collector._acting, threading.Event()
+    for _ in range(3):
+        before = collector._begun_at[-1]
+        collector.policy.version += 1
+        collector.publish()
+        while int(seen.version) != int(collector.policy.version):
+            steps = sum(at > before for at in list(collector._begun_at))
+            assert steps <= 2, "the one under way, and the next"
+            tick.wait(0.001)
+        collector.collect()
+    charts = collector.metrics()
+    assert 15 < charts["async/step_ms"] < 200
+    assert charts["async/step_jitter_ms"] < 100
+    collector.close()
+    env.close()
+
+
+def test_a_vector_env_of_ones_own_needs_nothing():
+    env: VectorEnv = PushCube(2)
+    env.stop_interventions()
