@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -31,8 +32,18 @@ def record(writer, episode, length=3):
     writer.end_episode(seen(episode, length), success=True)
 
 
+def number_of_episodes(path):
+    with suppress(ConfigurationError):
+        return len(read_episodes(path))
+    with pytest.raises(ConfigurationError, match="holds no finished episode: record one"):
+        read_episodes(path)
+    return 0
+
+
 def check(path, count):
     """All of the first episodes are there, whole."""
+    if count == 0:
+        return
     episodes = read_episodes(path, observation_space=SPACES[0], action_space=SPACES[1])
     assert len(episodes) == count
     for number, episode in enumerate(episodes):
@@ -88,7 +99,7 @@ def killed(path, name, at):
     [
         ("replace", 5, 10),
         ("fsync", 10, 8),
-        ("unlink", 17, 5),
+        ("unlink", 17, 3),
         pytest.param("replace", 1, 50, marks=pytest.mark.slow),
         pytest.param("fsync", 2, 40, marks=pytest.mark.slow),
         pytest.param("unlink", 1, 50, marks=pytest.mark.slow),
@@ -102,15 +113,9 @@ def test_killed_at_any_moment_all_finished_episodes_open_and_recording_goes_on(
         path = tmp_path / str(at)
         finished, dead = killed(path, name, at)
         kills += dead
-        try:
-            count = len(read_episodes(path))
-        except ConfigurationError as error:
-            assert "holds no finished episode: record one" in str(error)
-            assert finished == 0
-            count = 0
-        else:
-            assert count in (finished, finished + 1), "one may be finished just before it is said"
-            check(path, count)
+        count = number_of_episodes(path)
+        assert count in (finished, finished + 1), "one may be finished just before it is said"
+        check(path, count)
         found.add(count)
         if at % 3 == 0 or not dead:  # a recorder takes it up
             writer = EpisodeWriter(path, *SPACES, 10)

@@ -9,8 +9,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
+from lightning_rl import ReplayBuffer
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
+from lightning_rl.offline.episodes import EpisodeWriter, read_episodes, write_minari
+from lightning_rl.offline.replays import read_replay, write_replay
+from tests.numerics.test_replay import ACTION as OF_STREAMS
+from tests.numerics.test_replay import NESTED, VECTOR, Stream
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
@@ -342,7 +346,7 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
         (Box(-1, 1, (3,)), ACTION, FPS),
     ):
         with pytest.raises(
-            ConfigurationError, match="holds a dataset of another kind.* Give another directory"
+            ConfigurationError, match=r"holds a dataset of another kind.* Give another directory"
         ):
             EpisodeWriter(path, *settings)
     (tmp_path / "other").mkdir()
@@ -356,6 +360,190 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
         EpisodeWriter(tmp_path / "new", Tuple([ACTION]), ACTION, FPS)
     with pytest.raises(ConfigurationError, match="fps must be positive, got 0"):
         EpisodeWriter(tmp_path / "new", OBSERVATION, ACTION, 0)
-    with pytest.raises(ConfigurationError, match="No dataset at .*nowhere: give the directory"):
+    with pytest.raises(ConfigurationError, match=r"No dataset at .*nowhere: give the directory"):
         read_episodes(tmp_path / "nowhere")
     assert not Path(tmp_path / "new").exists()
+
+
+# --- Minari ---
+
+
+def same(left, right):
+    """Episodes are the same, bit for bit."""
+    for name in ("action", "reward", "terminated", "truncated", "intervened"):
+        assert getattr(left, name).dtype == getattr(right, name).dtype
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+    assert (left.success, left.task, left.final_known) == (
+        right.success,
+        right.task,
+        right.final_known,
+    )
+    for mine, theirs in ((left.observation, right.observation), (left.extra, right.extra)):
+        same_tree(mine, theirs)
+
+
+def same_tree(left, right):
+    if isinstance(left, dict):
+        assert set(left) == set(right)
+        for key, value in left.items():
+            same_tree(value, right[key])
+    else:
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+
+
+def test_minari_and_back_is_the_same_bit_for_bit(tmp_path):
+    pytest.importorskip("minari", reason="needs the extra data")
+    writer = EpisodeWriter(tmp_path / "lerobot", OBSERVATION, ACTION, FPS, "push", "png")
+    recorded = Recorded()
+    for success in (True, None, False):
+        recorded.record(writer, 4, success=success)
+    episodes = read_episodes(tmp_path / "lerobot")
+    write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
+    again = read_episodes(
+        tmp_path / "minari", observation_space=OBSERVATION, action_space=ACTION, fps=3
+    )
+    assert again.lengths == episodes.lengths
+    for left, right in zip(episodes, again, strict=True):
+        same(left, right)
+    back = EpisodeWriter(tmp_path / "back", OBSERVATION, ACTION, FPS, pictures="png")
+    for episode in again:
+        back.write(episode)
+    for left, right in zip(episodes, read_episodes(tmp_path / "back"), strict=True):
+        same(left, right)
+    with pytest.raises(
+        ConfigurationError, match="is not empty: give a directory that is not there"
+    ):
+        write_minari(tmp_path / "minari", episodes, OBSERVATION, ACTION)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_what_minari_wrote_is_read_and_written_as_minari_reads_it(tmp_path, monkeypatch):
+    """Float64 rewards and nested infos included."""
+    minari = pytest.importorskip("minari", reason="needs the extra data")
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    generator = np.random.default_rng(1)
+    space = Dict({"state": Box(-9, 9, (2,), np.float64), "eye": Box(0, 255, (8, 8, 3), np.uint8)})
+    buffers = [
+        EpisodeBuffer(
+            observations={
+                "state": generator.normal(size=(length + 1, 2)),
+                "eye": generator.integers(0, 256, (length + 1, 8, 8, 3), dtype=np.uint8),
+            },
+            actions=generator.integers(0, 3, length),
+            rewards=list(generator.normal(size=length)),
+            terminations=[False] * length,
+            truncations=[False] * (length - 1) + [True],
+            infos={
+                "body": {"height": generator.normal(size=length + 1)},
+                "success": np.arange(length + 1) > 2,
+            },
+        )
+        for length in (3, 1)
+    ]
+    made = minari.create_dataset_from_buffers(
+        "toy/test-v0",
+        buffers,
+        observation_space=space,
+        action_space=Discrete(3),
+        jpeg_encoding=False,
+    )
+    episodes = read_episodes(
+        tmp_path / "toy/test-v0", observation_space=space, action_space=Discrete(3)
+    )
+    assert episodes[0].reward.dtype == torch.float64
+    assert [episode.success for episode in episodes] == [True, False]
+    write_minari(tmp_path / "copy-v0", episodes, space, Discrete(3))
+    for left, right in zip(made, minari.load_dataset("copy-v0"), strict=True):
+        for name in ("actions", "rewards", "terminations", "truncations"):
+            np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
+        for name in ("state", "eye"):
+            np.testing.assert_array_equal(left.observations[name], right.observations[name])
+        np.testing.assert_array_equal(
+            left.infos["body"]["height"][1:], right.infos["body"]["height"][1:]
+        )
+    with pytest.raises(
+        ConfigurationError, match="is of another env: its observation space is Dict"
+    ):
+        read_episodes(tmp_path / "copy-v0", observation_space=Box(-9, 9, (2,)))
+    (tmp_path / "copy-v0/data/main_data.hdf5").write_bytes(b"nothing")
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be read .* restore it, or give another one"
+    ):
+        read_episodes(tmp_path / "copy-v0")
+    metadata = tmp_path / "toy/test-v0/data/metadata.json"
+    said = json.loads(metadata.read_text())
+    metadata.write_text(json.dumps({key: said[key] for key in said if not key.endswith("_space")}))
+    with pytest.raises(
+        ConfigurationError, match="does not say its spaces"
+    ):  # Minari would make an env
+        read_episodes(tmp_path / "toy/test-v0")
+
+
+# --- replays ---
+
+
+def all_transitions(replay, n_steps):
+    """All that a replay may give, bit for bit, in an order of its own."""
+    samples = replay._samples(torch.arange(len(replay)), n_steps, 0.9)
+    del samples["intervened",]
+    columns = [
+        samples[name].flatten(1) if samples[name].dim() > 1 else samples[name][:, None]
+        for name in sorted(samples)
+    ]
+    rows = zip(*[[row.numpy().tobytes() for row in column] for column in columns], strict=True)
+    return sorted(rows)
+
+
+@pytest.mark.parametrize("space", [VECTOR, NESTED], ids=["vector", "tree"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
+    space, padding, tmp_path
+):
+    """A full ring, cut streams, time-outs, interventions: LeRobot's own dump loses the ends of all."""
+    replay = ReplayBuffer(space, OF_STREAMS, 3, capacity=60)
+    stream = Stream(space, 3, seed=1, person=True, padding=padding)
+    for continues in (True, True, False, True):
+        replay.extend(stream.next(9, continues))
+    write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10, "flail")
+    episodes = read_episodes(tmp_path / "data", observation_space=space, action_space=OF_STREAMS)
+    again = read_replay(episodes, space, OF_STREAMS)
+    assert len(again) == len(replay) > 20
+    for n_steps in (1, 3):
+        assert all_transitions(again, n_steps) == all_transitions(replay, n_steps)
+    assert all(episode.terminated[-1] ^ episode.truncated[-1] for episode in episodes)
+    intervened = sum(int(episode.intervened.sum()) for episode in episodes)
+    assert intervened == sum(int(piece["intervened"].sum()) for piece in replay.streams()) > 0
+
+
+def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
+    """Of a foreign dataset: no rewards; an episode that time ended, of which nobody saw the end."""
+    space = Box(-1, 1, (2,))
+    writer = EpisodeWriter(tmp_path / "data", space, space, 10)
+    for terminated in (False, True):
+        for t in range(3):
+            writer.add(np.full(2, t), np.zeros(2), 1.0, terminated and t == 2, False)
+        writer.end_episode(np.full(2, 3))
+    import pyarrow.parquet as parquet
+
+    for file in (tmp_path / "data/meta/episodes").rglob("*.parquet"):
+        table = parquet.read_table(file)
+        parquet.write_table(table.drop_columns(["final/observation.state", "success"]), file)
+    episodes = read_episodes(tmp_path / "data")
+    assert not any(episode.final_known for episode in episodes)
+    assert len(read_replay(episodes, space, space)) == 2 + 3
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    for name in ("next.reward", "next.terminated"):
+        del info["features"][name]
+    (tmp_path / "data/meta/info.json").write_text(json.dumps(info))
+    for ends, expected in {"success": False, "terminated": True, "truncated": False}.items():
+        episodes = read_episodes(tmp_path / "data", ends=ends)
+        assert bool(episodes[0].terminated[-1]) is expected
+    with pytest.raises(ConfigurationError, match=r"has no rewards.*keys: {<column>: reward}"):
+        read_replay(episodes, space, space)
+    chunked = ReplayBuffer(VECTOR, Box(-1, 1, (2, 2)), 1, capacity=10)
+    chunked.extend(Stream(VECTOR, 1, seed=1, action=Box(-1, 1, (2, 2)), chunk=2).next(3))
+    with pytest.raises(ConfigurationError, match="holds chunks of actions"):
+        write_replay(tmp_path / "chunks", chunked, VECTOR, Box(-1, 1, (2, 2)), 10)

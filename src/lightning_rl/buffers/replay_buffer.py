@@ -415,7 +415,7 @@ class ReplayBuffer(Replay):
                     first = last + 1
 
     def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
-        """Return the observations of slots [L] of an env, and what followed the last, [L+1, ...]."""
+        """Return what an env observed in slots [L], and what followed the last one, [L+1, ...]."""
         following = (slots[-1:] + 1) % (self._slots + 1)
         found = {}
         for name in self._observation:

@@ -1,7 +1,13 @@
 """Learning from what others did: recording it, and handing it out as rollouts."""
 
 from lightning_rl.offline.demonstrations import Demonstrations
-from lightning_rl.offline.episodes import Episode, Episodes, EpisodeWriter, read_episodes
+from lightning_rl.offline.episodes import (
+    Episode,
+    Episodes,
+    EpisodeWriter,
+    read_episodes,
+    write_minari,
+)
 from lightning_rl.offline.mixed_replay import MixedReplay
 from lightning_rl.offline.record import Recorded, Recorder
 
@@ -14,4 +20,5 @@ __all__ = [
     "Recorded",
     "Recorder",
     "read_episodes",
+    "write_minari",
 ]

@@ -3,7 +3,7 @@
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,14 @@ from lightning_rl.errors import ConfigurationError, check_range, closest, requir
 from lightning_rl.files import lock_file, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
-from lightning_rl.offline.lerobot_format import Leaf
+from lightning_rl.offline.lerobot_format import Leaf, leaves_of
+from lightning_rl.offline.minari_format import (
+    MinariFile,
+    infos_of,
+    minari_folder,
+    steps_of,
+    write_minari_files,
+)
 from lightning_rl.offline.pictures import CURE, decode_picture, read_frames
 from lightning_rl.offline.recording import ROWS, Recording
 from lightning_rl.rollout import map_tree
@@ -117,13 +124,14 @@ def read_episodes(
     fps: float | None = None,
     ends: Ends = "success",
 ) -> Episodes:
-    """Open a dataset: a directory of LeRobotDataset v3.0.
+    """Open a dataset: the directory of a LeRobotDataset v3.0, or of a Minari dataset.
 
     Args:
         path: of the directory.
         keys: what a column of the dataset is here, where that is not clear from its name:
             `observation`, `observation.<key>` (of a Dict, with a dot for each level), `action`,
-            `reward`, `done`, `terminated`, `truncated`, `success`, `intervened`.
+            `reward`, `done`, `terminated`, `truncated`, `success`, `intervened`. Of Minari's, only
+            an entry of its infos can be named.
         observation_space: of the env that the episodes are for; checked where given, and only its
             columns are read.
         action_space: likewise.
@@ -141,8 +149,10 @@ def read_episodes(
     if not directory.is_dir():
         raise ConfigurationError(
             f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (the one that "
-            "holds meta/info.json)."
+            "holds meta/info.json), or of a Minari dataset (that which holds data/metadata.json)."
         )
+    if minari_folder(directory) is not None:
+        return _MinariEpisodes(directory, keys or {}, observation_space, action_space)
     episodes = _LeRobotEpisodes(directory, keys or {}, observation_space, action_space, ends)
     _check_fps(episodes, fps)
     return episodes
@@ -262,7 +272,7 @@ class _LeRobotEpisodes(Episodes):
         if space is None:
             return known or lerobot.guessed_leaves(self._features)
         by_path = {leaf.path: leaf.key for leaf in known}
-        guessed, wanted = lerobot.guessed_leaves(self._features), lerobot.leaves_of(space)
+        guessed, wanted = lerobot.guessed_leaves(self._features), leaves_of(space)
         found = []
         for leaf in wanted:
             name = ".".join(("observation", *leaf.path))
@@ -507,6 +517,110 @@ def _tree(leaves: Mapping[tuple[str, ...], Tensor]) -> Any:
     return tree
 
 
+class _MinariEpisodes(Episodes):
+    """Episodes of a Minari dataset; see `read_episodes` for the arguments."""
+
+    fps = None
+
+    def __init__(
+        self,
+        path: Path,
+        keys: Mapping[str, str],
+        observation_space: gymnasium.Space[Any] | None,
+        action_space: gymnasium.Space[Any] | None,
+    ) -> None:
+        self.path, self._file = path, MinariFile(path)
+        self._infos = {"success": "success", "is_success": "success", "intervened": "intervened"}
+        self._infos |= {"is_intervention": "intervened", **keys}
+        for name in keys.values():
+            require(
+                name in ("success", "intervened"),
+                f"keys cannot say which entry of a Minari dataset's infos is {name}: success or "
+                "intervened.",
+            )
+        for name, given, there in zip(
+            ("observation", "action"),
+            (observation_space, action_space),
+            self._file.spaces,
+            strict=True,
+        ):
+            mine, theirs = (
+                None if one is None else [(x.path, x.shape, x.dtype) for x in leaves_of(one, name)]
+                for one in (given, there)
+            )
+            require(
+                mine is None or sorted(mine) == sorted(theirs or []),
+                f"The dataset at {path} is of another env: its {name} space is {there}, and that "
+                f"of this env is {given}. Record it with this env.",
+            )
+        self.lengths = self._file.lengths
+        require(bool(self.lengths), NONE_FINISHED.format(path))
+
+    def read(self, index: int) -> Episode:
+        raw, length = self._file.read(index), self.lengths[index]
+        terminated, truncated = (
+            torch.from_numpy(np.array(raw[name], bool)) for name in ("terminations", "truncations")
+        )
+        truncated[-1] |= ~terminated[-1]  # of what was cut when the collection ended
+        said = steps_of(raw["infos"], length)
+        known = {self._infos[name]: said.pop(name) for name in list(said) if name in self._infos}
+        success = known.get("success")
+        intervened = known.get("intervened", np.zeros(length))
+        return Episode(
+            observation=map_tree(torch.from_numpy, raw["observations"]),
+            action=torch.from_numpy(raw["actions"]),
+            reward=torch.from_numpy(raw["rewards"]),
+            terminated=terminated,
+            truncated=truncated,
+            success=None if success is None else bool(success.any()),
+            intervened=torch.from_numpy(intervened.astype(bool)),
+            task=raw["task"],
+            extra={name: torch.from_numpy(values) for name, values in said.items()},
+        )
+
+
+def write_minari(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> None:
+    """Write episodes as a Minari dataset, bit for bit; all of them or none.
+
+    Args:
+        path: of a directory that is not there yet. Minari finds it by its name where it lies in the
+            folder of its datasets (`MINARI_DATASETS_PATH`).
+        episodes: are read one after the other.
+        observation_space: of the env.
+        action_space: likewise.
+
+    Raises:
+        ConfigurationError: where something is there already, and for a space that cannot
+            be written.
+    """
+    leaves_of(observation_space)
+    lerobot.action_leaf(action_space)
+
+    def raw(episode: Episode) -> dict[str, Any]:
+        steps = {name: values.numpy() for name, values in episode.extra.items()}
+        steps["is_intervention"] = episode.intervened.numpy()
+        if episode.success is not None:
+            success = np.zeros(len(episode), bool)
+            success[-1] = episode.success
+            steps["success"] = success
+        return {
+            "observations": map_tree(lambda leaf: leaf.numpy(), episode.observation),
+            "actions": episode.action.numpy(),
+            "rewards": episode.reward.numpy(),
+            "terminations": episode.terminated.numpy(),
+            "truncations": episode.truncated.numpy(),
+            "infos": infos_of(steps),
+            "task": episode.task,
+        }
+
+    write_minari_files(Path(path), map(raw, episodes), observation_space, action_space)
+
+
 class EpisodeWriter:
     """Record episodes into a LeRobotDataset v3.0, step by step.
 
@@ -541,7 +655,7 @@ class EpisodeWriter:
             lerobot.import_extra(name)
         self.path, self._fps = Path(path), float(fps)
         self._task, self._video = task, pictures == "video"
-        self._leaves = lerobot.leaves_of(observation_space)
+        self._leaves = leaves_of(observation_space)
         self._action = lerobot.action_leaf(action_space)
         self._extras: tuple[str, ...] | None = None
         self._tasks: list[str] = []
