@@ -34,7 +34,9 @@ FIRST_EVALUATION_SEED, EPISODES = 1_000_000, 50
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     record_parser = commands.add_parser("record")
     record_parser.add_argument("path", type=Path)
@@ -94,7 +96,9 @@ def record(path: Path, episodes: int, first_seed: int) -> None:
     print(f"{episodes} episodes of {np.mean(lengths):.1f} steps: {path}")
 
 
-def train(demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]) -> dict[str, Any]:
+def train(
+    demonstrations: str, seed: int, chosen: argparse.Namespace, rest: list[str]
+) -> dict[str, Any]:
     """Train by rl-cli, and evaluate what came of it."""
     name = "-".join(["hil_pick_cube", *chosen.without, str(seed)])
     run_dir = chosen.output_dir / f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"

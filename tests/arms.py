@@ -13,15 +13,13 @@ HELP = np.array([0.5, -0.5, 1.0], np.float32)
 class Arm(gymnasium.Env):
     """It pays to close the gripper at the goal; a script takes over at each third step, if it is to.
 
-    It does `HELP`, or, as an expert, what is best.
-
     Its info says `discrete_penalty` where a closed gripper is opened, or an open one closed.
     """
 
     observation_space, action_space = OBSERVATION, ACTION
 
-    def __init__(self, helped=True, expert=False):
-        self.helped, self.expert = helped, expert
+    def __init__(self, helped=True):
+        self.helped = helped
         self.metadata = {"render_modes": [], **({"reports_interventions": True} if helped else {})}
 
     def reset(self, *, seed=None, options=None):
@@ -30,19 +28,13 @@ class Arm(gymnasium.Env):
         self.closed, self.age = False, 0
         return self.seen(), {}
 
-    def help(self):
-        if not self.expert:
-            return HELP
-        there = not self.closed and np.abs(self.at).max() < 0.25
-        return np.array([*np.clip(-self.at / 0.2, -1, 1), 0.0 if there else 1.0], np.float32)
-
     def seen(self):
         return np.array([*self.at, 2.0 * self.closed - 1.0, self.age / 10], np.float32)
 
     def step(self, action):
         self.age += 1
         taken = self.helped and self.age % 3 == 0
-        action = self.help() if taken else action
+        action = HELP if taken else action
         command = np.rint(action[2])
         changed = command == (2.0 if self.closed else 0.0)
         self.closed = self.closed != changed

@@ -46,7 +46,15 @@ def drawn(replay, **settings):
 
 @pytest.mark.parametrize(
     ("ratio", "size", "online"),
-    [(0.5, 6, 3), (0.5, 5, 3), (0.25, 6, 2), (0.1, 4, 0), (0.0, 5, 0), (1.0, 5, 5), (0.75, 256, 192)],
+    [
+        (0.5, 6, 3),
+        (0.5, 5, 3),
+        (0.25, 6, 2),
+        (0.1, 4, 0),
+        (0.0, 5, 0),
+        (1.0, 5, 5),
+        (0.75, 256, 192),
+    ],
 )
 def test_each_minibatch_has_its_shares(ratio, size, online):
     """Halves are rounded up; 0 takes none, where LeRobot's mixer takes one, and 1 all."""
@@ -97,9 +105,7 @@ def test_an_intervention_is_in_both_with_what_was_executed_and_what_truly_follow
     """Its last step goes on to where it ended, not to where the next one begins; a time limit not to the reset."""
     replay = mixed(SCALAR, 1, online_ratio=0.0)
     replay.extend(taken_over([1.0, 2.0, 3.0, 4.0], [1]))  # ends at 3
-    replay.extend(
-        taken_over([4.0, 5.0, 9.0, 10.0], [0, 1], truncated=[1], finals={1: 6.0})
-    )
+    replay.extend(taken_over([4.0, 5.0, 9.0, 10.0], [0, 1], truncated=[1], finals={1: 6.0}))
     replay.extend(taken_over([10.0, 11.0, 12.0, 13.0], [2]))
     replay.extend(taken_over([13.0, 14.0, 15.0, 16.0], [0], terminated=[0], finals={0: 77.0}))
     found = {row[:4] + (round(row[4], 2),) for row in drawn(replay, gamma=0.5)}
@@ -251,7 +257,10 @@ def pendulum(replay, total=2 * 8 * 6):
 def test_another_runs_replay_is_what_it_begins_with(tmp_path):
     small = partial(ReplayBuffer, capacity=60)
     _, data, _ = train(tmp_path / "a", **pendulum(small))
-    again = train(tmp_path / "b", **pendulum(partial(MixedReplay, online=small, demonstrations=str(tmp_path / "a"))))
+    again = train(
+        tmp_path / "b",
+        **pendulum(partial(MixedReplay, online=small, demonstrations=str(tmp_path / "a"))),
+    )
     del data, again
     env = GymnasiumEnv(1, "Pendulum-v1")
     spaces = env.single_observation_space, env.single_action_space
@@ -307,9 +316,9 @@ def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     plain.extend(Stream(VECTOR, 2, seed=1).next(2))
     one = mixed(capacity=10)
     one.extend(Stream(VECTOR, 2, seed=1).next(2))
-    assert message_of(lambda: mixed().load_state_dict(plain.state_dict(tmp_path), tmp_path)).startswith(
-        "The checkpoint's replay is not a MixedReplay, which data.replay is. "
-    )
+    assert message_of(
+        lambda: mixed().load_state_dict(plain.state_dict(tmp_path), tmp_path)
+    ).startswith("The checkpoint's replay is not a MixedReplay, which data.replay is. ")
     fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     assert message_of(lambda: fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)).startswith(
         "The checkpoint's replay is of another kind than this. "

@@ -359,9 +359,7 @@ class ReplayBuffer(Replay):
             discount = torch.where(goes_on, discount * factor, discount)
         return sums, discount * ~self._ring["terminated",].index_select(0, last), last
 
-    def _rewards(
-        self, rows: Tensor, gamma: float
-    ) -> tuple[dict[Column, Tensor], Tensor | float]:
+    def _rewards(self, rows: Tensor, gamma: float) -> tuple[dict[Column, Tensor], Tensor | float]:
         """Return what single steps [M] earned, and the discount of what follows them."""
         if ("steps",) not in self._ring:
             earned = [name for name in (("reward",), ("penalty",)) if name in self._ring]

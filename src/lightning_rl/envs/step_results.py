@@ -276,7 +276,9 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
 def read_penalty(said: Said, num_envs: int) -> np.ndarray:
     """Return `penalty` [N] float32, 0 where an env said nothing; see `VectorEnv.step`."""
     penalty = said.get("penalty")
-    return np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
+    return (
+        np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
+    )
 
 
 def _column(columns: dict[str, Any], name: str, num_envs: int) -> np.ndarray:

@@ -289,7 +289,9 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
         fields = {key: batch.get(key) for key in FIELDS}
         for key, dtype in ADDED.items():
             value = batch.get(key, None)
-            fields[key] = batch["reward"].new_zeros(len(batch), dtype=dtype) if value is None else value
+            fields[key] = (
+                batch["reward"].new_zeros(len(batch), dtype=dtype) if value is None else value
+            )
         completed.append(TensorDict(fields, batch.batch_size))
     joined: Any = completed[0] if len(completed) == 1 else torch.cat(completed)
     return joined  # type: ignore[no-any-return]  # a TensorDict

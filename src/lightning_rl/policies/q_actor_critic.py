@@ -21,6 +21,7 @@ from lightning_rl.policies.actor_critic import (
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 
+
 class QEnsemble(nn.Module):
     """Critics Q_1 ... Q_E of features and actions, each a perceptron, evaluated side by side.
 
