@@ -1,21 +1,23 @@
 """Learn to pick up a cube with somebody's help: record demonstrations, train, evaluate.
 
-    MUJOCO_GL=egl python scripts/hil_pick_cube.py record demonstrations/pick_cube
-    MUJOCO_GL=egl python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed 1
-    MUJOCO_GL=egl python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
-    MUJOCO_GL=egl python scripts/hil_pick_cube.py random
+    export MUJOCO_GL=egl
+    python scripts/hil_pick_cube.py record demonstrations/pick_cube
+    python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed 1
+    python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
+    python scripts/hil_pick_cube.py random
 
-`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations, and then plays 50 episodes
-that nobody helps in, on seeds that no training has had, with the weights after 6,000 env steps and after
-3,000. It prints one line of JSON: success, mean length of the successful episodes, CPU seconds of the
-training, the share of steps that somebody intervened in, and how many of them in the last 1,000. Needs the
-environment of constraints-hil.txt. `--without cloning-is-all` trains nothing but BehaviorCloning.
+`train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations, with the options of
+that which are given behind its own. Then it plays 50 episodes that nobody helps in, on seeds that
+no training has had, with the weights after 6,000 env steps and after 3,000. It prints a line of
+JSON: success, mean length of the successful episodes, CPU seconds of the training, the share of
+steps that somebody intervened in, and how many of them in the last 1,000.
+
+Needs the environment of constraints-hil.txt.
 """
 
 import argparse
 import json
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +136,8 @@ def _wrappers_without_help() -> list[Any]:
 
 def interventions(checkpoint: Path) -> dict[str, float]:
     """Return the share of the run's steps that somebody intervened in, and how many at its end."""
-    from lightning_rl.checkpoint_format import read_checkpoint
     from lightning_rl.buffers.replay_files import parts_of, read_part
+    from lightning_rl.checkpoint_format import read_checkpoint
 
     state = read_checkpoint(checkpoint)["RLDataModule"]["replays"][0]["online"]
     parts = [read_part(checkpoint.parent / "replay", part) for part in parts_of(state)]

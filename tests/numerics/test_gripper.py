@@ -10,7 +10,6 @@ from gymnasium.spaces import Box, Discrete
 from tensordict import TensorDict
 
 from lightning_rl import (
-    PPO,
     ActionChunk,
     ConfigurationError,
     GripperActorCritic,

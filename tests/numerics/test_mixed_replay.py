@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -108,7 +107,7 @@ def test_an_intervention_is_in_both_with_what_was_executed_and_what_truly_follow
     replay.extend(taken_over([4.0, 5.0, 9.0, 10.0], [0, 1], truncated=[1], finals={1: 6.0}))
     replay.extend(taken_over([10.0, 11.0, 12.0, 13.0], [2]))
     replay.extend(taken_over([13.0, 14.0, 15.0, 16.0], [0], terminated=[0], finals={0: 77.0}))
-    found = {row[:4] + (round(row[4], 2),) for row in drawn(replay, gamma=0.5)}
+    found = {(*row[:4], round(row[4], 2)) for row in drawn(replay, gamma=0.5)}
     assert found == {
         (2.0, 20.0, 2.0, 3.0, 0.5),
         (4.0, 40.0, 4.0, 5.0, 0.5),
@@ -345,7 +344,7 @@ def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tm
 
     data = {"num_envs": 1, "buffer_size": 1, "total_env_steps": 120, "replay": Remembers}
     model = {"algorithm": GripperSAC, "random_env_steps": 40}
-    module, datamodule, _ = train(tmp_path, env=helped_arm, data=data, model=model)
+    module, *_ = train(tmp_path, env=helped_arm, data=data, model=model)
     assert module.updates_done == 80
     assert len(seen) == 80
     for batch in seen:

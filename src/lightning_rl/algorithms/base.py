@@ -519,7 +519,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.load_state_dict(checkpoint["state_dict"])
         self._restored = self._computed_before = None
 
-    def begin_with_policy(self) -> None:  # noqa: B027  # most keep no copies
+    def begin_with_policy(self) -> None:  # most keep no copies
         """Take notice that the policy has been given other weights, before the run begins."""
 
     @classmethod

@@ -47,4 +47,4 @@ class PenaltyTerms(gymnasium.Wrapper):
                     "at each step."
                 )
         penalty = sum(weight * float(info[name]) for name, weight in self.terms.items())
-        return *result, {**info, "penalty": penalty}  # type: ignore[return-value]  # a step's five
+        return *result, {**info, "penalty": penalty}

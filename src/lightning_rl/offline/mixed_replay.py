@@ -36,7 +36,7 @@ class MixedReplay(Replay):
 
     Of each minibatch [B] the first round(B * online_ratio) samples, halves rounded up, are of what
     was collected, and the others of what was demonstrated, however few of them there are: both are
-    drawn with replacement. Where one is empty all are the other's, which `replay/online_share` says.
+    drawn with replacement. Where one is empty all are the other's: `replay/online_share` says so.
     Source: RLPD (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline Data",
     section 4.1); that interventions count as demonstrations, HIL-SERL (Luo et al. 2024, "Precise
     and Dexterous Robotic Manipulation via Human-in-the-Loop Reinforcement Learning").
@@ -284,7 +284,7 @@ def _stream_of(rollout: TensorDict, env: int, first: int, stop: int) -> dict[str
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     """Return one minibatch [B] of its parts, whose fields stand in a fixed order."""
-    completed = []
+    completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
         for key, dtype in ADDED.items():
@@ -318,9 +318,10 @@ class _Dataset(_Source):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
-        spaces = {"observation_space": observation_space, "action_space": action_space}
         self._path, self._penalties = path, penalties
-        self._episodes = read_episodes(path, keys, **spaces)
+        self._episodes = read_episodes(
+            path, keys, observation_space=observation_space, action_space=action_space
+        )
         if len(self._episodes):
             self._stream(self._episodes[0])  # refused now where it lacks something
 
@@ -394,5 +395,4 @@ class _OtherReplay(_Source):
             room = max(1, state["end"] - state["begin"]) * state["num_envs"]
             replay = ReplayBuffer(*self._spaces, state["num_envs"], capacity=room)
             replay.load_state_dict(state, self._folder)
-            for stream in replay.streams():
-                yield stream
+            yield from replay.streams()

@@ -1,5 +1,6 @@
 """Act with an arm, squashed to its bounds, and a gripper that a discrete critic commands."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.errors import require
-from lightning_rl.policies.actor_critic import Normalization, mlp
+from lightning_rl.policies.actor_critic import Normalization, flat_observation_size, mlp
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
 
@@ -83,7 +84,7 @@ class GripperActorCritic(SquashedActorCritic):
         )
         self.action_space = action_space
         self.gripper = mlp(
-            self.actor[0].in_features,
+            flat_observation_size(observation_space),
             hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
             len(commands),
             activation=activation if critic_activation is None else critic_activation,
@@ -163,7 +164,7 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
     box = cast(gymnasium.spaces.Box, space)
     low, high = (float(bound[-1]) for bound in (box.low, box.high))
     require(
-        np.isfinite([low, high]).all() and low < high,
+        math.isfinite(low) and math.isfinite(high) and low < high,
         f"The last entry of the action space is a gripper's command, from the number that closes "
         f"it to the one that opens it, and has the bounds {low:g} and {high:g}. Give it finite "
         "bounds, low < high, by a wrapper (gymnasium.wrappers.TransformAction).",
