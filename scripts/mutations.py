@@ -432,9 +432,37 @@ MUTATIONS = (
     Mutation(
         "offline/demonstrations.py",
         "what follows the end of a demonstration is learnt from",
-        'rollout["padding"][:, :-1] = ~counts',
+        'rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])',
         'rollout["padding"][:, :-1] = False',
         "numerics/test_normalization.py numerics/test_vla.py",
+    ),
+    Mutation(
+        "offline/episodes.py",
+        "an episode that is said to be finished is not in the table",
+        "        self._write_row(recording, finals, success, list(videos))\n",
+        "",
+        "faults/test_recording.py numerics/test_datasets.py",
+    ),
+    Mutation(
+        "offline/joining.py",
+        "joined folders take the others' place before they are whole",
+        "    target, most = path / UNFINISHED,",
+        "    target, most = path / FINISHED,",
+        "faults/test_recording.py",
+    ),
+    Mutation(
+        "offline/recording.py",
+        "a recording that was cut off has no end",
+        'self._pending["next.truncated"][-1] = np.array(True)',
+        "pass",
+        "numerics/test_datasets.py",
+    ),
+    Mutation(
+        "offline/replays.py",
+        "the last step of an episode goes on from an observation that nobody saw",
+        "known = episode.final_known or bool(episode.terminated[-1])",
+        "known = True",
+        "numerics/test_datasets.py",
     ),
     # --- algorithms ---
     Mutation(

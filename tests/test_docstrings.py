@@ -31,6 +31,8 @@ INTERNAL = (
     *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_profiler")),
     *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
     "optim/compiled/*",
+    *(f"offline/{name}.py" for name in ("joining", "lerobot_format", "minari_format")),
+    *(f"offline/{name}.py" for name in ("pictures", "recording", "statistics")),
     *(f"policies/{name}.py" for name in ("description", "numpy_acting", "precision", "spaces")),
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""

@@ -40,7 +40,17 @@ if TYPE_CHECKING:
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
-    from lightning_rl.offline import Demonstrations, MixedReplay
+    from lightning_rl.offline import (
+        Demonstrations,
+        Episode,
+        Episodes,
+        EpisodeWriter,
+        MixedReplay,
+        read_episodes,
+        read_replay,
+        write_minari,
+        write_replay,
+    )
     from lightning_rl.policies import (
         ActorCritic,
         ActorOnly,
@@ -90,6 +100,9 @@ _HOMES = {
     "ConfigurationError": "errors",
     "CustomVLA": "policies",
     "EnvPoolEnv": "envs",
+    "Episode": "offline",
+    "EpisodeWriter": "offline",
+    "Episodes": "offline",
     "Gamepad": "envs",
     "GymnasiumEnv": "envs",
     "Intervention": "envs",
@@ -113,6 +126,10 @@ _HOMES = {
     "VLAObservation": "envs",
     "VectorEnv": "envs",
     "check_env": "envs",
+    "read_episodes": "offline",
+    "read_replay": "offline",
+    "write_minari": "offline",
+    "write_replay": "offline",
 }
 
 __all__ = [
@@ -134,6 +151,9 @@ __all__ = [
     "Demonstrations",
     "DeterministicActorCritic",
     "EnvPoolEnv",
+    "Episode",
+    "EpisodeWriter",
+    "Episodes",
     "Gamepad",
     "GripperActorCritic",
     "GripperSAC",
@@ -168,6 +188,10 @@ __all__ = [
     "VectorEnv",
     "check_env",
     "load_vla_model",
+    "read_episodes",
+    "read_replay",
+    "write_minari",
+    "write_replay",
 ]
 
 

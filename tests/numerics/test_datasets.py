@@ -1,6 +1,8 @@
 """Datasets: what is written is read again, bit for bit but for what a video loses."""
 
 import json
+import shutil
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium
@@ -363,6 +365,54 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     with pytest.raises(ConfigurationError, match=r"No dataset at .*nowhere: give the directory"):
         read_episodes(tmp_path / "nowhere")
     assert not Path(tmp_path / "new").exists()
+
+
+# --- LeRobot ---
+
+
+@pytest.fixture(scope="module")
+def exchanged(tmp_path_factory):
+    """What LeRobot 0.4.4 wrote, and what it has opened of ours: see scripts/lerobot_roundtrip.py."""
+    folder = tmp_path_factory.mktemp("exchanged")
+    shutil.unpack_archive(Path(__file__).with_name("lerobot_044.zip"), folder)
+    return folder
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    return import_module("lerobot_roundtrip")
+
+
+@pytest.mark.parametrize("pictures", ["png", "video"])
+def test_what_lerobot_wrote_is_read_and_trained_from(pictures, exchanged, script):
+    script.check_ours(exchanged / f"theirs-{pictures}", pictures)
+
+
+@pytest.mark.parametrize("pictures", ["png", "video"])
+def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, script, tmp_path):
+    """The same files, of the same tables, of which it read the same numbers, tasks and bounds."""
+    import pyarrow.parquet as parquet
+
+    opened, written = exchanged / f"ours-{pictures}", tmp_path / "data"
+    script.write_ours(written, pictures, finalised=True)
+    names = sorted(str(file.relative_to(opened)) for file in opened.rglob("*") if file.is_file())
+    assert names == sorted(
+        str(file.relative_to(written)) for file in written.rglob("*") if file.is_file()
+    )
+    for name in names:
+        if name.endswith(".parquet"):
+            old, new = parquet.read_table(opened / name), parquet.read_table(written / name)
+            assert new.schema.equals(old.schema), name
+            assert (new.schema.metadata or {}).keys() == (old.schema.metadata or {}).keys()
+            same_columns = [key for key in old.column_names if not key.startswith("stats/")]
+            assert new.select(same_columns).equals(old.select(same_columns)), name
+        elif name.endswith(".json") and "stats" not in name:
+            assert json.loads((written / name).read_text()) == json.loads(
+                (opened / name).read_text()
+            )
+    tasks = parquet.read_schema(written / "meta/tasks.parquet").metadata[b"pandas"]
+    assert json.loads(tasks)["index_columns"] == ["__index_level_0__"]
 
 
 # --- Minari ---

@@ -14,7 +14,6 @@ from lightning_rl import (
     ActionChunk,
     AsyncCollector,
     BehaviorCloning,
-    CartPole,
     Demonstrations,
     PushBlocks,
     PushCube,
@@ -24,8 +23,9 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.demonstrations import load as load_demonstrations
-from lightning_rl.offline.demonstrations import record, save
+from lightning_rl.offline.demonstrations import expert_episodes, record
+from lightning_rl.offline.episodes import EpisodeWriter
+from lightning_rl.rollout import successors
 from tests.helpers import assert_same_run, last, load, scalars
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
@@ -249,27 +249,55 @@ def test_stale_rollouts_train_too(correction, tmp_path):
     assert all(np.isfinite(value) for _, value in logged["train/policy_loss"])
 
 
-def test_demonstrations_survive_the_file_and_nothing_else_comes_out_of_one(tmp_path):
+def test_an_expert_recorded_to_a_dataset_is_what_is_recorded_in_chunks(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    pytest.importorskip("av", reason="needs the extra data")
     env = make_env(5)
     data = record(env, 7, 3)
     assert data["success"].any(1).all()
     assert data["executed"].sum(-1).max() == 4
-    save(tmp_path / "demos.pt", data)
+    task = env.env
+    spaces = task.single_observation_space, task.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, task.render_fps, pictures="png")
+    for episode in expert_episodes(task, 7, 3):
+        writer.write(episode)
+    writer.finalise()
     policy = make_policy(env)
-    rollout = Demonstrations(env, policy, 4, 1, str(tmp_path / "demos.pt")).collect()
-    assert rollout.batch_size[0] == 7
-    torch.testing.assert_close(rollout["action"], data["action"])
-    assert torch.equal(load_demonstrations(tmp_path / "demos.pt")["reward"], data["reward"])
-    with pytest.raises(ConfigurationError, match="holds 7 demonstrations, 9 are asked for"):
-        Demonstrations(env, policy, 4, 1, str(tmp_path / "demos.pt"), 9)
-    with pytest.raises(ConfigurationError, match=r"No demonstrations at .*record_demonstrations"):
-        Demonstrations(env, policy, 4, 1, str(tmp_path / "none.pt"))
-    torch.save({"action": CartPole}, tmp_path / "evil.pt")  # a class: only unpickling makes it
-    with pytest.raises(ConfigurationError, match="is no file of demonstrations"):
-        Demonstrations(env, policy, 4, 1, str(tmp_path / "evil.pt"))
+    rollout = Demonstrations(env, policy, 4, 1, str(tmp_path / "data")).collect()
+    expected = Demonstrations(env, policy, 4, 3, episodes=7).collect()
+    assert rollout.batch_size == expected.batch_size == data["action"].shape[:2]
+    executed = expected["executed"][..., None]
+    assert torch.equal(rollout["action"] * executed, expected["action"] * executed)
+    names = ("step_reward", "executed", "terminated", "truncated", "done", "success", "padding")
+    counted = ~expected["padding"][:, :-1]
+    for name in names:
+        assert torch.equal(rollout[name], expected[name]), name
+    torch.testing.assert_close(rollout["reward"], expected["reward"])
+    for name, leaf in expected["observation"].items():
+        assert torch.equal(rollout["observation", name][:, :-1][counted], leaf[:, :-1][counted]), (
+            name
+        )
+    assert len(successors(rollout)["rgb"]), "each true final observation is there"
+
+
+def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    pytest.importorskip("av", reason="needs the extra data")
+    env = make_env(5)
+    policy, path = make_policy(env), str(tmp_path / "data")
+    spaces = env.env.single_observation_space, env.env.single_action_space
+    writer = EpisodeWriter(path, *spaces, env.env.render_fps, pictures="png")
+    for episode in expert_episodes(env.env, 2, 3):
+        writer.write(episode)
+    with pytest.raises(ConfigurationError, match="holds 2 demonstrations, 9 are asked for"):
+        Demonstrations(env, policy, 4, 1, path, 9)
+    with pytest.raises(ConfigurationError, match="has 10 frames per second, and the env takes 25"):
+        Demonstrations(env, policy, 4, 1, path, fps=25)
+    with pytest.raises(ConfigurationError, match=r"No dataset at .*none: give the directory"):
+        Demonstrations(env, policy, 4, 1, str(tmp_path / "none"))
     other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
-    with pytest.raises(ConfigurationError, match="do not fit ActionChunk: field 'observation'"):
-        Demonstrations(other, make_policy(other), 4, 1, str(tmp_path / "demos.pt"))
+    with pytest.raises(ConfigurationError, match=r"is of another env: its observation.images.rgb"):
+        Demonstrations(other, make_policy(other), 4, 1, path)
     with pytest.raises(ConfigurationError, match="PushCube has no expert to record"):
         record(ActionChunk(2, PushCube), 2, 1)
 

@@ -93,3 +93,13 @@ def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
     raise ConfigurationError(
         f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
     )
+
+
+def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[Any]:
+    """Return the space of one action, from that of `count` in a row; None: it is that already."""
+    if count is None:
+        return space
+    if isinstance(space, gymnasium.spaces.Box):
+        return gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+    assert isinstance(space, gymnasium.spaces.MultiDiscrete)
+    return gymnasium.spaces.Discrete(int(space.nvec[0]))

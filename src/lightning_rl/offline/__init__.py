@@ -10,6 +10,7 @@ from lightning_rl.offline.episodes import (
 )
 from lightning_rl.offline.mixed_replay import MixedReplay
 from lightning_rl.offline.record import Recorded, Recorder
+from lightning_rl.offline.replays import read_replay, write_replay
 
 __all__ = [
     "Demonstrations",
@@ -20,5 +21,7 @@ __all__ = [
     "Recorded",
     "Recorder",
     "read_episodes",
+    "read_replay",
     "write_minari",
+    "write_replay",
 ]

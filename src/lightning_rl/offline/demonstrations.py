@@ -1,7 +1,6 @@
-"""Record what an expert does, and hand it out as rollouts to learn from."""
+"""Record what an expert does, and hand recordings out as rollouts to learn from."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -11,31 +10,45 @@ from torch import Tensor
 from lightning_rl.collectors import Collector
 from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
+from lightning_rl.envs.chunk_wrapper import single
 from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.errors import ConfigurationError, check_range
-from lightning_rl.files import write_atomically
 from lightning_rl.functional import first_episode_mask
+from lightning_rl.offline.episodes import Episode, Episodes, read_episodes
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import allocate_rollout, copy_tree, map_tree
+from lightning_rl.rollout import (
+    allocate_rollout,
+    clear_final_observations,
+    copy_tree,
+    final_storage,
+    map_tree,
+)
 
 FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success")
-"""What is kept of a demonstration's steps."""
+"""What is kept of the steps of an expert."""
 
 
 class Demonstrations(Collector):
-    """Hand out the same demonstrations with every rollout, for `BehaviorCloning`.
+    """Hand out demonstrations with every rollout, for `BehaviorCloning`.
 
     See `Collector` for the first four arguments, and `settings`; the episodes are as long as the
-    longest of them, whatever `data.buffer_size` says.
+    longest of them, whatever `data.buffer_size` says. Where the env takes chunks of actions, those
+    of a dataset are cut into chunks, one behind the other; the last action stands for what is
+    behind the end of an episode, and does not count.
 
     Args:
-        path: a file that `scripts/record_demonstrations.py` wrote; where not given, the env's own
-            expert is recorded.
-        episodes: how many are learnt from; those of the file, or 100, where not given.
+        path: of a dataset, see `read_episodes`; where not given, the env's own expert is recorded.
+        episodes: how many are learnt from, the first ones; those of the dataset, or 100, where not
+            given.
+        keys: what a column of the dataset is here, see `read_episodes`.
+        fps: steps per second of the env, which have to be those of the dataset; where not given,
+            what the env says itself.
+        episodes_per_rollout: read so many for each rollout, in an order that is drawn anew for each
+            pass, and keep no others in memory; all of them, once, where not given.
 
     Raises:
-        ConfigurationError: where there is no such file or no expert, or the demonstrations are of
-            another env.
+        ConfigurationError: where there is no dataset and no expert, or the dataset is of another
+            env.
     """
 
     acted_by_policy = False
@@ -48,20 +61,43 @@ class Demonstrations(Collector):
         seed: int,
         path: str | None = None,
         episodes: int | None = None,
+        keys: dict[str, str] | None = None,
+        fps: float | None = None,
+        episodes_per_rollout: int | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(env, policy, num_steps, seed, **settings)
         check_range("episodes", episodes, least=1)
-        data = record(env, episodes or 100, seed) if path is None else load(path)
-        found = len(data["action"])
-        if episodes is not None and found < episodes:
+        check_range("episodes_per_rollout", episodes_per_rollout, least=1)
+        self._rollouts = 0
+        self._dataset: Episodes | None = None
+        if path is None:
+            self._rollout = self._of_expert(record(env, episodes or 100, seed))
+            return
+        self._dataset = read_episodes(
+            path,
+            keys,
+            observation_space=env.single_observation_space,
+            action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
+            fps=fps or _fps_of(env),
+        )
+        self._count = episodes or len(self._dataset)
+        if self._count > len(self._dataset):
             raise ConfigurationError(
-                f"{path} holds {found} demonstrations, {episodes} are asked for: record more, or "
-                "lower episodes."
+                f"{path} holds {len(self._dataset)} demonstrations, {episodes} are asked for: "
+                "record more, or lower episodes."
             )
-        self._rollout = self._as_rollout(data, episodes or found)
+        self._rows = min(self._count, episodes_per_rollout or self._count)
+        longest = max(self._dataset.lengths[: self._count])
+        self._rollout = self._allocate(self._rows, -(-longest // env.steps_per_action))
+        if self._rows == self._count:
+            self._read(range(self._count))
 
     def collect(self) -> TensorDict:
+        """Return a rollout of demonstrations [M, T+1], filled up with padding."""
+        if self._dataset is not None and self._rows < self._count:
+            self._read(self._drawn(self._rollouts))
+        self._rollouts += 1
         self._rollout["policy_version"].fill_(self.policy.version)
         return self._rollout.copy()
 
@@ -69,32 +105,101 @@ class Demonstrations(Collector):
         """Return nothing: nothing was played."""
         return {}
 
-    def _as_rollout(self, data: dict[str, Any], count: int) -> TensorDict:
-        space, policy = self.env.single_observation_space, self.policy
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"rollouts": self._rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._rollouts = state.get("rollouts", 0)
+
+    def _allocate(self, episodes: int, steps: int) -> TensorDict:
         rollout = allocate_rollout(
-            space,
+            self.env.single_observation_space,
             self.env.single_action_space,
-            count,
-            data["action"].shape[1] - 1,
-            extra_fields=policy.extra_fields | self.env.extra_fields,
+            episodes,
+            steps,
+            extra_fields=self.policy.extra_fields | self.env.extra_fields,
         )
+        rollout["padding"] = torch.zeros_like(rollout["done"])
+        return rollout.to(self.policy.version.device)
+
+    def _of_expert(self, data: dict[str, Any]) -> TensorDict:
+        """Return the rollout of what `record` has returned."""
+        count, slots = data["action"].shape[:2]
+        rollout = self._allocate(count, slots - 1)
         for key in (*FIELDS, *self.env.extra_fields):
-            try:
-                copy_tree(rollout.get(key), _first(data[key], count))
-            except (KeyError, RuntimeError) as error:
-                raise ConfigurationError(
-                    f"The demonstrations do not fit {type(self.env).__name__}: field '{key}' is "
-                    f"missing or has another shape ({str(error).splitlines()[0]}). Record them "
-                    "with the env, and the chunk_size, of this run."
-                ) from error
+            copy_tree(rollout.get(key), data[key])
+        return self._completed(rollout)
+
+    def _completed(self, rollout: TensorDict) -> TensorDict:
+        """Write into a rollout what follows from the rest of it."""
         torch.logical_or(rollout["terminated"], rollout["truncated"], out=rollout["done"])
-        counts = first_episode_mask(rollout["done"][:, :-1])
-        rollout["padding"] = torch.ones_like(rollout["done"])
-        rollout["padding"][:, :-1] = ~counts
+        rollout["padding"].fill_(True)  # the last slot too, which is no step
+        rollout["padding"][:, :-1] = ~first_episode_mask(rollout["done"][:, :-1])
         action: Tensor = rollout["action"]
-        for key, value in policy.fields_of(action.flatten(0, 1).to(policy.version.device)).items():
-            rollout[key] = value.unflatten(0, rollout.batch_size).cpu()
-        return rollout.to(policy.version.device)
+        for key, value in self.policy.fields_of(action.flatten(0, 1)).items():
+            rollout[key] = value.unflatten(0, rollout.batch_size)
+        return rollout
+
+    def _drawn(self, number: int) -> list[int]:
+        """Return the episodes of a rollout, by its number: each pass has an order of its own."""
+        chosen = []
+        for place in range(number * self._rows, (number + 1) * self._rows):
+            turn, at = divmod(place, self._count)
+            generator = torch.Generator().manual_seed(self.seed + turn)
+            chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
+        return chosen
+
+    def _read(self, chosen: list[int] | range) -> None:
+        """Fill the rollout with some episodes of the dataset."""
+        assert self._dataset is not None
+        map_tree(Tensor.zero_, self._rollout.exclude("final_observation"))
+        clear_final_observations(self._rollout)
+        for row, number in enumerate(chosen):
+            self._write(row, self._dataset[number])
+        self._completed(self._rollout)
+
+    def _write(self, row: int, episode: Episode) -> None:
+        """Write an episode into a row, cut into chunks where actions are."""
+        length, execute = len(episode), self.env.steps_per_action
+        starts = torch.arange(0, length, execute)
+        steps, rollout = len(starts), self._rollout
+        seen = map_tree(lambda leaf: leaf[starts], episode.observation)
+        copy_tree(map_tree(lambda leaf: leaf[row, :steps], rollout.get("observation")), seen)
+        chunk = getattr(self.env, "chunk_size", 1)
+        at = starts[:, None] + torch.arange(chunk)
+        executed = (at < length) & (torch.arange(chunk) < execute)
+        at.clamp_(max=length - 1)
+        reward = episode.reward if episode.reward.isfinite().any() else torch.zeros(length)
+        fields = {
+            "action": episode.action[at],
+            "step_reward": reward[at] * executed,
+            "executed": executed,
+            "executed_action": episode.action[at],
+            "intervened": (episode.intervened[at] & executed).any(1),
+        }
+        if "executed" not in self.env.extra_fields:  # actions are no chunks
+            fields |= {name: fields[name].squeeze(1) for name in ("action", "executed_action")}
+        fields["reward"] = fields["step_reward"].sum(1)
+        for name, values in fields.items():
+            if name in rollout.keys():
+                rollout[name][row, :steps] = values.to(rollout[name])
+        last = (row, steps - 1)
+        for name in ("terminated", "truncated"):
+            rollout[name][last] = bool(getattr(episode, name)[-1])
+        rollout["success"][last] = bool(episode.success)
+        if episode.final_known:
+            storage = final_storage(rollout)
+            new = storage.add(1)
+            final = map_tree(lambda leaf: leaf[-1:], episode.observation)
+            copy_tree(map_tree(lambda leaf: leaf[new], storage.rows), final)
+            rollout["final_index"][last] = new.start
+
+
+def _fps_of(env: VectorEnv) -> float | None:
+    """Return the steps per second of an env; None where nobody has said."""
+    inner = env.env if isinstance(env, ActionChunk) else env
+    return None if inner.render_fps == VectorEnv.render_fps else inner.render_fps
 
 
 @torch.no_grad()
@@ -109,15 +214,12 @@ def record(env: VectorEnv, episodes: int, seed: int) -> dict[str, Any]:
     Raises:
         ConfigurationError: where the env has no expert.
     """
-    task = cast(TorchEnv, env.env) if isinstance(env, ActionChunk) else None
-    expert = getattr(task, "expert", None)
-    if task is None or expert is None:
+    if not isinstance(env, ActionChunk):
         raise ConfigurationError(
-            f"{type(task or env).__name__} has no expert to record: give the file of recorded "
-            "demonstrations as path, or wrap a task with an expert, such as PushBlocks, in "
-            "ActionChunk."
+            f"{type(env).__name__} has no expert to record: give a dataset of demonstrations as "
+            "path, or wrap a task with an expert, such as PushBlocks, in ActionChunk."
         )
-    assert isinstance(env, ActionChunk)
+    task, expert = cast(TorchEnv, env.env), expert_of(env.env)
     played = [
         _play(env, task, expert, list(range(first, first + env.num_envs)))
         for first in range(seed, seed + episodes, env.num_envs)
@@ -142,30 +244,71 @@ def plan(
     return torch.stack(actions, 1)
 
 
-def save(path: str | Path, data: dict[str, Any]) -> None:
-    """Write demonstrations to a file that `load` reads."""
-    write_atomically(path, lambda file: torch.save(data, file))
-
-
-def load(path: str | Path) -> dict[str, Any]:
-    """Read demonstrations; nothing in the file is executed.
+def expert_of(env: VectorEnv) -> Callable[[TensorDict], Tensor]:
+    """Return what chooses the expert's actions [N, *A] in states [N] of an env.
 
     Raises:
-        ConfigurationError: where the file is not there, or is none.
+        ConfigurationError: where it has none.
     """
-    if not Path(path).is_file():
+    expert = getattr(env, "expert", None)
+    if expert is None or not isinstance(env, TorchEnv):
         raise ConfigurationError(
-            f"No demonstrations at {path}: record them with scripts/record_demonstrations.py, or "
-            "leave path out to record the env's own expert."
+            f"{type(env).__name__} has no expert to record: give a dataset of demonstrations as "
+            "path, or use a task with an expert, such as PushBlocks."
         )
-    try:
-        data = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or a malicious file fails in many ways
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(f"{path} is no file of demonstrations: {reason}") from error
-    if not isinstance(data, dict) or not isinstance(data.get("action"), Tensor):
-        raise ConfigurationError(f"{path} is no file of demonstrations: it has no actions.")
-    return data
+    return cast(Callable[[TensorDict], Tensor], expert)
+
+
+@torch.no_grad()
+def expert_episodes(env: TorchEnv, episodes: int, seed: int) -> Iterator[Episode]:
+    """Play episodes by the env's own expert, of single actions.
+
+    Args:
+        env: is reset; its N rows play side by side.
+        episodes: how many.
+        seed: of the first episode, the next ones follow.
+
+    Raises:
+        ConfigurationError: where the env has no expert.
+    """
+    expert = expert_of(env)
+    for first in range(seed, seed + episodes, env.num_envs):
+        count = min(env.num_envs, seed + episodes - first)
+        yield from _side_by_side(env, expert, list(range(first, first + count)))
+
+
+def _side_by_side(
+    env: TorchEnv, expert: Callable[[TensorDict], Tensor], seeds: list[int]
+) -> Iterator[Episode]:
+    """Play one episode per seed, and yield them in that order."""
+    seen: list[Any] = []
+
+    def choose(observation: Observation, running: Tensor) -> Tensor:
+        seen.append(map_tree(lambda leaf: leaf.cpu().clone(), observation))
+        return expert(env.state)
+
+    assert env.max_episode_steps is not None
+    playing = FirstEpisodes(env, choose, seeds, env.max_episode_steps)
+    slots: list[dict[str, Any]] = []
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    for info in playing:
+        slot = {key: getattr(playing, key) for key in ("action", *RESULTS)}
+        slot |= {"success": info["success"], "final": info["final_obs"]}
+        slots.append(map_tree(lambda leaf: leaf.cpu().clone(), slot))
+        lengths += playing.counted
+    observations = map_tree(lambda *column: torch.stack(column), *seen)
+    steps = map_tree(lambda *column: torch.stack(column), *slots)
+    for row, length in enumerate(lengths[: len(seeds)].tolist()):
+        begun = map_tree(lambda leaf, row=row, n=length: leaf[:n, row], observations)
+        final = map_tree(lambda leaf, row=row, n=length: leaf[n - 1 : n, row], steps["final"])
+        one = {key: steps[key][:length, row] for key in ("action", *RESULTS, "success")}
+        yield Episode(
+            observation=map_tree(lambda *parts: torch.cat(parts), begun, final),
+            success=bool(one.pop("success")[-1]),
+            intervened=torch.zeros(length, dtype=torch.bool),
+            task="",
+            **one,
+        )
 
 
 def _play(

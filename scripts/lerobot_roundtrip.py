@@ -1,0 +1,333 @@
+"""Cross-check datasets with LeRobot's own reader and writer, version 0.4.4.
+
+python scripts/lerobot_roundtrip.py                     # an environment of its own, both directions
+python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
+
+LeRobot pins older versions of torch than ours, so it is installed without its dependencies, and the
+few that its datasets need, into a virtual environment that sees the packages of this one. It opens
+a dataset that we wrote, and we train from one that it wrote. Frames of videos are decoded by PyAV
+in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the system.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+import textwrap
+import venv
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl import (
+    ActorOnly,
+    BehaviorCloning,
+    Demonstrations,
+    EpisodeWriter,
+    GymnasiumEnv,
+    RLDataModule,
+    RLTrainer,
+    read_episodes,
+)
+
+PACKAGES = (
+    "lerobot==0.4.4",
+    "datasets<5",
+    "huggingface_hub<1",
+    "numpy==2.2.*",
+    "pandas",
+    "torchvision==0.28.*",
+    *("jsonlines", "draccus==0.10.0", "deepdiff", "einops", "xxhash", "dill", "multiprocess"),
+    *("orderly-set", "mergedeep", "pyyaml-include", "typing-inspect", "termcolor", "toml"),
+    *("python-dateutil", "pytz", "tzdata", "six", "httpx", "httpcore", "anyio", "sniffio"),
+)
+"""What is installed without dependencies. The rest is ours: torch, NumPy, PyArrow, PyAV, Pillow."""
+
+OBSERVATION = Dict(
+    {
+        "agent_pos": Box(-1, 1, (3,), np.float32),
+        "environment_state": Box(-1, 1, (2, 2), np.float32),
+        "pixels": Dict({"front": Box(0, 255, (48, 64, 3), np.uint8)}),
+    }
+)
+ACTION = Box(-1, 1, (2,), np.float32)
+FPS = 10
+LENGTHS = (5, 1, 4)
+TASKS = ("Push the cube.", "Lift it.", "Push the cube.")
+CODEC_ERROR = 4.0
+"""The mean of the differences of a frame's bytes that a codec may make."""
+
+LEROBOT = '''
+import importlib.util, json, pathlib, re, sys
+import numpy as np, torch
+
+# Its compiled operators, which datasets do not use, are built for another build of torch.
+vision = pathlib.Path(importlib.util.find_spec("torchvision").origin).parent
+text = (vision / "_meta_registrations.py").read_text()
+library = torch.library.Library("torchvision", "DEF")
+for pair in set(re.findall(r'register_meta\\("(\\w+)|torchvision::(\\w+)', text)):
+    library.define("".join(pair) + "(Tensor x) -> Tensor")
+
+import av
+from lerobot.datasets import lerobot_dataset
+
+def decode(path, timestamps, tolerance, backend=None):
+    frames = []
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            if any(abs(frame.time - t) < tolerance for t in timestamps):
+                frames.append(torch.from_numpy(frame.to_ndarray(format="rgb24")))
+    assert len(frames) == len(timestamps), "no frame within LeRobot's own tolerance"
+    return torch.stack(frames).permute(0, 3, 1, 2).float() / 255
+
+lerobot_dataset.decode_video_frames = decode
+
+def read(root):
+    """Print all that LeRobot has of a dataset, as JSON."""
+    dataset = lerobot_dataset.LeRobotDataset("local/ours", root=root)
+    bounds = [[e["dataset_from_index"], e["dataset_to_index"]] for e in dataset.meta.episodes]
+    tasks = [dataset.meta.get_task_index(task) for task in dataset.meta.tasks.index]
+    frames = []
+    for i in range(len(dataset)):
+        item = dataset[i]
+        camera = item.pop("observation.images.front")
+        frames.append({k: v if isinstance(v, str) else v.tolist() for k, v in item.items()})
+        frames[-1]["front"] = (camera * 255).round().int().permute(1, 2, 0).tolist()
+    stats = dataset.meta.stats or {}  # none before a dataset is finalised
+    stats = {k: {n: v.tolist() for n, v in s.items()} for k, s in stats.items()}
+    said = {"fps": dataset.fps, "episodes": dataset.num_episodes, "tasks": tasks}
+    print("RESULT" + json.dumps({**said, "bounds": bounds, "frames": frames, "stats": stats}))
+
+def write(root, source, video):
+    """Write episodes that are given as an npz, as LeRobot's recorder does."""
+    given = np.load(source, allow_pickle=False)
+    pictures = "video" if video == "video" else "image"
+    features = {
+        "observation.state": {"dtype": "float32", "shape": (3,), "names": ["x", "y", "z"]},
+        "observation.images.front": {
+            "dtype": pictures, "shape": given["front"].shape[1:],
+            "names": ["height", "width", "channels"],
+        },
+        "action": {"dtype": "float32", "shape": (2,), "names": ["dx", "dy"]},
+        "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
+        "next.done": {"dtype": "bool", "shape": (1,), "names": None},
+    }
+    dataset = lerobot_dataset.LeRobotDataset.create(
+        "local/theirs", 10, features, root=root, use_videos=video == "video"
+    )
+    ends = np.cumsum(given["lengths"])
+    for i in range(ends[-1]):
+        dataset.add_frame({
+            "observation.state": given["state"][i], "observation.images.front": given["front"][i],
+            "action": given["action"][i], "next.reward": given["reward"][i : i + 1],
+            "next.done": np.array([i + 1 in ends]),
+            "task": str(given["tasks"][np.searchsorted(ends, i, side="right")]),
+        })
+        if i + 1 in ends:
+            dataset.save_episode(parallel_encoding=False)
+    dataset.finalize()
+
+globals()[sys.argv[1]](*sys.argv[2:])
+'''
+
+
+def environment(path: Path) -> Path:
+    """Make the virtual environment, unless it is there; return its interpreter."""
+    python = path / "bin" / "python"
+    if not python.exists():
+        venv.create(path, with_pip=True)
+        (site,) = path.glob("lib/python*/site-packages")
+        # Behind its own packages, which may be of older versions.
+        (site / "ours.pth").write_text(sysconfig.get_paths()["purelib"])
+        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES]
+        subprocess.run(command, check=True)
+    return python
+
+
+def by_lerobot(python: Path, *arguments: object) -> dict:
+    """Run LeRobot; return what it printed."""
+    run = subprocess.run(
+        [python, "-c", LEROBOT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", "SVT_LOG": "1", "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+    if run.returncode:
+        raise SystemExit(run.stderr)
+    found = run.stdout.partition("RESULT")[2]
+    return json.loads(found) if found else {}
+
+
+def episodes() -> list[dict[str, np.ndarray]]:
+    """Return episodes of L steps: numbers that use all their bits, and pictures that move."""
+    generator = np.random.default_rng(0)
+    y, x = np.mgrid[:48, :64]
+    made = []
+    for number, length in enumerate(LENGTHS):
+        frames = [
+            np.stack([2 * x + 9 * t, 3 * y + 40 * number, np.full_like(x, 20 * t)], -1) % 256
+            for t in range(length + 1)
+        ]
+        made.append(
+            {
+                "state": generator.normal(size=(length + 1, 3)).astype(np.float32),
+                "block": generator.normal(size=(length + 1, 2, 2)).astype(np.float32),
+                "front": np.stack(frames).astype(np.uint8),
+                "action": generator.normal(size=(length, 2)).astype(np.float32),
+                "reward": np.eye(length, dtype=np.float32)[-1],
+            }
+        )
+    return made
+
+
+def write_ours(path: Path, pictures: str, finalised: bool) -> None:
+    """Record the episodes by our own writer."""
+    for number, episode in enumerate(episodes()):
+        writer = EpisodeWriter(path, OBSERVATION, ACTION, FPS, TASKS[number], pictures)
+
+        def seen(t: int, episode: dict[str, np.ndarray] = episode) -> dict:
+            named = {"agent_pos": episode["state"][t], "environment_state": episode["block"][t]}
+            return {**named, "pixels": {"front": episode["front"][t]}}
+
+        for t in range(LENGTHS[number]):
+            last = t == LENGTHS[number] - 1
+            step = (episode["action"][t], episode["reward"][t], last and number == 0, False)
+            writer.add(seen(t), *step, t % 2 == 1, {"penalty": -0.5 * t})
+        writer.end_episode(seen(-1), success=number == 0)
+    if finalised:
+        writer.finalise()
+
+
+def differ(found: object, expected: object) -> float:
+    return float(np.abs(np.asarray(found, np.float64) - np.asarray(expected, np.float64)).mean())
+
+
+def check_theirs(found: dict, pictures: str) -> None:
+    """Check what LeRobot has read of our dataset."""
+    ends = np.cumsum(LENGTHS)
+    assert found["bounds"] == [[int(e - n), int(e)] for e, n in zip(ends, LENGTHS, strict=True)]
+    assert (found["fps"], found["episodes"], found["tasks"]) == (FPS, 3, [0, 1])
+    assert len(found["frames"]) == ends[-1]
+    worst, rows = 0.0, iter(found["frames"])
+    for number, episode in enumerate(episodes()):
+        for t in range(LENGTHS[number]):
+            row, last = next(rows), t == LENGTHS[number] - 1
+            named = {"state": "state", "block": "environment_state"}
+            for ours, theirs in named.items():
+                np.testing.assert_array_equal(
+                    np.array(row[f"observation.{theirs}"], np.float32), episode[ours][t]
+                )
+            np.testing.assert_array_equal(np.array(row["action"], np.float32), episode["action"][t])
+            assert row["next.reward"] == episode["reward"][t]
+            assert row["next.done"] == last
+            assert row["next.terminated"] == (last and number == 0)
+            assert row["next.truncated"] == (last and number != 0)
+            assert row["next.success"] == (last and number == 0)
+            assert row["complementary_info.is_intervention"] == (t % 2 == 1)
+            assert row["complementary_info.penalty"] == -0.5 * t
+            assert (row["episode_index"], row["frame_index"]) == (number, t)
+            assert row["task"] == TASKS[number]
+            worst = max(worst, differ(row["front"], episode["front"][t]))
+    assert worst <= (CODEC_ERROR if pictures == "video" else 0.0), worst
+    print(f"LeRobot reads ours ({pictures}): {len(found['frames'])} frames, {worst:.2f} of 255 off")
+
+
+def check_ours(path: Path, pictures: str) -> None:
+    """Check what we read of a dataset that LeRobot wrote, and act on it."""
+    space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
+    found = read_episodes(path, observation_space=space, action_space=ACTION, fps=FPS)
+    assert found.lengths == list(LENGTHS)
+    worst = 0.0
+    for number, (episode, expected) in enumerate(zip(found, episodes(), strict=True)):
+        state = episode.observation["agent_pos"][:-1]
+        np.testing.assert_array_equal(state.numpy(), expected["state"][:-1])
+        np.testing.assert_array_equal(episode.action.numpy(), expected["action"])
+        np.testing.assert_array_equal(episode.reward.numpy(), expected["reward"])
+        assert episode.task == TASKS[number]
+        assert not episode.final_known
+        front = episode.observation["pixels"]["front"][:-1]
+        worst = max(worst, *(map(differ, front.numpy(), expected["front"][:-1])))
+    assert worst <= (CODEC_ERROR if pictures == "video" else 0.0), worst
+    train(path)
+    print(f"We read LeRobot's ({pictures}): {sum(LENGTHS)} frames, {worst:.2f} of 255 off")
+
+
+class Still(gymnasium.Env):
+    """An env of the spaces of the datasets, whose pictures the policy does without."""
+
+    observation_space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
+    action_space = ACTION
+    metadata: ClassVar = {"render_fps": FPS, "render_modes": []}
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        return {"agent_pos": np.zeros(3, np.float32)}, {}
+
+    def step(self, action: np.ndarray) -> tuple:
+        return {"agent_pos": np.zeros(3, np.float32)}, 0.0, False, True, {}
+
+
+def train(path: Path) -> None:
+    """Clone the episodes of a dataset, for an iteration."""
+    if "Still-v0" not in gymnasium.registry:
+        gymnasium.register("Still-v0", Still)
+    data = RLDataModule(
+        partial(GymnasiumEnv, id="Still-v0"),
+        collector=partial(Demonstrations, path=str(path)),
+        num_envs=len(LENGTHS),
+        buffer_size=max(LENGTHS),
+        total_env_steps=sum(LENGTHS),
+        num_eval_episodes=1,
+    )
+    policy = ActorOnly(data.observation_space, data.action_space)
+    before = [parameter.clone() for parameter in policy.parameters()]
+    quiet = {"accelerator": "cpu", "enable_progress_bar": False, "limit_val_batches": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = RLTrainer(run_dir=folder, enable_checkpointing=False, logger=False, **quiet)
+        trainer.fit(BehaviorCloning(policy, n_epochs=1, batch_size=4), data)
+    pairs = zip(before, policy.parameters(), strict=True)
+    assert any(not torch.equal(old, new) for old, new in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--environment", type=Path, help="kept there; else made and removed")
+    parser.add_argument("--fixtures", type=Path, help="an archive of what both wrote")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        python = environment(arguments.environment or work / "environment")
+        given = episodes()
+        frames = {
+            name: np.concatenate([one[name][: len(one["action"])] for one in given])
+            for name in ("state", "front", "action", "reward")
+        }
+        np.savez(work / "given.npz", **frames, lengths=LENGTHS, tasks=np.array(TASKS))
+        for pictures in ("png", "video"):
+            for finalised in (False, True):
+                ours = work / f"ours-{pictures}-{finalised}"
+                write_ours(ours, pictures, finalised)
+                found = by_lerobot(python, "read", ours)
+                check_theirs(found, pictures)
+                columns = [key for key in found["stats"] if key.startswith("observation.")]
+                assert len(columns) == (3 if finalised else 0)
+            theirs = work / f"theirs-{pictures}"
+            by_lerobot(python, "write", theirs, work / "given.npz", pictures)
+            check_ours(theirs, pictures)
+            for name, dataset in {"ours": ours, "theirs": theirs}.items():
+                shutil.copytree(dataset, work / "fixtures" / f"{name}-{pictures}")
+        if arguments.fixtures is not None:
+            target = str(arguments.fixtures.with_suffix(""))
+            shutil.make_archive(target, "zip", work / "fixtures")
+
+
+if __name__ == "__main__":
+    main()
