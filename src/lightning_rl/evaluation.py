@@ -160,7 +160,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
     reports_success |= any(episode["success"] is not None for episode in episodes)
     successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
     names = sorted({name for episode in episodes for name in episode["metrics"]})
-    intervened = [one["intervened"] for one in episodes if one.get("intervened") is not None]
+    intervened = [one["intervened"] for one in episodes if one["intervened"] is not None]
     return {
         "episodes": len(episodes),
         "avg_reward": float(returns.mean()),

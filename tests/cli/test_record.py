@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import gymnasium
@@ -473,6 +474,51 @@ def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
     (result,), _ = recorded(tmp_path, GymnasiumEnv(1, "Shows-v0"), 1, script=slow, fps=100)
     assert result.missed == 1
     assert slept[:3] == pytest.approx([0.006] * 3)
+
+
+class Slow:
+    """A writer that is held up until the env has gone on, or refuses a frame."""
+
+    def __init__(self, until=None, refuses=None):
+        self.until, self.refuses, self.frames, self.finished = until, refuses, 0, []
+
+    def add(self, *frame):
+        if self.until is not None:
+            assert self.until.wait(20)
+        self.frames += 1
+        if self.frames == self.refuses:
+            raise ConfigurationError("the disk is full")
+
+    def end_episode(self, observation, success):
+        self.finished.append(self.frames)
+
+    discard_episode = None
+
+
+def test_writing_does_not_hold_the_env_up_and_an_episode_is_told_when_it_is_written():
+    gone_on = threading.Event()
+
+    def script(observation):
+        if observation[0] == LENGTH - 1:
+            gone_on.set()  # the env is at its last step, and no frame is written yet
+        return STRAIGHT
+
+    env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(until=gone_on)
+    played = Recorder(env).record(
+        writer, 1, lambda _: script_chooser(script, env.single_action_space)
+    )
+    assert [result.steps for result in played] == [LENGTH]
+    assert writer.finished == [LENGTH]
+    env.close()
+
+
+def test_what_the_writer_refuses_ends_the_recording():
+    env, writer = GymnasiumEnv(1, "Shows-v0"), Slow(refuses=3)
+    chooser = script_chooser(straight, env.single_action_space)
+    with pytest.raises(ConfigurationError, match="the disk is full"):
+        list(Recorder(env).record(writer, 2, lambda _: chooser))
+    assert writer.finished == []
+    env.close()
 
 
 def test_several_envs_and_others_are_refused():

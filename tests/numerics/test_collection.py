@@ -661,6 +661,7 @@ def episode(total, length, terminated=True, success=None, seed=0):
         "length": length,
         "terminated": terminated,
         "success": success,
+        "intervened": None,
         "metrics": {"speed": total},
     }
 
@@ -684,6 +685,7 @@ def test_a_summary_says_what_was_played():
         "avg_length": 30.0,
         "terminations": 1,
         "truncations": 2,
+        "intervened_steps": None,
         "metrics": {"speed": 3.0},
         "returns": [1.0, 2.0, 6.0],
         "lengths": [10, 20, 60],

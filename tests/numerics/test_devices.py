@@ -342,6 +342,22 @@ def test_a_space_mouse_takes_over_while_it_moves(mouse, monkeypatch):
     source.close()
 
 
+def test_a_space_mouse_that_is_pulled_out(mouse, monkeypatch):
+    source = opened(SpaceMouse())
+
+    def fail(size):
+        raise OSError("read error")
+
+    monkeypatch.setattr(mouse, "read", fail)
+    with pytest.raises(ConfigurationError) as error:
+        source.poll(None)
+    assert str(error.value) == (
+        "The space-mouse cannot be read any more (read error): plug it in again, and resume the run: rl-cli fit "
+        "--ckpt_path last."
+    )
+    source.close()
+
+
 def test_no_space_mouse(mouse):
     mouse.plugged = []
     with pytest.raises(ConfigurationError) as error:

@@ -14,6 +14,7 @@ from lightning_rl import (
     GRPO,
     PPO,
     SAC,
+    ActionChunk,
     ActorCritic,
     AsyncCollector,
     ConfigurationError,
@@ -350,6 +351,20 @@ def test_an_action_that_the_env_cannot_take_is_refused(space, action, message):
     )
 
 
+def test_in_a_chunk_one_action_may_be_somebody_elses():
+    def script(observation):
+        return [MARK, 0.0] if observation[0] == 1 else None
+
+    env = ActionChunk(2, partial(helped, source=script), 3)
+    rollout = collected(env, 5)
+    first = rollout["observation"][:, :-1, 0] == 0
+    assert torch.equal(rollout["intervened"][:, :-1], first)
+    told, executed = (rollout[key][:, :-1].clamp(-1, 1) for key in ("action", "executed_action"))
+    assert (executed[first][:, 1] == torch.tensor([MARK, 0.0])).all()
+    assert torch.equal(executed[:, :, [0, 2]], told[:, :, [0, 2]])
+    assert torch.equal(successors(rollout)[first][:, 1:], executed[first][:, 2])
+
+
 def test_what_is_no_source_is_refused():
     with pytest.raises(ConfigurationError) as error:
         Intervention(Shows(), 3)
@@ -460,9 +475,16 @@ def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_
 # --- resuming ---
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(vectorization, tmp_path):
-    run = {"env": partial(helped, source=Person(0.5, 9), vectorization=vectorization)}
+HELPED = {
+    "in turn": partial(helped, source=Person(0.5, 9)),
+    "in workers": partial(helped, source=Person(0.5, 9), vectorization="async"),
+    "in chunks": partial(ActionChunk, env=partial(helped, source=Person(0.5, 9)), chunk_size=2),
+}
+
+
+@pytest.mark.parametrize("how", HELPED)
+def test_a_run_resumes_exactly_in_the_middle_of_an_intervention(how, tmp_path):
+    run = {"env": HELPED[how], "data": {"total_env_steps": 640 if how == "in chunks" else 384}}
     train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 3, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
@@ -632,6 +654,23 @@ def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
     assert charts["async/step_jitter_ms"] < 100
     collector.close()
     env.close()
+
+
+def test_off_policy_it_is_learnt_from_in_the_background_at_the_pace_of_the_env(tmp_path):
+    """One env, short rollouts, many of them ahead: the env is not held up, and each transition is learnt from once it is there."""
+    data = {
+        "collector": partial(AsyncCollector, max_staleness=50, timeout_s=20),
+        "replay": partial(ReplayBuffer, capacity=1000),
+        **{"num_envs": 1, "buffer_size": 5, "total_env_steps": 100, "iterations_per_epoch": 20},
+    }
+    env = partial(helped, source=Person(0.5), fps=200)
+    module, *_ = train(tmp_path, env=env, data=data, model={"algorithm": SAC})
+    charts = scalars(tmp_path)
+    assert module.env_steps == 100
+    assert module.updates_done == 100 - 32
+    assert charts["async/dropped_steps"][-1][1] == 0
+    assert charts["intervention/rate"][-1][1] > 0
+    assert charts["async/step_ms"][-1][1] > 4
 
 
 def test_a_vector_env_of_ones_own_needs_nothing():

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
@@ -88,7 +88,7 @@ def record(options: Sequence[str]) -> None:
 def _check_names(options: Sequence[str]) -> None:
     """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
     for option in options:
-        name = option.partition("=")[0][2:] if option.startswith("--") else "help"
+        name = option.partition("=")[0][2:].rstrip("+") if option.startswith("--") else "help"
         owner = next((one for one in OPTIONS if f"{name}.".startswith(f"{one}.")), None)
         if owner is None and name != "help":
             message = f"record has no option --{name}{closest(name, OPTIONS)}."
@@ -100,6 +100,7 @@ def _record(settings: Namespace) -> None:
     made = make_env(settings.data.env, 1, "data.env")
     env = cast(GymnasiumEnv, made)
     writer: EpisodeWriter | None = None
+    kept = 0
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
@@ -122,16 +123,17 @@ def _record(settings: Namespace) -> None:
             fps=fps if paced else None,
             max_steps=settings.max_steps,
         )
-        kept = 0
-        for result in played:
-            kept += result.kept
-            print(_line(result, kept, settings.episodes), flush=True)
+        with closing(played):  # nothing is written any more when the dataset is finalised
+            for result in played:
+                kept += result.kept
+                print(_line(result, kept, settings.episodes), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         made.close()
         if writer is not None:
             writer.finalise()
+        if kept:
             print(f"Dataset: {settings.path}", flush=True)
 
 

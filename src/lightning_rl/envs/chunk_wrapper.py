@@ -5,7 +5,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.step_results import is_number
+from lightning_rl.envs.step_results import (
+    EXECUTED_ACTION,
+    INTERVENED,
+    is_number,
+    say_intervention,
+)
 from lightning_rl.errors import ConfigurationError
 
 
@@ -56,13 +61,11 @@ class ChunkWrapper(gymnasium.Wrapper):
                 for name, value in said.items():
                     if is_number(value):
                         terms[name] = terms.get(name, 0.0) + value
-            if "executed_action" in info:
+            if EXECUTED_ACTION in info or INTERVENED in info:
+                one = say_intervention(info, action[k], False)
                 # A copy of the chunk: its other actions were executed as they were told.
-                instead = taken_over.setdefault("executed_action", np.array(action))
-                instead[k] = info["executed_action"]
-                if "intervened" in info:
-                    before = taken_over.get("intervened", False)
-                    taken_over["intervened"] = before or bool(info["intervened"])
+                taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
+                taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]
             if terminated or truncated:
                 break  # the rest of the chunk was meant for this episode
         if terms or taken_over:

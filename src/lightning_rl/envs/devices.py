@@ -396,8 +396,14 @@ class SpaceMouse(Device):
         self._until = 0.0
 
     def poll(self, observation: Any) -> Said:
-        while report := self._mouse.read(64):
-            self._take(bytes(report))
+        try:
+            while report := self._mouse.read(64):
+                self._take(bytes(report))
+        except OSError as error:
+            raise ConfigurationError(
+                f"The space-mouse cannot be read any more ({error}): plug it in again, and resume "
+                "the run: rl-cli fit --ckpt_path last."
+            ) from error
         live = {str(i): x for i, x in enumerate(self._values) if abs(x) > self.dead_zone}
         down = {str(i): 1.0 for i in range(16) if self._buttons >> i & 1}
         now = time.monotonic()

@@ -1,7 +1,9 @@
 """Record what somebody does in an env: a person, a script or a policy, episode by episode."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +18,13 @@ from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.intervention import Intervention, Pace
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, is_number, say_intervention
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.rollout import map_tree
+
+MOST_FRAMES_AHEAD = 32
+"""How many frames may wait to be written while the env goes on."""
 
 
 @dataclass
@@ -94,7 +99,7 @@ class Recorder:
         seed: int = 0,
         fps: float | None = None,
         max_steps: int | None = None,
-    ) -> Iterator[Recorded]:
+    ) -> Generator[Recorded]:
         """Play until so many episodes are in the dataset.
 
         Args:
@@ -104,22 +109,28 @@ class Recorder:
             seed: of the env.
             fps: steps per second of real time; None for as fast as it goes.
             max_steps: after which time cuts an episode; the env's own limit where not given.
+
+        Raises:
+            ConfigurationError: for a number out of range, and for what the writer refuses.
         """
+        check_range("episodes", episodes, least=1)
+        check_range("max_steps", max_steps, least=1)
         pace = Pace(fps)
         most = MAX_EPISODE_STEPS if max_steps is None else max_steps
         self.observation, _ = self.env.reset(seed=seed)
         kept = played = 0
-        while kept < episodes:
-            pace.restart()
-            missed = pace.missed
-            result = self._play(writer, choose_for(played), most, lambda _: pace.wait())
-            result.missed = pace.missed - missed
-            kept, played = kept + result.kept, played + 1
-            yield result
+        with _WrittenBehind(writer) as behind:
+            while kept < episodes:
+                pace.restart()
+                missed = pace.missed
+                result = self._play(behind, choose_for(played), most, lambda _: pace.wait())
+                result.missed = pace.missed - missed
+                kept, played = kept + result.kept, played + 1
+                yield result
 
     @torch.no_grad()
     def _play(
-        self, writer: EpisodeWriter, choose: Chooser, most: int, before: Callable[[int], None]
+        self, writer: "_WrittenBehind", choose: Chooser, most: int, before: Callable[[int], None]
     ) -> Recorded:
         player = _Player(self.env, choose, self.observation)
         result = Recorded(kept=True)
@@ -128,7 +139,7 @@ class Recorder:
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
                 player.acted_on,
-                info[EXECUTED_ACTION],
+                np.array(info[EXECUTED_ACTION]),  # a copy, of what the env may write again
                 player.reward,
                 terminated,
                 truncated or is_cut,
@@ -204,6 +215,47 @@ def _number(info: dict[str, Any], name: str) -> float:
         "extra.",
     )
     return float(value)
+
+
+class _WrittenBehind:
+    """Has a thread write the frames, in their order, while the env goes on.
+
+    To compress pictures takes its time, and would be added to the period of an env that keeps a
+    pace of its own; the encoder works without Python's lock.
+    """
+
+    def __init__(self, writer: EpisodeWriter) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(1, "recorder")
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> "_WrittenBehind":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, *frame: Any) -> None:
+        """Take a frame in; raise what the writer had against one before."""
+        self._waiting.append(self._thread.submit(self._writer.add, *frame))
+        while self._waiting[0].done() or len(self._waiting) > MOST_FRAMES_AHEAD:
+            self._waiting.popleft().result()
+            if not self._waiting:
+                break
+
+    def end_episode(self, final_observation: Any, success: bool | None) -> None:
+        """Finish the episode, once all its frames are written."""
+        self._catch_up()
+        self._writer.end_episode(final_observation, success)
+
+    def discard_episode(self) -> None:
+        """Forget the episode."""
+        self._catch_up()
+        self._writer.discard_episode()
+
+    def _catch_up(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().result()
 
 
 class _Seen:
