@@ -15,10 +15,19 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    EpisodeWriter,
+    GymnasiumEnv,
+    PushCube,
+    RLDataModule,
+    RLTrainer,
+)
 from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.offline.demonstrations import expert_episodes
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last, load, scalars, train
 
@@ -280,12 +289,31 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
     assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
-OFF_POLICY = ["sac.yaml"]
+OFF_POLICY = {"sac.yaml": 16, "rlpd_push_cube.yaml": 24, "hil_pick_cube.yaml": 0}
+"""And how many updates two iterations have, after the first 16 env steps."""
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
+    if name == "hil_pick_cube.yaml":
+        pytest.importorskip(
+            "gym_hil", reason="gym-hil has an environment of its own: constraints-hil.txt"
+        )
+    if name == "rlpd_push_cube.yaml":
+        pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        env = PushCube(2, rewards=sparse)
+        spaces = env.single_observation_space, env.single_action_space
+        writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
+        for episode in expert_episodes(env, 2, 1):
+            assert episode.success
+            assert episode.reward.sum() == 1.0
+            writer.write(episode)
+        writer.finalise()
     small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
+    small += ["--model.learning_starts", "16", "--model.compile", "false"]
+    if name == "hil_pick_cube.yaml":
+        small += ["--data.replay.demonstrations", "null"]
     run(
         [
             "fit",
@@ -299,10 +327,11 @@ def test_every_shipped_off_policy_config_trains(name):
         ]
     )
     counts = load(last(newest()))["lightning_rl"]["guards"]
-    assert {name: count["passed"] for name, count in counts.items()} == dict.fromkeys(counts, 16)
+    passed = {objective: count["passed"] for objective, count in counts.items()}
+    assert passed == dict.fromkeys(counts, OFF_POLICY[name])
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - set(OFF_POLICY)))
+@pytest.mark.parametrize("name", sorted(shipped_configs().keys() - OFF_POLICY.keys()))
 def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(name, monkeypatch):
     if name == "ppo_mujoco.yaml":
         pytest.importorskip("mujoco")

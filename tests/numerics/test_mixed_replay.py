@@ -310,6 +310,17 @@ def test_saved_and_resumed_it_draws_the_same_and_writes_what_is_new_alone(tmp_pa
     assert one.metrics() == other.metrics()
 
 
+def test_demonstrations_are_read_once_in_the_life_of_a_run(tmp_path):
+    path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])
+    stream = Stream(Box(-999, 999, (1,)), 1, seed=1)
+    one = counting(path)
+    one.extend(stream.next(2))
+    again = counting(path)
+    again.load_state_dict(one.state_dict(tmp_path / "replay"), tmp_path / "replay")
+    again.extend(stream.next(2))
+    assert len(again.offline) == len(one.offline) == 3
+
+
 def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
     plain = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
     plain.extend(Stream(VECTOR, 2, seed=1).next(2))

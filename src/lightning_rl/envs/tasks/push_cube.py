@@ -143,8 +143,8 @@ class PushCube(Task):
         # In front of the cube, and too near to its path: out of the way first, then back past it.
         outwards = torch.where(aside > 1e-6, beside / aside.clamp_min(1e-6), forward.flip(1))
         passing = (along > -BEHIND) & (aside < CLEAR)
-        place = cube - BEHIND * forward
-        back = cube + CLEAR * outwards - 1.5 * BEHIND * forward
+        place = cube - 1.4 * BEHIND * forward
+        back = cube + 1.2 * CLEAR * outwards - 1.6 * BEHIND * forward
         to = torch.where(along > -BEHIND, back, place)
         move = torch.where(pushes, MAX_MOVE * forward - beside, to - pusher)
         move = torch.where(passing & ~pushes, MAX_MOVE * (outwards - 0.3 * forward), move)
