@@ -764,7 +764,7 @@ MUTATIONS = (
         "faults/test_files.py",
     ),
     Mutation(
-        "runs.py",
+        "files.py",
         "two processes may train in one directory",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",

@@ -15,9 +15,7 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="PushBlocks", help="a task of lightning_rl.envs")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first episode")
-    parser.add_argument(
-        "--sparse", action="store_true", help="a reward of 1 for success, and else 0"
-    )
+    parser.add_argument("--sparse", action="store_true", help="pay for success alone")
     parser.add_argument("--pictures", default="png", choices=("png", "video"))
     arguments = parser.parse_args()
     task = getattr(lightning_rl.envs, arguments.task)

@@ -147,10 +147,6 @@ def intervention_fields(action_space: gymnasium.Space[Any]) -> dict[str, FieldSp
     return {"executed_action": space_spec(action_space), "intervened": ((), torch.bool)}
 
 
-PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
-"""What a rollout holds of an env that reports what a part of the action costs."""
-
-
 def time_major(data: TensorDict) -> TensorDict:
     """Swap the first two batch dimensions of every field, as views.
 

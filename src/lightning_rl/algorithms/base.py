@@ -519,9 +519,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.load_state_dict(checkpoint["state_dict"])
         self._restored = self._computed_before = None
 
-    def begin_with_policy(self) -> None:  # most keep no copies
-        """Take notice that the policy has been given other weights, before the run begins."""
-
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]  # Lightning's settings would unpickle it
         cls,

@@ -102,6 +102,9 @@ class PickCubeExpert:
     Args:
         noise: standard deviation of what is added to its moves, in units of an action.
         seed: of the noise.
+
+    Raises:
+        ConfigurationError: for a noise below zero.
     """
 
     def __init__(self, noise: float = 0.1, seed: int = 0) -> None:

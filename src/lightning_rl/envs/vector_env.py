@@ -16,7 +16,6 @@ from torch import Tensor
 from lightning_rl.envs.step_results import check_like
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
-    PENALTY_FIELD,
     FieldSpec,
     FinalObservationWriter,
     copy_tree,
@@ -33,6 +32,10 @@ Seed = int | Sequence[int] | None
 
 RESULTS = ("reward", "terminated", "truncated")
 """What a step returns between the observation and the info, each [N]."""
+
+
+PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
+"""What a rollout holds of an env that reports what a part of the action costs."""
 
 
 class RestoreError(RuntimeError):

@@ -13,10 +13,10 @@ from torch import Tensor
 from lightning_rl.buffers import Replay, ReplayBuffer, ReplayFactory
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
+from lightning_rl.envs.vector_env import PENALTY_FIELD
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.offline.episodes import Episode, read_episodes
 from lightning_rl.rollout import (
-    PENALTY_FIELD,
     allocate_rollout,
     copy_tree,
     final_observations,

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -66,15 +67,8 @@ class PerceptronPolicy(Policy):
         super().__init__(observation_space, action_space)
         size = flat_observation_size(observation_space)
         self.distribution = distribution
-        outputs = distribution.num_outputs
-        self.actor = mlp(
-            size,
-            hidden_sizes,
-            outputs,
-            activation=activation,
-            output_gain=0.01,
-            normalization=normalization,
-        )
+        make = partial(mlp, activation=activation, normalization=normalization, output_gain=0.01)
+        self.actor = make(size, hidden_sizes, distribution.num_outputs)
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
 
     @property

@@ -134,7 +134,7 @@ class GripperActorCritic(SquashedActorCritic):
         Args:
             td: [B], with `observation`.
             critic: the policy's own where not given.
-            features: of `td`, where they are known.
+            features: [B, D], of `td`, where they are known.
         """
         features = self.features(td) if features is None else features
         return widened((critic or self.gripper)(features))
