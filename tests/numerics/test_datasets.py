@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
-from lightning_rl import ReplayBuffer
+from lightning_rl import ActorCritic, Demonstrations, GymnasiumEnv, ReplayBuffer
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.offline.episodes import EpisodeWriter, read_episodes, write_minari
 from lightning_rl.offline.replays import read_replay, write_replay
+from lightning_rl.rollout import successors
 from tests.numerics.test_replay import ACTION as OF_STREAMS
 from tests.numerics.test_replay import NESTED, VECTOR, Stream
 
@@ -365,6 +367,59 @@ def test_a_writer_refuses_what_would_not_be_one_dataset(tmp_path):
     with pytest.raises(ConfigurationError, match=r"No dataset at .*nowhere: give the directory"):
         read_episodes(tmp_path / "nowhere")
     assert not Path(tmp_path / "new").exists()
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    for name, act in {
+        "pyarrow": lambda: EpisodeWriter(tmp_path / "new", OBSERVATION, ACTION, FPS),
+        "av": lambda: EpisodeWriter(tmp_path / "new", OBSERVATION, ACTION, FPS),
+        "minari": lambda: write_minari(tmp_path / "new", [], Box(-1, 1, (3,)), ACTION),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(ConfigurationError, match=r"pip install 'lightning-rl\[data\]'"):
+                act()
+    assert not (tmp_path / "new").exists()
+
+
+# --- demonstrations ---
+
+
+def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tmp_path):
+    env = GymnasiumEnv(2, "CartPole-v1")
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, env.render_fps)
+    for number in range(5):
+        for t in range(number + 1):
+            writer.add(np.full(4, number), 0, 1.0, t == number, False)
+        writer.end_episode(np.full(4, number))
+    policy = ActorCritic(*spaces)
+
+    def collector():
+        path = str(tmp_path / "data")
+        return Demonstrations(env, policy, 4, seed=3, path=path, episodes_per_rollout=2)
+
+    def handed_out(collector):
+        rollout = collector.collect()
+        assert rollout.batch_size == (2, 6)
+        numbers = rollout["observation"][:, 0, 0].int().tolist()
+        steps = (~rollout["padding"]).sum(1).tolist()
+        assert steps == [number + 1 for number in numbers], "nothing of the rollout before is left"
+        assert torch.equal(
+            successors(rollout)[0, steps[0] - 1], torch.full((4,), float(numbers[0]))
+        )
+        return numbers
+
+    whole = collector()
+    drawn = [handed_out(whole) for _ in range(5)]
+    passes = [number for numbers in drawn for number in numbers]
+    assert sorted(passes[:5]) == sorted(passes[5:]) == list(range(5))
+    assert passes[:5] != passes[5:]
+    cut, resumed = collector(), collector()
+    assert [handed_out(cut) for _ in range(3)] == drawn[:3]
+    resumed.load_state_dict(cut.state_dict())
+    assert [handed_out(resumed) for _ in range(2)] == drawn[3:]
+    env.close()
 
 
 # --- LeRobot ---

@@ -41,7 +41,7 @@ UNDER_WAY = ".recording"
 LOCK = ".lock"
 """The file that the process which records into a directory holds."""
 
-NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
+_NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
 
 Ends = Literal["success", "terminated", "truncated"]
 """How an episode has ended of which a dataset only says that it has."""
@@ -192,7 +192,7 @@ class _LeRobotEpisodes(Episodes):
     ) -> None:
         self.path, self._ends = path, ends
         described = part_of(path, lerobot.INFO)
-        require(described.is_file() or not (path / LOCK).exists(), NONE_FINISHED.format(path))
+        require(described.is_file() or not (path / LOCK).exists(), _NONE_FINISHED.format(path))
         info = lerobot.read_json(described)
         version = str(info.get("codebase_version"))
         require(
@@ -226,7 +226,7 @@ class _LeRobotEpisodes(Episodes):
             finals = [name for name in names if name.startswith("final/")]
             place = {"file": file, "finals": finals}
             self._rows += [{**row, **place, "row": i} for i, row in enumerate(rows)]
-        require(bool(self._rows), NONE_FINISHED.format(self.path))
+        require(bool(self._rows), _NONE_FINISHED.format(self.path))
         self.lengths = [int(row["length"]) for row in self._rows]
         self._begins: dict[Path, int] = {}
         for row in self._rows:
@@ -554,7 +554,7 @@ class _MinariEpisodes(Episodes):
                 f"of this env is {given}. Record it with this env.",
             )
         self.lengths = self._file.lengths
-        require(bool(self.lengths), NONE_FINISHED.format(path))
+        require(bool(self.lengths), _NONE_FINISHED.format(path))
 
     def read(self, index: int) -> Episode:
         raw, length = self._file.read(index), self.lengths[index]
