@@ -4,6 +4,7 @@
     python scripts/hil_pick_cube.py record demonstrations/pick_cube
     python scripts/hil_pick_cube.py train demonstrations/pick_cube --seed 1
     python scripts/hil_pick_cube.py train demonstrations/pick_cube --without interventions
+    python scripts/hil_pick_cube.py clone demonstrations/pick_cube
     python scripts/hil_pick_cube.py random
 
 `train` runs `configs/hil_pick_cube.yaml` by `rl-cli fit` without evaluations, with the options of
@@ -18,13 +19,24 @@ Needs the environment of constraints-hil.txt.
 import argparse
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import seed_everything
 
-from lightning_rl import GripperSAC, GymnasiumEnv, Policy
+from lightning_rl import (
+    BehaviorCloning,
+    Demonstrations,
+    GripperActorCritic,
+    GripperSAC,
+    GymnasiumEnv,
+    Policy,
+    RLDataModule,
+    RLTrainer,
+)
 from lightning_rl.cli.app import run
 from lightning_rl.envs.gym_hil import PickCube, PickCubeExpert
 from lightning_rl.evaluation import run_episodes
@@ -48,12 +60,18 @@ def main() -> None:
     train_parser.add_argument("demonstrations")
     train_parser.add_argument("--seed", type=int, default=1)
     train_parser.add_argument("--output-dir", type=Path, default=Path("outputs"))
-    without = ("interventions", "demonstrations", "reinforcement")
+    without = ("interventions", "demonstrations")
     train_parser.add_argument("--without", nargs="*", choices=without, default=[])
+    clone_parser = commands.add_parser("clone")
+    clone_parser.add_argument("demonstrations")
+    clone_parser.add_argument("--seed", type=int, default=1)
     commands.add_parser("random").add_argument("--seed", type=int, default=1)
     chosen, rest = parser.parse_known_args()
     if chosen.command == "record":
         record(chosen.path, chosen.episodes, chosen.seed)
+    elif chosen.command == "clone":
+        policy = clone(chosen.demonstrations, chosen.seed)
+        print(json.dumps({"cloning": evaluate(policy), "seed": chosen.seed}))
     elif chosen.command == "random":
         print(json.dumps({"random": evaluate(UniformPolicy(chosen.seed)), "seed": chosen.seed}))
     else:
@@ -126,6 +144,19 @@ def train(
         module = GripperSAC.load_from_checkpoint(path)
         found[f"after_{module.env_steps}"] = evaluate(module.policy)
     return found | interventions(checkpoints / "last.ckpt")
+
+
+def clone(demonstrations: str, seed: int) -> Policy:
+    """Return a policy that is taught the demonstrations, and nothing else."""
+    seed_everything(seed)
+    collector = partial(Demonstrations, path=demonstrations, fps=10.0)
+    budget = {"num_envs": 1, "buffer_size": 100, "total_env_steps": 10_000}
+    data = RLDataModule(make_env, collector=collector, **budget)
+    normalized = {"actor_normalization": "layer", "critic_normalization": "layer"}
+    policy = GripperActorCritic(data.observation_space, data.action_space, **normalized)
+    trainer = RLTrainer(accelerator="cpu", limit_val_batches=0, enable_checkpointing=False)
+    trainer.fit(BehaviorCloning(policy, n_epochs=20, batch_size=64), data)
+    return policy
 
 
 def _wrappers_without_help() -> list[Any]:

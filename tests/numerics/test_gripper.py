@@ -11,11 +11,17 @@ from tensordict import TensorDict
 
 from lightning_rl import (
     ActionChunk,
+    BehaviorCloning,
     ConfigurationError,
+    Demonstrations,
+    EpisodeWriter,
     GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
+    MixedReplay,
     ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
     SquashedActorCritic,
 )
 from lightning_rl.envs import PenaltyTerms
@@ -234,6 +240,50 @@ def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
     for target, source in after.slow_copies():
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
             torch.testing.assert_close(slow, fast, atol=1e-6, rtol=0)
+
+
+def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
+    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
+    env, generator = arms.Arm(helped=False), np.random.default_rng(0)
+    writer = EpisodeWriter(tmp_path / "data", arms.OBSERVATION, arms.ACTION, 30.0)
+    for seed in range(4):
+        observation, _ = env.reset(seed=seed)
+        for t in range(8):
+            action = np.array([*generator.uniform(-0.5, 0.5, 2), STAY], np.float32)
+            following, reward, *_ = env.step(action)
+            writer.add(observation, action, reward, False, t == 7)
+            observation = following
+        writer.end_episode(observation, success=False)
+    writer.finalise()
+    data = {"num_envs": 4, "buffer_size": 8, "total_env_steps": 320}
+    teacher = RLDataModule(
+        arm, collector=partial(Demonstrations, path=str(tmp_path / "data")), **data
+    )
+    torch.manual_seed(1)
+    clone = GripperActorCritic(teacher.observation_space, teacher.action_space, (16,))
+    settings = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+    trainer = RLTrainer(run_dir=str(tmp_path / "a"), **settings)
+    trainer.fit(BehaviorCloning(clone, batch_size=16, learning_rate=1e-2), teacher)
+    td = seen(50)
+    wanted = clone.get_action(td.clone(), deterministic=True)["action"]
+    assert (wanted[:, 2] == STAY).float().mean() > 0.9
+    replay = partial(MixedReplay, demonstrations=str(tmp_path / "data"))
+    model = {"algorithm": GripperSAC, "learning_starts": 39, "learning_rate": 1e-12}
+    with caplog.at_level("INFO"):
+        module, *_ = train(
+            tmp_path / "b", env=arm, model=model, seed=6,
+            data={"num_envs": 2, "buffer_size": 10, "total_env_steps": 40, "replay": replay},
+            trainer={"init_from": str(last(tmp_path / "a"))},
+        )  # fmt: skip
+    found = module.policy.get_action(td.clone(), deterministic=True)["action"]
+    torch.testing.assert_close(found, wanted)
+    for target, source in module.slow_copies():
+        for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+            torch.testing.assert_close(slow, fast)
+    assert (
+        "GripperSAC begins with the policy of that checkpoint, and with copies of its critics as targets; optimizers "
+        "and whatever else it learns begin anew."
+    ) in caplog.text
 
 
 def test_cloning_teaches_arm_and_gripper():

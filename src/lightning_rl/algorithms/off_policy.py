@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -128,7 +129,11 @@ class OffPolicyAlgorithm(Algorithm):
             self.move_targets(target, source)
 
     def begin_with_policy(self) -> None:
-        """Have target networks begin where the policy that was taken up does."""
+        """Have target networks begin where the policy taken up does, and say what is new."""
+        rank_zero_info(
+            f"{type(self).__name__} begins with the policy of that checkpoint, and with copies of "
+            "its critics as targets; optimizers and whatever else it learns begin anew."
+        )
         for target, source in self.slow_copies():
             target.load_state_dict(source.state_dict())
 
