@@ -68,6 +68,70 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # --- a gripper, and demonstrations beside experience ---
+    Mutation(
+        "functional/q_learning.py",
+        "the target network itself says which command is the best",
+        "best = next_q.argmax(-1, keepdim=True)",
+        "best = next_target_q.argmax(-1, keepdim=True)",
+        "numerics/test_gripper.py numerics/test_sac.py",
+    ),
+    Mutation(
+        "algorithms/gripper_sac.py",
+        "the gripper's penalty is dropped",
+        "            reward + penalty,",
+        "            reward,",
+        "numerics/test_sac.py numerics/test_gripper.py",
+    ),
+    Mutation(
+        "policies/gripper.py",
+        "open and close are exchanged",
+        "return arm, torch.linspace(low, high, 3)",
+        "return arm, torch.linspace(high, low, 3)",
+        "numerics/test_gripper.py",
+    ),
+    Mutation(
+        "buffers/replay_buffer.py",
+        "a penalty is not stored",
+        '    ("penalty",): ((), torch.float32),\n    ("padding",)',
+        '    ("padding",)',
+        "numerics/test_gripper.py",
+    ),
+    Mutation(
+        "envs/gym_hil.py",
+        "gym-hil's sign is not turned",
+        "2.0 - command]",
+        "command]",
+        "numerics/test_gripper.py",
+    ),
+    Mutation(
+        "offline/mixed_replay.py",
+        "a share of 0 still takes one sample",
+        "math.floor(batch_size * self.online_ratio + 0.5)",
+        "max(1, math.floor(batch_size * self.online_ratio))",
+        "numerics/test_mixed_replay.py",
+    ),
+    Mutation(
+        "offline/mixed_replay.py",
+        "the last step of an intervention goes on to the next one",
+        "follows = first == 0 and goes_on == env and",
+        "follows = goes_on is None or",
+        "numerics/test_mixed_replay.py",
+    ),
+    Mutation(
+        "offline/mixed_replay.py",
+        "demonstrations are read again when a run is resumed",
+        '        if state["begun"]:\n            self._source = None\n',
+        "",
+        "numerics/test_mixed_replay.py",
+    ),
+    Mutation(
+        "algorithms/off_policy.py",
+        "target networks do not begin with what was taken over",
+        "            target.load_state_dict(source.state_dict())",
+        "            pass",
+        "numerics/test_gripper.py",
+    ),
     # --- functional ---
     Mutation(
         "functional/advantages.py",

@@ -15,9 +15,13 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="PushBlocks", help="a task of lightning_rl.envs")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1, help="of the first episode")
+    parser.add_argument("--sparse", action="store_true", help="pay for success alone")
     parser.add_argument("--pictures", default="png", choices=("png", "video"))
     arguments = parser.parse_args()
-    env = getattr(lightning_rl.envs, arguments.task)(min(arguments.episodes, 256))
+    task = getattr(lightning_rl.envs, arguments.task)
+    rewards = {name: float(name == "success") for name in task.reward_weights}
+    settings = {"rewards": rewards} if arguments.sparse else {}
+    env = task(min(arguments.episodes, 256), **settings)
     spaces = env.single_observation_space, env.single_action_space
     settings = {"task": arguments.task, "pictures": arguments.pictures}
     writer = EpisodeWriter(arguments.path, *spaces, env.render_fps, **settings)

@@ -17,6 +17,8 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     DeterministicActorCritic,
+    GripperActorCritic,
+    GripperSAC,
     GymnasiumEnv,
     OffPolicyAlgorithm,
     RLDataModule,
@@ -47,6 +49,7 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
     if issubclass(algorithm, OffPolicyAlgorithm):
         settings = {"batch_size": 16, "random_env_steps": 32, "lr_schedule": "linear"}
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
+        cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
     policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
     return algorithm(policy, **settings | kwargs)
 
@@ -171,6 +174,9 @@ def assert_same(a, b, path=""):
 
 def saved_replay(run_dir, state):
     """Take the files out of the saved state of a replay, and return what they hold; how it is cut does not matter."""
+    if "online" in state:
+        state.pop("files")
+        return {name: saved_replay(run_dir, state[name]) for name in ("online", "offline")}
     folder, begin, columns, aside = Path(run_dir) / "checkpoints" / "replay", state["begin"], {}, {}
     parts = [Part(name, *map(int, name.split("-")[1:3]), 0) for name in state.pop("files")]
     for part in parts:

@@ -145,6 +145,27 @@ class SACReference:
         self.adams[2].step([self.log_alpha], [by_log_alpha], self.limit)
 
 
+class DoubleQReference:
+    """Of three commands: the network says which is the best next one, the slow copy what it is worth."""
+
+    def __init__(self, layers, *, rate, tau, limit=None):
+        self.layers, self.target = layers, [(w.copy(), b.copy()) for w, b in layers]
+        self.adam, self.tau, self.limit = Adam(rate), tau, limit
+
+    def update(self, batch, command, penalty):
+        rows = np.arange(len(command))
+        best = forward(self.layers, batch["next_observation"])[0].argmax(1)
+        worth = forward(self.target, batch["next_observation"])[0][rows, best]
+        wanted = batch["reward"] + penalty + batch["discount"] * worth
+        q, inputs = forward(self.layers, batch["observation"])
+        gradient = np.zeros_like(q)
+        gradient[rows, command] = (q[rows, command] - wanted) / len(command)
+        found, _ = backward(self.layers, inputs, gradient)
+        self.adam.step(flat(self.layers), flat(found), self.limit)
+        for slow, fast in zip(flat(self.target), flat(self.layers), strict=True):
+            slow += self.tau * (fast - slow)
+
+
 class TD3Reference:
     def __init__(self, actor, critics, *, rate, tau):
         self.actor, self.critics, self.tau = actor, critics, tau

@@ -22,6 +22,7 @@ flatten to [T*N] without a copy.
 | state, where the policy has one | policy's    | float32 | policy: that before the step  |
 | executed_action, where a person or a script may take over | env's | env's | env: what it did |
 | intervened, likewise          | -                   | bool    | env: whether they took over   |
+| penalty, where the env says it | -                  | float32 | env: of a part of the action  |
 | executed, where an action is a chunk | K            | bool    | env: which of its K actions   |
 | step_reward, likewise         | K                   | float32 | env: what each of them earned |
 

@@ -13,6 +13,8 @@ from lightning_rl import (
     Algorithm,
     BehaviorCloning,
     Demonstrations,
+    GripperSAC,
+    MixedReplay,
     ReplayBuffer,
     RLTrainer,
     SquashedActorCritic,
@@ -21,6 +23,7 @@ from lightning_rl.envs import ActionChunk, PushBlocks, PushCube
 from lightning_rl.policies import TinyVLA, VLAPolicy
 from lightning_rl.rollout import flat_transitions
 from tests.equivalence.test_async import background
+from tests.equivalence.test_off_policy import helped_arm
 from tests.helpers import make_data, scalars, train
 from tests.numerics.test_taking_over import Schedule, helped
 
@@ -31,7 +34,7 @@ EXPLAINED = [
     for name in re.findall(r"`([^`]+)`", row)
 ]
 SHORT = partial(PushCube, max_episode_steps=8)
-OBJECTIVE = "(?:actor|critic|alpha)"
+OBJECTIVE = "(?:actor|critic|alpha|gripper)"
 
 
 class TwoLosses(Algorithm):
@@ -95,6 +98,12 @@ RUNS = {
     ),
     "cloning": clone,
     "SAC": off_policy,
+    "an arm with a gripper": partial(
+        train,
+        env=helped_arm,
+        data={"replay": MixedReplay, "buffer_size": 10},
+        model={"algorithm": GripperSAC},
+    ),
     "somebody takes over": partial(train, env=partial(helped, source=Schedule())),
     "two losses": partial(train, model={"algorithm": TwoLosses, "batch_size": 32}),
 }

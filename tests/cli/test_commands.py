@@ -15,10 +15,19 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    EpisodeWriter,
+    GymnasiumEnv,
+    PushCube,
+    RLDataModule,
+    RLTrainer,
+)
 from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.offline.demonstrations import expert_episodes
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last, load, scalars, train
 
@@ -280,12 +289,30 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
     assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
-OFF_POLICY = ["sac.yaml", "td3.yaml", "sac_push_cube.yaml"]
+OFF_POLICY = [name for name in sorted(shipped_configs()) if name.startswith(("sac", "td3", "rlpd", "hil"))]
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
 def test_every_shipped_off_policy_config_trains(name):
+    if name == "hil_pick_cube.yaml":
+        pytest.importorskip(
+            "gym_hil", reason="gym-hil has an environment of its own: constraints-hil.txt"
+        )
+    if name == "rlpd_push_cube.yaml":
+        pytest.importorskip("pyarrow", reason="datasets: pip install 'lightning-rl[data]'")
+        sparse = {term: float(term == "success") for term in PushCube.reward_weights}
+        env = PushCube(2, rewards=sparse)
+        spaces = env.single_observation_space, env.single_action_space
+        writer = EpisodeWriter("demonstrations/push_cube_sparse", *spaces, env.render_fps)
+        for episode in expert_episodes(env, 2, 1):
+            assert episode.success
+            assert episode.reward.sum() == 1.0
+            writer.write(episode)
+        writer.finalise()
     small = ["--model.random_env_steps", "16", "--model.batch_size", "16"]
+    small += ["--model.learning_starts", "16", "--model.compile", "false"]
+    if name == "hil_pick_cube.yaml":
+        small += ["--data.replay.demonstrations", "null"]
     run(
         [
             "fit",
@@ -299,12 +326,13 @@ def test_every_shipped_off_policy_config_trains(name):
         ]
     )
     state = load(last(newest()))["lightning_rl"]
-    passed = {name: count["passed"] for name, count in state["guards"].items()}
+    passed = {objective: count["passed"] for objective, count in state["guards"].items()}
     settings = yaml.safe_load(shipped_configs()[name].read_text())["model"]["init_args"]
-    due = int((state["env_steps"] - 16) * settings["updates_per_env_step"])
-    assert due >= 16
+    due = max(0, int((state["env_steps"] - 16) * settings["updates_per_env_step"]))
     delayed = due // settings.get("policy_delay", 1)
-    assert passed == {key: due if key == "critic" else delayed for key in passed}
+    always = ("critic", "gripper")
+    assert due >= 16 or name == "hil_pick_cube.yaml"  # which has two env steps in two iterations
+    assert passed == {key: due if key in always else delayed for key in passed}
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs().keys() - set(OFF_POLICY)))

@@ -5,7 +5,19 @@ from functools import partial
 import pytest
 import torch
 
-from lightning_rl import SAC, TD3, ActionChunk, AsyncCollector, GymnasiumEnv, PushCube, ReplayBuffer
+import tests.arms  # noqa: F401  # registers an env
+from lightning_rl import (
+    SAC,
+    TD3,
+    ActionChunk,
+    AsyncCollector,
+    GripperSAC,
+    GymnasiumEnv,
+    MixedReplay,
+    PushCube,
+    ReplayBuffer,
+)
+from lightning_rl.envs import PenaltyTerms
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 
@@ -14,7 +26,23 @@ def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
 
 
-def settings(*, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, **model):
+def helped_arm(num_envs):
+    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": 1.0})]
+    return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=wrappers)
+
+
+def mixed(*args, **kwargs):
+    """Fewer than are collected, and fewer than somebody intervenes in."""
+    parts = {
+        "online": partial(ReplayBuffer, capacity=60),
+        "offline": partial(ReplayBuffer, capacity=16),
+    }
+    return MixedReplay(*args, **parts, **kwargs)
+
+
+def settings(
+    *, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, replay=None, **model
+):
     data = {
         "num_envs": 2,
         "buffer_size": 8,
@@ -23,6 +51,7 @@ def settings(*, collector=None, algorithm=SAC, env="Pendulum-v1", policy=None, *
     data |= {
         "replay": partial(ReplayBuffer, capacity=60)
     }  # fewer than there are: the oldest make room
+    data |= {"replay": replay} if replay else {}
     data |= {"collector": collector} if collector else {}
     return {"env": env, "data": data, "policy": policy, "model": {"algorithm": algorithm, **model}}
 
@@ -36,6 +65,10 @@ RUNS = {
     "TD3": {"algorithm": TD3},
     "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
     "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
+    "an arm with a gripper, and help": {
+        "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
+        "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
+    },
 }  # fmt: skip
 
 

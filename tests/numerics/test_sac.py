@@ -6,11 +6,19 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import SAC, TD3, ConfigurationError, DeterministicActorCritic, SquashedActorCritic
+from lightning_rl import (
+    SAC,
+    TD3,
+    ConfigurationError,
+    DeterministicActorCritic,
+    GripperActorCritic,
+    GripperSAC,
+    SquashedActorCritic,
+)
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.update import Update, UpdateSequence
-from tests.q_references import SACReference, TD3Reference
+from tests.q_references import DoubleQReference, SACReference, TD3Reference
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16
 SPACE = gymnasium.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
@@ -27,10 +35,10 @@ def exact(cls):
     return Exact
 
 
-def built(algorithm, policy, dtype, compile, policy_kwargs=None, **kwargs):
+def built(algorithm, policy, dtype, compile, policy_kwargs=None, space=SPACE, **kwargs):
     """An algorithm with its updates, as `fit` would make them."""
     torch.manual_seed(1)
-    made = exact(policy)(OBSERVATION_SPACE, SPACE, (8, 8), **(policy_kwargs or {}))
+    made = exact(policy)(OBSERVATION_SPACE, space, (8, 8), **(policy_kwargs or {}))
     module = algorithm(made, batch_size=BATCH, learning_rate=1e-2, tau=0.1, **kwargs).to(dtype)
     for parameter in made.actor[-1].parameters():  # begins small: as far from linear as the others
         torch.nn.init.normal_(parameter, std=0.5)
@@ -47,9 +55,10 @@ def built(algorithm, policy, dtype, compile, policy_kwargs=None, **kwargs):
             else Update(objective, optimizer)
         )
     targets = [p for name, p in module.named_parameters() if name.startswith("target_")]
-    follow_up = module.move_critics if isinstance(module, SAC) else module.move_both
+    follow_up = module.move_all_targets
     module.update_all = module.in_turn(*module.objectives, then=follow_up, written=targets)
-    module.update_critics = module.in_turn("critic", then=follow_up, written=targets)
+    always = getattr(module, "fitted_always", ("critic",))
+    module.update_critics = module.in_turn(*always, then=follow_up, written=targets)
     return module
 
 
@@ -155,6 +164,65 @@ def test_twenty_updates_of_sac_are_those_of_the_reference(settings, dtype, compi
     assert_follows(module, reference, TOLERANCE[dtype])
     assert abs(float(module.log_alpha.detach()) - float(reference.log_alpha)) < TOLERANCE[dtype]
     assert module.updates_done == 20
+
+
+GRIPPER_SPACE = gymnasium.spaces.Box(
+    np.array([-2.0, 0.0, -1.0], np.float32), np.array([2.0, 1.0, 3.0], np.float32)
+)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("delay", [1, 2])
+def test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference(
+    delay, dtype, compile, traced_only
+):
+    """The arm is SAC's; the gripper's critic is fitted at each update, and its penalty counts in every one."""
+    module = built(
+        GripperSAC,
+        GripperActorCritic,
+        dtype,
+        compile,
+        space=GRIPPER_SPACE,
+        init_alpha=0.3,
+        policy_delay=delay,
+        max_grad_norm=0.5,
+    )
+    arm = SACReference(
+        actor_layers(module.policy.actor),
+        critic_layers(module.policy.critic),
+        alpha=float(module.log_alpha.detach().exp()),
+        rate=1e-2,
+        tau=0.1,
+        target_entropy=-ACTIONS,
+        limit=0.5,
+    )
+    gripper = DoubleQReference(actor_layers(module.policy.gripper), rate=1e-2, tau=0.1, limit=0.5)
+    rng = np.random.default_rng(2)
+    for update in range(20):
+        batch = drawn(rng)
+        command = rng.integers(0, 3, BATCH)
+        penalty = -0.5 * rng.integers(0, 2, BATCH)
+        with_actor = (update + 1) % delay == 0
+        td = tensors(batch, dtype)
+        near = rng.uniform(-0.9, 0.9, BATCH) * (command == 1)  # the nearest command counts
+        last = torch.as_tensor(2.0 * command - 1.0 + near).to(dtype)
+        td["action"] = torch.cat((td["action"], last[:, None]), -1)
+        td["penalty"] = torch.as_tensor(penalty).to(dtype)
+        (module.update_all if with_actor else module.update_critics)(td)
+        arm.update(batch, with_actor)
+        gripper.update(batch, command, penalty)
+    assert_follows(module, arm, TOLERANCE[dtype])
+    for network, wanted in (
+        (module.policy.gripper, gripper.layers),
+        (module.target_gripper, gripper.target),
+    ):
+        for mine, theirs in zip(actor_layers(network), wanted, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[dtype])
+    reported = module.objectives["gripper"].statistics
+    assert len(reported) == 20
+    assert reported.means()["gripper_penalty"] < -0.1
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -2,6 +2,7 @@
 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
+from lightning_rl.algorithms.gripper_sac import GripperSAC
 from lightning_rl.algorithms.grpo import GRPO
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
@@ -16,6 +17,7 @@ __all__ = [
     "TD3",
     "Algorithm",
     "BehaviorCloning",
+    "GripperSAC",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from tensordict import TensorDict
 from torch import Tensor, nn
 
@@ -117,6 +118,24 @@ class OffPolicyAlgorithm(Algorithm):
         """How many updates the run has had so far, skipped ones included."""
         first = next(iter(self.objectives.values())).guard
         return first.passed + first.skipped
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        """Return the target networks, each with the network that it follows."""
+        return []
+
+    def move_all_targets(self) -> None:
+        """Move each target network towards its source."""
+        for target, source in self.slow_copies():
+            self.move_targets(target, source)
+
+    def begin_with_policy(self) -> None:
+        """Have target networks begin where the policy taken up does, and say what is new."""
+        rank_zero_info(
+            f"{type(self).__name__} begins with the policy of that checkpoint, and with copies of "
+            "its critics as targets; optimizers and whatever else it learns begin anew."
+        )
+        for target, source in self.slow_copies():
+            target.load_state_dict(source.state_dict())
 
     @torch.no_grad()
     def move_targets(self, target: nn.Module, source: nn.Module) -> None:

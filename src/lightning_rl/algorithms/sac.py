@@ -52,6 +52,8 @@ class SAC(OffPolicyAlgorithm):
     """
 
     policy: SquashedActorCritic
+    fitted_always: tuple[str, ...] = ("critic",)
+    """The objectives of each update; the others come with every `policy_delay`-th."""
 
     def __init__(
         self,
@@ -105,9 +107,13 @@ class SAC(OffPolicyAlgorithm):
     def on_fit_start(self) -> None:
         """Lay out the steps of an update."""
         super().on_fit_start()
-        targets = list(self.target_critic.parameters())
-        self.update_critics = self.in_turn("critic", then=self.move_critics, written=targets)
-        self.update_all = self.in_turn(*self.objectives, then=self.move_critics, written=targets)
+        written = [p for target, _ in self.slow_copies() for p in target.parameters()]
+        self.update_critics = self.in_turn(
+            *self.fitted_always, then=self.move_all_targets, written=written
+        )
+        self.update_all = self.in_turn(
+            *self.objectives, then=self.move_all_targets, written=written
+        )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
@@ -161,6 +167,5 @@ class SAC(OffPolicyAlgorithm):
         # That of the actor before its step, which its loss has reported.
         return temperature_loss(self.log_alpha, -minibatch["entropy"], self.target_entropy), {}
 
-    def move_critics(self) -> None:
-        """Move the targets of the critics."""
-        self.move_targets(self.target_critic, self.policy.critic)
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.target_critic, self.policy.critic)]

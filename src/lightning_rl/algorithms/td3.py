@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy
 from lightning_rl.errors import check_range
@@ -73,8 +73,10 @@ class TD3(OffPolicyAlgorithm):
     def on_fit_start(self) -> None:
         """Lay out the steps of an update."""
         super().on_fit_start()
-        targets = [*self.target_critic.parameters(), *self.target_actor.parameters()]
-        self.update_all = self.in_turn("critic", "actor", then=self.move_both, written=targets)
+        written = [p for target, _ in self.slow_copies() for p in target.parameters()]
+        self.update_all = self.in_turn(
+            "critic", "actor", then=self.move_all_targets, written=written
+        )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
@@ -114,7 +116,5 @@ class TD3(OffPolicyAlgorithm):
         action = self.policy.best_unit(minibatch)
         return -self.policy.q_values(minibatch, action)[0].mean(), {}
 
-    def move_both(self) -> None:
-        """Move the targets of critics and actor."""
-        self.move_targets(self.target_critic, self.policy.critic)
-        self.move_targets(self.target_actor, self.policy.actor)
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.target_critic, self.policy.critic), (self.target_actor, self.policy.actor)]

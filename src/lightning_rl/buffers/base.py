@@ -112,8 +112,9 @@ class Replay(ABC):
 
         Their fields are `observation`; `action`, what the env executed; `reward` [B], the sum of
         n rewards, discounted; `next_observation`, what followed the last of them; `discount` [B],
-        of the value of that, 0 where the episode terminated; and `intervened` [B], where rollouts
-        have it. A sum has fewer rewards where an episode ends, or what is held.
+        of the value of that, 0 where the episode terminated; and `intervened` [B] and `penalty`
+        [B], summed as rewards are, where rollouts have them. A sum has fewer rewards where an
+        episode ends, or what is held.
 
         Args:
             count: of the minibatches.
@@ -121,6 +122,10 @@ class Replay(ABC):
             n_steps: of one env, whose rewards are summed.
             gamma: discount per env step.
         """
+
+    def metrics(self) -> dict[str, float]:
+        """Return what there is to chart, by name."""
+        return {"replay/size": float(len(self))}
 
     @abstractmethod
     def state_dict(self, folder: Path) -> dict[str, Any]:

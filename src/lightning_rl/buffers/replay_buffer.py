@@ -57,6 +57,7 @@ PLAIN: dict[Column, FieldSpec] = {("reward",): ((), torch.float32)}
 
 OPTIONAL: dict[Column, FieldSpec] = {
     ("intervened",): ((), torch.bool),
+    ("penalty",): ((), torch.float32),
     ("padding",): ((), torch.bool),
 }
 """What only some rollouts have."""
@@ -309,7 +310,7 @@ class ReplayBuffer(Replay):
         offsets = self._drawable()
         behind = drawn if offsets is None else offsets[drawn]
         rows = (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
-        reward, discount, last = self._sums(rows, behind, n_steps, gamma)
+        sums, discount, last = self._sums(rows, behind, n_steps, gamma)
         following = (last + self.num_envs).remainder_(self._rows)
         aside = self._ring[ASIDE].index_select(0, last)
         from_aside = (aside >= 0).nonzero().flatten()
@@ -318,7 +319,7 @@ class ReplayBuffer(Replay):
             fields[name] = self._ring[name].index_select(0, rows)
         for name in self._action:
             fields[name] = self._ring[name].index_select(0, rows)
-        fields["reward",] = reward
+        fields |= sums
         for name in self._observation:
             values = self._ring[name].index_select(0, following)
             if len(from_aside):
@@ -331,8 +332,10 @@ class ReplayBuffer(Replay):
 
     def _sums(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[dict[Column, Tensor], Tensor, Tensor]:
         """Return discounted sums of up to n rewards [M], the discount behind them, the last rows.
+
+        Penalties are summed as rewards are.
 
         Args:
             rows: [M], where the sums begin.
@@ -341,7 +344,7 @@ class ReplayBuffer(Replay):
             gamma: per env step.
         """
         held = (self._end - self._oldest) * self.num_envs
-        reward, discount = self._rewards(rows, gamma)
+        sums, discount = self._rewards(rows, gamma)
         last = rows
         for step in range(1, n_steps):
             # Who has stopped stays so: `last` is as it was, and the end of what is held no nearer.
@@ -350,18 +353,20 @@ class ReplayBuffer(Replay):
             following = (last + self.num_envs).remainder_(self._rows)
             last = torch.where(goes_on, following, last)
             more, factor = self._rewards(last, gamma)
-            reward = torch.where(goes_on, reward + discount * more, reward)
+            for name, total in sums.items():
+                sums[name] = torch.where(goes_on, total + discount * more[name], total)
             discount = torch.where(goes_on, discount * factor, discount)
-        return reward, discount * ~self._ring["terminated",].index_select(0, last), last
+        return sums, discount * ~self._ring["terminated",].index_select(0, last), last
 
-    def _rewards(self, rows: Tensor, gamma: float) -> tuple[Tensor, Tensor | float]:
-        """Return the reward of single steps [M], and the discount of what follows them."""
+    def _rewards(self, rows: Tensor, gamma: float) -> tuple[dict[Column, Tensor], Tensor | float]:
+        """Return what single steps [M] earned, and the discount of what follows them."""
         if ("steps",) not in self._ring:
-            return self._ring["reward",].index_select(0, rows), gamma
+            earned = [name for name in (("reward",), ("penalty",)) if name in self._ring]
+            return {name: self._ring[name].index_select(0, rows) for name in earned}, gamma
         rewards = self._ring["step_reward",].index_select(0, rows)
         weights = gamma ** torch.arange(rewards.shape[-1], device=rewards.device)
         steps = self._ring["steps",].index_select(0, rows)
-        return (rewards * weights).sum(-1), gamma**steps
+        return {("reward",): (rewards * weights).sum(-1)}, gamma**steps
 
     def _drawable(self) -> Tensor | None:
         """Return which rows are no padding, by how many they are behind the oldest one."""
@@ -464,6 +469,9 @@ class ReplayBuffer(Replay):
         Raises:
             ConfigurationError: where a file is missing, damaged, or of other spaces or envs.
         """
+        require(
+            "num_envs" in state, f"The checkpoint's replay is of another kind than this. {CURE}"
+        )
         require(
             state["num_envs"] == self.num_envs,
             f"The checkpoint's replay is of {state['num_envs']} envs, and data.num_envs is "

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_rl.algorithms import OffPolicyAlgorithm
 from lightning_rl.algorithms.checks import weights_to_begin_with
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.buffers.replay_files import ReplayFolder
@@ -222,6 +223,8 @@ class WarmStart(Callback):
         if note is not None:
             rank_zero_info(note)
         module.policy.load_state_dict(weights)
+        if isinstance(module, OffPolicyAlgorithm):
+            module.begin_with_policy()
         reference = getattr(pl_module, "reference", None)
         if isinstance(reference, ReferencePolicy):
             reference.remember()

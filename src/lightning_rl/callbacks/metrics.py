@@ -63,6 +63,7 @@ class MetricsWriter(Callback):
         self.latest = {
             **algorithm.metrics,
             **data.collector.metrics(),
+            **(data.replay.metrics() if data.replay is not None else {}),
             "charts/SPS": steps / (collect + update),
             "charts/SPS_collect": steps / collect,
             "charts/SPS_update": steps / update,

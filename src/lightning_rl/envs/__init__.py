@@ -6,6 +6,7 @@ from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
+from lightning_rl.envs.penalty import PenaltyTerms
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
@@ -24,6 +25,7 @@ __all__ = [
     "Intervention",
     "InterventionSource",
     "Keyboard",
+    "PenaltyTerms",
     "PointMass",
     "PushBlocks",
     "PushCube",

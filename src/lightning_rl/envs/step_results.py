@@ -24,7 +24,7 @@ Said = dict[str, Any]
 """`success` [N], `rewards` {term: [N]}, `metrics` {name: [N]}; a key that no env said is absent.
 
 Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
-that did, and `intervened` [N].
+that did, and `intervened` [N]. Where they report penalties: `penalty` [N].
 """
 
 
@@ -187,6 +187,7 @@ def says_something(info: dict[str, Any]) -> bool:
         or "is_success" in info
         or EXECUTED_ACTION in info
         or INTERVENED in info
+        or "penalty" in info
     )
 
 
@@ -199,6 +200,8 @@ def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
         said.setdefault(EXECUTED_ACTION, {})[i] = info[EXECUTED_ACTION]
     if INTERVENED in info:
         _column(said, INTERVENED, num_envs)[i] = bool(info[INTERVENED])
+    if "penalty" in info:
+        _column(said, "penalty", num_envs)[i] = info["penalty"]
     for kind in TREES:
         numbers = info.get(kind)
         if isinstance(numbers, dict):
@@ -270,6 +273,14 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
     return {EXECUTED_ACTION: executed, INTERVENED: intervened.astype(bool)}
 
 
+def read_penalty(said: Said, num_envs: int) -> np.ndarray:
+    """Return `penalty` [N] float32, 0 where an env said nothing; see `VectorEnv.step`."""
+    penalty = said.get("penalty")
+    return (
+        np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
+    )
+
+
 def _column(columns: dict[str, Any], name: str, num_envs: int) -> np.ndarray:
     """Return the array [N] of a name, at first NaN for every env."""
     if name not in columns:
@@ -289,6 +300,8 @@ def _of_arrays(info: dict[str, Any], given: np.ndarray) -> Said:
         said[EXECUTED_ACTION] = {i: info[EXECUTED_ACTION][i] for i in np.flatnonzero(mask)}
     if INTERVENED in info:
         said[INTERVENED] = _numbers(info[INTERVENED], _mask(info, INTERVENED, given))
+    if "penalty" in info:
+        said["penalty"] = _numbers(info["penalty"], _mask(info, "penalty", given))
     for kind in TREES:
         tree = info.get(kind)
         if isinstance(tree, dict):

@@ -34,6 +34,10 @@ RESULTS = ("reward", "terminated", "truncated")
 """What a step returns between the observation and the info, each [N]."""
 
 
+PENALTY_FIELD: dict[str, FieldSpec] = {"penalty": ((), torch.float32)}
+"""What a rollout holds of an env that reports what a part of the action costs."""
+
+
 class RestoreError(RuntimeError):
     """An env cannot be brought back to a saved state; the message says why."""
 
@@ -64,10 +68,16 @@ class VectorEnv(ABC):
     reports_interventions: bool = False
     """Whether a person or a script may take over, which rollouts are to hold; see `step`."""
 
+    reports_penalty: bool = False
+    """Whether what part of an action costs is said apart from the reward, which rollouts are to
+    hold; see `step`."""
+
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """What a rollout holds of each step beside what every env says; found in `info`."""
-        return intervention_fields(self.single_action_space) if self.reports_interventions else {}
+        space = self.single_action_space
+        taken_over = intervention_fields(space) if self.reports_interventions else {}
+        return taken_over | (PENALTY_FIELD if self.reports_penalty else {})
 
     @abstractmethod
     def reset(
@@ -103,6 +113,8 @@ class VectorEnv(ABC):
             Where the env `reports_interventions`: `executed_action` [N, *A], what it did instead of
             what it was told, and `intervened` [N] bool, whether a person or a script had taken
             over; without the former it did as it was told, without the latter the two are compared.
+            Where it `reports_penalty`: `penalty` [N] float32, at every step, what the step adds to
+            the reward of a part of the action alone (see `GripperSAC`), at most 0 as a rule.
         """
 
     def rollout_stepper(self, rollout: TensorDict) -> "RolloutStepper":

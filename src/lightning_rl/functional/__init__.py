@@ -20,6 +20,7 @@ from lightning_rl.functional.off_policy import (
     loglinear_proximal,
 )
 from lightning_rl.functional.q_learning import (
+    double_q_target,
     ensemble_loss,
     least_of_subset,
     random_subsets,
@@ -36,6 +37,7 @@ __all__ = [
     "clipped_value_loss",
     "decoupled_surrogate_loss",
     "discounted_return",
+    "double_q_target",
     "effective_sample_size",
     "ensemble_loss",
     "explained_variance",

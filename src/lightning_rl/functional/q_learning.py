@@ -30,6 +30,25 @@ def soft_target(
     return reward + discount * (next_q - alpha * next_log_prob)
 
 
+def double_q_target(
+    reward: Tensor, discount: Tensor, next_q: Tensor, next_target_q: Tensor
+) -> Tensor:
+    """Return r + discount * Q'(s', argmax_a Q(s', a)).
+
+    Source: van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-learning", equation
+    4. Time limits: as for `soft_target`.
+
+    Args:
+        reward: [B], summed over the steps up to s'.
+        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
+        next_q: [B, M], of the M actions in s', by the network: it says which is the best.
+        next_target_q: [B, M], by the target network: it says what that is worth.
+    """
+    refuse_broadcast(reward=reward, discount=discount, next_q=next_q[:, 0])
+    best = next_q.argmax(-1, keepdim=True)
+    return reward + discount * next_target_q.gather(-1, best).squeeze(-1)
+
+
 def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
     """Return the sum over critics of mean((Q_e - target)^2) / 2.
 

@@ -2,6 +2,7 @@
 
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.gripper import GripperActorCritic
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
     DeterministicActorCritic,
@@ -25,6 +26,7 @@ __all__ = [
     "Backbone",
     "CustomVLA",
     "DeterministicActorCritic",
+    "GripperActorCritic",
     "ObservationNormalizer",
     "Policy",
     "PolicyWrapper",

@@ -3,8 +3,9 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -32,6 +33,11 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """By the names that settings give them."""
 
 
+Normalization = Literal["none", "layer", "rms"]
+"""Of the units of a hidden layer, before its activation: `layer` (Ba et al. 2016), `rms` (Zhang &
+Sennrich 2019), or `none`."""
+
+
 class PerceptronPolicy(Policy):
     """What policies of perceptrons over a flattened observation have in common.
 
@@ -42,6 +48,7 @@ class PerceptronPolicy(Policy):
         activation: one of `ACTIVATIONS`.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+        normalization: of the actor's hidden units.
     """
 
     has_critic = False
@@ -55,12 +62,13 @@ class PerceptronPolicy(Policy):
         hidden_sizes: Sequence[int],
         activation: str,
         normalize_observation: bool,
+        normalization: Normalization = "none",
     ) -> None:
         super().__init__(observation_space, action_space)
         size = flat_observation_size(observation_space)
         self.distribution = distribution
-        outputs = distribution.num_outputs
-        self.actor = mlp(size, hidden_sizes, outputs, activation=activation, output_gain=0.01)
+        make = partial(mlp, activation=activation, normalization=normalization, output_gain=0.01)
+        self.actor = make(size, hidden_sizes, distribution.num_outputs)
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
 
     @property
@@ -215,6 +223,7 @@ def mlp(
     *,
     activation: str = "tanh",
     output_gain: float = 1.0,
+    normalization: Normalization = "none",
 ) -> nn.Sequential:
     """Build a perceptron with orthogonal weights and zero biases.
 
@@ -238,7 +247,10 @@ def mlp(
     )
     layers: list[nn.Module] = []
     for before, after in pairwise(sizes[:-1]):
-        layers += [_linear(before, after, math.sqrt(2)), ACTIVATIONS[activation]()]
+        layers.append(_linear(before, after, math.sqrt(2)))
+        if normalization != "none":
+            layers.append(nn.LayerNorm(after) if normalization == "layer" else nn.RMSNorm(after))
+        layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
 
 

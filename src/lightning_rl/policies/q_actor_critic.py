@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
@@ -14,14 +14,12 @@ from torch import Tensor, nn
 from lightning_rl.errors import check_range, closest, require
 from lightning_rl.policies.actor_critic import (
     ACTIVATIONS,
+    Normalization,
     PerceptronPolicy,
     flat_observation_size,
 )
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
-
-Normalization = Literal["none", "layer", "rms"]
-"""Of the units of a hidden layer, before its activation."""
 
 
 class QEnsemble(nn.Module):
@@ -34,8 +32,7 @@ class QEnsemble(nn.Module):
         hidden_sizes: units of the hidden layers.
         num_critics: E.
         activation: one of `ACTIVATIONS`.
-        normalization: `layer` (Ba et al. 2016) or `rms` (Zhang & Sennrich 2019), of the units of
-            each hidden layer before the activation; or `none`.
+        normalization: of the units of each hidden layer before the activation.
     """
 
     def __init__(
@@ -106,6 +103,7 @@ class QActorCritic(PerceptronPolicy):
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+        actor_normalization: of the actor's hidden units, likewise.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -126,6 +124,7 @@ class QActorCritic(PerceptronPolicy):
         num_critics: int,
         critic_normalization: Normalization,
         normalize_observation: bool,
+        actor_normalization: Normalization,
     ) -> None:
         super().__init__(
             observation_space,
@@ -134,6 +133,7 @@ class QActorCritic(PerceptronPolicy):
             hidden_sizes,
             activation,
             normalize_observation,
+            actor_normalization,
         )
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         chosen = activation if critic_activation is None else critic_activation
@@ -182,6 +182,7 @@ class SquashedActorCritic(QActorCritic):
         log_std_bounds: least and greatest log standard deviation of what is squashed.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+        actor_normalization: of the actor's hidden units, likewise.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -202,6 +203,7 @@ class SquashedActorCritic(QActorCritic):
         critic_normalization: Normalization = "none",
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
+        actor_normalization: Normalization = "none",
     ) -> None:
         super().__init__(
             observation_space,
@@ -214,6 +216,7 @@ class SquashedActorCritic(QActorCritic):
             num_critics,
             critic_normalization,
             normalize_observation,
+            actor_normalization,
         )
 
     def draw_unit(self, td: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,6 +244,7 @@ class DeterministicActorCritic(QActorCritic):
         exploration_std: standard deviation of the noise, in units of the bounds of the action.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
+        actor_normalization: of the actor's hidden units, likewise.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -261,6 +265,7 @@ class DeterministicActorCritic(QActorCritic):
         critic_normalization: Normalization = "none",
         exploration_std: float = 0.1,
         normalize_observation: bool = False,
+        actor_normalization: Normalization = "none",
     ) -> None:
         super().__init__(
             observation_space,
@@ -273,6 +278,7 @@ class DeterministicActorCritic(QActorCritic):
             num_critics,
             critic_normalization,
             normalize_observation,
+            actor_normalization,
         )
 
     def best_unit(self, td: TensorDict, actor: nn.Module | None = None) -> Tensor:

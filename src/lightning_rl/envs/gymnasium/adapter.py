@@ -26,6 +26,7 @@ from lightning_rl.envs.step_results import (
     check_like,
     read_arrays,
     read_interventions,
+    read_penalty,
     refuse_missing_end,
     to_tensors,
 )
@@ -56,7 +57,8 @@ class GymnasiumEnv(VectorEnv):
     `metadata["reports_interventions"] = True`, and then in the info of a step what it did instead
     of what it was told, `executed_action`, with `intervened` beside it: see `VectorEnv.step`. One
     that uses other names for them has said so too. A step of which it says neither was not
-    intervened in.
+    intervened in. A wrapper that says what a part of the action costs, `PenaltyTerms`, has
+    `metadata["reports_penalty"] = True`, and `penalty` in the info.
 
     Args:
         num_envs: N.
@@ -142,7 +144,7 @@ class GymnasiumEnv(VectorEnv):
 
     def rollout_stepper(self, rollout: TensorDict) -> RolloutStepper:
         # A subclass may step in another way; and who intervenes is in no hurry.
-        quick = type(self) is GymnasiumEnv and not self.reports_interventions
+        quick = type(self) is GymnasiumEnv and not self.extra_fields
         if quick and _is_plain(rollout):
             return ArrayStepper(self, rollout)
         return super().rollout_stepper(rollout)
@@ -164,7 +166,7 @@ class GymnasiumEnv(VectorEnv):
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
-        if info or self.reports_interventions:
+        if info or self.reports_interventions or self.reports_penalty:
             info = self._tensor_info(info, actions, terminated, truncated)
         return self._observation, reward, terminated, truncated, info
 
@@ -325,6 +327,7 @@ class GymnasiumEnv(VectorEnv):
             self._clip = (low, high)
         announced = self._env.metadata.get("reports_interventions", False)
         self.reports_interventions = bool(announced or self._names)
+        self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
         self._finals: Any = None
@@ -389,6 +392,8 @@ class GymnasiumEnv(VectorEnv):
             if self._first_action is not None:
                 taken["executed_action"] -= self._first_action
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
+        if self.reports_penalty:
+            result["penalty"] = torch.from_numpy(read_penalty(said, self.num_envs))
         return result | to_tensors(said)
 
     def _final_rows(self, rows: np.ndarray) -> Any:

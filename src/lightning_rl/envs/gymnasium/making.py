@@ -22,7 +22,7 @@ EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 NAMESPACES = {
     "ALE": ("ale_py", "gymnasium[atari]"),
     "dm_control": ("shimmy", "shimmy[dm-control]"),
-    "gym_hil": ("gym_hil", "gym-hil"),
+    "gym_hil": ("gym_hil", "lightning-rl[hil]"),
 }
 """The module that registers the envs of a namespace, and the package that brings it."""
 

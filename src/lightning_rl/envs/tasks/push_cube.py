@@ -23,6 +23,9 @@ TABLE, SUCCESS, BEHIND = 1.0, 0.1, 0.08
 """m: half of the table's edge; how near the goal is near enough; where to push from, behind the
 cube's centre."""
 
+CLEAR = 0.12
+"""m: how far from the cube's path the expert passes it."""
+
 START = ((-0.52, -0.48), (-0.02, 0.02), (-0.8, -0.42), (-0.6, -0.2), (-0.3, 0.3), (-0.3, 0.3))
 """m, from and to, of x and y of pusher, cube and goal. No start of these ranges is solved (cube and
 goal are 0.12 m apart along x or more) or has the pusher at the cube (0.11 m apart along y)."""
@@ -124,6 +127,28 @@ class PushCube(Task):
         )
         moved = _state(pusher, cube, goal, action)
         return moved, reward, success | off[:, 0] | off[:, 1], info
+
+    def expert(self, state: TensorDict) -> Tensor:
+        """Return what someone who sees the state [M] would do, an action [M, 2] in [-1, 1].
+
+        Around the cube to the point to push from, and then forward along the line to the goal.
+        """
+        pusher, cube, goal = state["pusher"], state["cube"], state["goal"]
+        forward = (goal - cube) / norm(goal - cube).clamp_min(1e-9)[:, None]
+        off = pusher - cube
+        along = (off * forward).sum(1, keepdim=True)
+        beside = off - along * forward
+        aside = norm(beside)[:, None]
+        pushes = (along < 0) & (aside < 0.015)
+        # In front of the cube, and too near to its path: out of the way first, then back past it.
+        outwards = torch.where(aside > 1e-6, beside / aside.clamp_min(1e-6), forward.flip(1))
+        passing = (along > -BEHIND) & (aside < CLEAR)
+        place = cube - 1.4 * BEHIND * forward
+        back = cube + 1.2 * CLEAR * outwards - 1.6 * BEHIND * forward
+        to = torch.where(along > -BEHIND, back, place)
+        move = torch.where(pushes, MAX_MOVE * forward - beside, to - pusher)
+        move = torch.where(passing & ~pushes, MAX_MOVE * (outwards - 0.3 * forward), move)
+        return (move / MAX_MOVE).clamp(-1.0, 1.0)
 
     def draw(self, state: TensorDict, height: int, width: int) -> Tensor:
         """Draw pusher (with a halo), cube, and green where its centre should be."""

@@ -1,0 +1,87 @@
+"""Learn an arm by SAC, and its gripper by a discrete critic of its own."""
+
+import copy
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.algorithms.off_policy import check_q_policy
+from lightning_rl.algorithms.sac import SAC
+from lightning_rl.errors import check_range
+from lightning_rl.functional import double_q_target
+from lightning_rl.optim.update import Objective
+from lightning_rl.policies.gripper import GripperActorCritic
+
+
+class GripperSAC(SAC):
+    """SAC for an arm, and double Q-learning for the gripper at its end.
+
+    Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via
+    Human-in-the-Loop Reinforcement Learning", section III); the gripper's part is van Hasselt et
+    al. 2016, "Deep Reinforcement Learning with Double Q-learning". Its critic is fitted with each
+    update of the others. What a step adds in `penalty`, such as the cost of opening and closing,
+    counts in the rewards of the gripper's critic, and in no other: see `PenaltyTerms`.
+
+    Args:
+        policy: an arm's actor and critics, and a gripper's critic.
+        gripper_learning_rate: of that critic; as the other critics' where not given.
+        kwargs: see `SAC`; the dimensions of `target_entropy` are the arm's.
+
+    Raises:
+        ConfigurationError: for a number out of range, and a policy without a gripper.
+    """
+
+    policy: GripperActorCritic
+    fitted_always = ("critic", "gripper")
+
+    def __init__(
+        self,
+        policy: GripperActorCritic,
+        gripper_learning_rate: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_q_policy(type(self).__name__, policy, GripperActorCritic)
+        super().__init__(policy, **kwargs)
+        check_range("gripper_learning_rate", gripper_learning_rate, above=0)
+        rate = self.critic_learning_rate if gripper_learning_rate is None else gripper_learning_rate
+        self.gripper_learning_rate = rate
+        self.target_gripper = copy.deepcopy(policy.gripper).requires_grad_(False)
+
+    def configure_objectives(self) -> list[Objective]:
+        """Return the losses of critics, gripper, actor and temperature."""
+        critic, *others = super().configure_objectives()
+        rate = self.gripper_learning_rate
+        gripper = self.objective(
+            self.gripper_loss, self.policy.gripper, name="gripper", learning_rate=rate
+        )
+        return [critic, gripper, *others]
+
+    def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [*super().slow_copies(), (self.target_gripper, self.policy.gripper)]
+
+    def gripper_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the gripper's critic on samples [B], and scalars to report."""
+        target, penalty = self.gripper_target(minibatch)
+        command = self.policy.command_of(minibatch["action"])
+        q = self.policy.gripper_values(minibatch).gather(-1, command[:, None]).squeeze(-1)
+        loss = 0.5 * (q - target).square().mean()
+        return loss, {"gripper_q": q.mean(), "gripper_penalty": penalty.mean()}
+
+    @torch.no_grad()
+    def gripper_target(self, minibatch: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return what the gripper's critic is to say of samples [B], and the penalties in it."""
+        following = TensorDict(
+            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
+        )
+        reward = minibatch["reward"]
+        penalty = minibatch.get("penalty", None)
+        penalty = torch.zeros_like(reward) if penalty is None else penalty
+        target = double_q_target(
+            reward + penalty,
+            minibatch["discount"],
+            self.policy.gripper_values(following),
+            self.policy.gripper_values(following, self.target_gripper),
+        )
+        return target, penalty

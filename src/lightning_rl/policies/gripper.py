@@ -1,0 +1,173 @@
+"""Act with an arm, squashed to its bounds, and a gripper that a discrete critic commands."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.errors import require
+from lightning_rl.policies.actor_critic import Normalization, flat_observation_size, mlp
+from lightning_rl.policies.distributions import widened
+from lightning_rl.policies.q_actor_critic import SquashedActorCritic
+
+CLOSE, STAY, OPEN = 0, 1, 2
+"""The commands of a gripper, from the least to the greatest number of an action's last dimension.
+
+This is the one convention of policies, demonstrations and replays: an env that has another one
+turns it where it is adapted, as `PickCube` does.
+"""
+
+CLONING_TEMPERATURE = 0.1
+"""By which the values of the commands are divided where they stand for log-probs, in units of Q."""
+
+
+class GripperActorCritic(SquashedActorCritic):
+    """A tanh-Gaussian actor for all dimensions of an action but the last, a gripper's command.
+
+    That is close, stay or open, the least, middle and greatest number of the dimension; what lies
+    between counts as the nearest of them. A critic of its own values the three, and the best one is
+    acted on, also where the actor draws: the states that its draws lead to are what the gripper
+    explores. Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via
+    Human-in-the-Loop Reinforcement Learning", section III). The other critics are of the arm's
+    dimensions alone, as there: for them the gripper is a part of the env.
+
+    `sample_log_prob` is that of the arm. For cloning, `evaluate_actions` adds the log-prob of the
+    command under a softmax of the values at a temperature of `CLONING_TEMPERATURE`, small enough
+    that they stay in the range of rewards of 0 and 1.
+
+    Args:
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        critic_hidden_sizes: units of the hidden layers of all critics, the gripper's included; as
+            the actor's where not given.
+        critic_activation: likewise.
+        num_critics: E, critics in the ensemble of the arm.
+        critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
+        kwargs: see `SquashedActorCritic`.
+
+    Raises:
+        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+    """
+
+    commands: Tensor
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        critic_hidden_sizes: Sequence[int] | None = None,
+        critic_activation: str | None = None,
+        num_critics: int = 2,
+        critic_normalization: Normalization = "none",
+        **kwargs: Any,
+    ) -> None:
+        arm, commands = _parts(action_space)
+        super().__init__(
+            observation_space,
+            arm,
+            hidden_sizes,
+            activation,
+            critic_hidden_sizes,
+            critic_activation,
+            num_critics,
+            critic_normalization,
+            **kwargs,
+        )
+        self.action_space = action_space
+        self.gripper = mlp(
+            flat_observation_size(observation_space),
+            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
+            len(commands),
+            activation=activation if critic_activation is None else critic_activation,
+            normalization=critic_normalization,
+        )
+        self.register_buffer("commands", commands, persistent=False)
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        features = self.features(td)
+        fields = self.distribution.sample(widened(self.actor(features)), deterministic, generator)
+        command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
+        fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
+        for key, value in fields.items():
+            td.set(key, value, inplace=True)
+        return td
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        action = td.get("action")
+        features = self.features(td)
+        fields = {key: td.get(key) for key in self.extra_fields} | {"action": action[..., :-1]}
+        output = widened(self.actor(features))
+        log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
+        values = self.gripper_values(td, features=features) / CLONING_TEMPERATURE
+        taken = self.command_of(action)
+        log_prob = log_prob + values.log_softmax(-1).gather(-1, taken[:, None]).squeeze(-1)
+        found = {"sample_log_prob": log_prob, "entropy": entropy, "value": self.value_of(features)}
+        return TensorDict(found, td.batch_size)
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        return super().fields_of(action[..., :-1])
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Return the arm's part of actions [B, A] in units of its bounds, [-1, 1], as [B, A-1]."""
+        return super().unit(action[..., :-1])
+
+    def command_of(self, action: Tensor) -> Tensor:
+        """Return the commands [B] in actions [B, A]: `CLOSE`, `STAY` or `OPEN`, the nearest one."""
+        return (action[..., -1:] - self.commands.to(action.dtype)).abs().argmin(-1)
+
+    def gripper_values(
+        self, td: TensorDict, critic: torch.nn.Module | None = None, features: Tensor | None = None
+    ) -> Tensor:
+        """Return the values [B, 3] of the commands where `td` [B] was observed.
+
+        Args:
+            td: [B], with `observation`.
+            critic: the policy's own where not given.
+            features: [B, D], of `td`, where they are known.
+        """
+        features = self.features(td) if features is None else features
+        return widened((critic or self.gripper)(features))
+
+
+def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
+    """Return the space of the arm, and the three numbers of the gripper's commands.
+
+    Raises:
+        ConfigurationError: for a space that has no such parts.
+    """
+    fits = (
+        isinstance(space, gymnasium.spaces.Box)
+        and np.issubdtype(space.dtype, np.floating)
+        and len(space.shape) == 1
+        and space.shape[0] > 1
+    )
+    chunked = " A chunk of actions has no one command: leave ActionChunk out." * (
+        isinstance(space, gymnasium.spaces.Box) and len(space.shape) > 1
+    )
+    require(
+        fits,
+        "An arm with a gripper takes a floating-point Box of one dimension, whose last entry is "
+        f"the gripper's command and the others are the arm's; the action space is {space}."
+        f"{chunked} Learn it with SAC and a SquashedActorCritic.",
+    )
+    box = cast(gymnasium.spaces.Box, space)
+    low, high = (float(bound[-1]) for bound in (box.low, box.high))
+    require(
+        math.isfinite(low) and math.isfinite(high) and low < high,
+        f"The last entry of the action space is a gripper's command, from the number that closes "
+        f"it to the one that opens it, and has the bounds {low:g} and {high:g}. Give it finite "
+        "bounds, low < high, by a wrapper (gymnasium.wrappers.TransformAction).",
+    )
+    arm = gymnasium.spaces.Box(box.low[:-1], box.high[:-1], dtype=cast(Any, box.dtype).type)
+    return arm, torch.linspace(low, high, 3)

@@ -1,0 +1,423 @@
+"""A gripper beside an arm: one convention of commands, penalties from the env to each update, and its neighbours."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tensordict import TensorDict
+
+from lightning_rl import (
+    ActionChunk,
+    BehaviorCloning,
+    ConfigurationError,
+    Demonstrations,
+    EpisodeWriter,
+    GripperActorCritic,
+    GripperSAC,
+    GymnasiumEnv,
+    MixedReplay,
+    ReplayBuffer,
+    RLDataModule,
+    RLTrainer,
+    SquashedActorCritic,
+)
+from lightning_rl.envs import PenaltyTerms
+from lightning_rl.envs.gym_hil import PickCube, PickCubeExpert, ScriptedHelp
+from lightning_rl.errors import EnvFaultError
+from lightning_rl.functional import double_q_target
+from lightning_rl.optim.update import Update
+from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
+from lightning_rl.rollout import allocate_rollout
+from tests import arms
+from tests.helpers import last, train
+
+
+def arm(n, weight=2.0, **settings):
+    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": weight})]
+    return GymnasiumEnv(n, "tests/Arm-v0", env_kwargs=settings, wrappers=wrappers)
+
+
+def policy(**settings):
+    torch.manual_seed(0)
+    return GripperActorCritic(arms.OBSERVATION, arms.ACTION, (16,), **settings)
+
+
+def seen(count):
+    return TensorDict({"observation": torch.randn(count, 4)}, [count])
+
+
+# --- acting ---
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_best_command_is_acted_on_and_the_arm_is_squashed(deterministic):
+    made = policy()
+    td = made.get_action(seen(200), deterministic, torch.Generator().manual_seed(1))
+    best = made.gripper_values(td).argmax(-1)
+    assert torch.equal(td["action"][:, 2], best.float())  # 0 close, 1 stay, 2 open
+    assert len(best.unique()) > 1
+    assert td["action"][:, :2].abs().max() <= 1.0
+    assert (CLOSE, STAY, OPEN) == (0, 1, 2)
+
+
+def test_the_nearest_command_counts_whatever_the_bounds():
+    box = Box(np.array([-1.0, -5.0], np.float32), np.array([1.0, 1.0], np.float32))
+    made = GripperActorCritic(arms.OBSERVATION, box, (4,))
+    action = torch.tensor(
+        [[0.0, -5.0], [0.0, -3.6], [0.0, -2.0], [0.0, -0.6], [0.0, -0.4], [0.0, 1.0]]
+    )
+    assert made.command_of(action).tolist() == [CLOSE, CLOSE, STAY, STAY, OPEN, OPEN]
+    assert made.commands.tolist() == [-5.0, -2.0, 1.0]
+
+
+def test_a_collector_gets_the_gripper_too():
+    """The first thing that an actor elsewhere lacked in LeRobot was its discrete critic."""
+    names = set(policy().acting_state())
+    assert any(name.startswith("gripper.") for name in names)
+    assert not any(name.startswith("critic.") for name in names)
+
+
+def test_it_acts_in_torch_and_says_so():
+    made = policy()
+    rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 1, 4, extra_fields=made.extra_fields)
+    assert type(made.rollout_actor(rollout)) is StepwiseActor
+
+
+def message_of(make):
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    return str(refused.value)
+
+
+def test_actions_without_a_gripper_are_refused():
+    begins = (
+        "An arm with a gripper takes a floating-point Box of one dimension, whose last entry is the gripper's command "
+        "and the others are the arm's; the action space is "
+    )
+    ends = " Learn it with SAC and a SquashedActorCritic."
+    for space in (Discrete(3), Box(-1.0, 1.0, (1,))):
+        refused = message_of(lambda space=space: GripperActorCritic(arms.OBSERVATION, space))
+        assert refused == f"{begins}{space}.{ends}"
+    chunks = ActionChunk(1, arm, 2)
+    refused = message_of(lambda: GripperActorCritic(arms.OBSERVATION, chunks.single_action_space))
+    assert refused == (
+        f"{begins}{chunks.single_action_space}. A chunk of actions has no one command: leave ActionChunk out.{ends}"
+    )
+    endless = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, np.inf], np.float32))
+    assert message_of(lambda: GripperActorCritic(arms.OBSERVATION, endless)) == (
+        "The last entry of the action space is a gripper's command, from the number that closes it to the one that opens "
+        "it, and has the bounds 0 and inf. Give it finite bounds, low < high, by a wrapper "
+        "(gymnasium.wrappers.TransformAction)."
+    )
+    plain = SquashedActorCritic(arms.OBSERVATION, arms.ACTION)
+    assert message_of(lambda: GripperSAC(plain)) == (
+        "GripperSAC trains an actor beside Q critics, and SquashedActorCritic is not a GripperActorCritic: set "
+        "model.policy: {class_path: GripperActorCritic}, or a subclass of it with networks of your own."
+    )
+
+
+def test_the_target_takes_the_networks_choice_at_the_targets_worth():
+    target = double_q_target(
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([0.5, 0.0]),
+        torch.tensor([[0.0, 3.0, 1.0], [1.0, 0.0, 0.0]]),
+        torch.tensor([[9.0, 4.0, 7.0], [9.0, 9.0, 9.0]]),
+    )
+    assert target.tolist() == [3.0, 2.0]
+
+
+# --- penalties ---
+
+
+def test_terms_are_weighed_and_one_that_is_not_said_is_named():
+    env = PenaltyTerms(arms.Arm(helped=False), {"discrete_penalty": 2.0})
+    env.reset(seed=0)
+    close, stay = np.array([0, 0, 0.0], np.float32), np.array([0, 0, 1.0], np.float32)
+    said = [env.step(action)[4]["penalty"] for action in (stay, close, close, stay)]
+    assert said == [0.0, -1.0, 0.0, 0.0]  # where it is closed already nothing changes
+    env = PenaltyTerms(arms.Arm(helped=False), {"cost": 1.0})
+    env.reset(seed=0)
+    with pytest.raises(EnvFaultError) as refused:
+        env.step(stay)
+    assert str(refused.value) == (
+        "PenaltyTerms adds up 'cost', and the info of the step has 'success', 'discrete_penalty': name in `terms` what "
+        "the env says at each step."
+    )
+    with pytest.raises(ConfigurationError, match="PenaltyTerms without terms reports nothing"):
+        PenaltyTerms(env, {})
+
+
+class Reports(GripperSAC):
+    """Keeps what each update's loss has reported."""
+
+    def configure_objectives(self):
+        self.penalties = []
+        return super().configure_objectives()
+
+    def gripper_loss(self, minibatch):
+        loss, scalars = super().gripper_loss(minibatch)
+        self.penalties.append(scalars["gripper_penalty"].item())
+        return loss, scalars
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_penalties_reach_the_loss_of_each_update(ratio, tmp_path):
+    """LeRobot's last update of a step lost them: with one update per step, every one did."""
+    data = {"num_envs": 2, "buffer_size": 1, "total_env_steps": 120, "replay": ReplayBuffer}
+    model = {"algorithm": Reports, "updates_per_env_step": ratio, "random_env_steps": 60}
+    vectorized = partial(arm, helped=False)
+    module, *_ = train(tmp_path, env=vectorized, data=data, model=model)
+    assert len(module.penalties) == module.updates_done == 60 * ratio
+    # A quarter of random commands each opens and closes: 16 samples without any are one in a hundred.
+    assert np.mean([one < 0 for one in module.penalties]) > 0.7
+    assert module.metrics["train/gripper_penalty"] <= 0.0
+    assert module.metrics["train/gripper_loss"] > 0.0
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_penalties_of_each_step_are_in_the_rollout(vectorization):
+    terms = {"discrete_penalty": 2.0}
+    wrappers = [partial(PenaltyTerms, terms=terms)]
+    env = GymnasiumEnv(2, "tests/Arm-v0", wrappers=wrappers, vectorization=vectorization)
+    rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 2, 3, extra_fields=env.extra_fields)
+    observation, _ = env.reset(seed=1)
+    rollout["observation"][:, 0] = observation
+    commands = torch.tensor([[0.0, 0.0, 2.0], [1.0, 2.0, 0.0]])  # the third step is helped: stay
+    rollout["action"][:, :3, 2] = commands
+    stepper = env.rollout_stepper(rollout)
+    for t in range(3):
+        stepper.step(t)
+    assert rollout["penalty"][:, :3].tolist() == [[-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert rollout["intervened"][:, :3].tolist() == [[False, False, True]] * 2
+    assert rollout["executed_action"][:, 2].tolist() == [[0.5, -0.5, 1.0]] * 2
+    env.close()
+
+
+def test_they_are_summed_as_rewards_are():
+    env = partial(arm, helped=False)(1)
+    replay = ReplayBuffer(arms.OBSERVATION, arms.ACTION, 1, capacity=10)
+    rollout = allocate_rollout(arms.OBSERVATION, arms.ACTION, 1, 3, extra_fields=env.extra_fields)
+    rollout["observation"][0, :, 0] = torch.arange(4.0)
+    rollout["penalty"][0, :3] = torch.tensor([-1.0, -2.0, -4.0])
+    replay.extend(rollout)
+    (batch,) = replay.batches(1, 60, n_steps=2, gamma=0.5)
+    found = dict(zip(batch["observation"][:, 0].tolist(), batch["penalty"].tolist(), strict=True))
+    assert found == {0.0: -2.0, 1.0: -4.0, 2.0: -4.0}
+    assert not batch["reward"].any()
+
+
+# --- what it begins with, and what it comes to ---
+
+
+def test_it_begins_with_a_clone_and_its_targets_too(tmp_path):
+    """The actor and the gripper act as the clone does; alpha, critics' targets and optimizers are new."""
+    data = {"num_envs": 2, "buffer_size": 10, "total_env_steps": 40}
+    before, *_ = train(
+        tmp_path / "a",
+        env=arm,
+        data=data | {"replay": ReplayBuffer},
+        model={"algorithm": GripperSAC},
+        seed=5,
+    )
+    with torch.no_grad():
+        for parameter in before.policy.parameters():
+            parameter += 0.1
+    before.trainer.save_checkpoint(tmp_path / "a" / "checkpoints" / "last.ckpt")
+    settings = {"algorithm": GripperSAC, "learning_starts": 30, "learning_rate": 1e-12}
+    after, *_ = train(
+        tmp_path / "b", env=arm, data=data | {"replay": ReplayBuffer}, model=settings | {"tau": 1e-9}, seed=6,
+        trainer={"init_from": str(last(tmp_path / "a"))},
+    )  # fmt: skip
+    td = seen(50)
+    modes = [
+        one.policy.get_action(td.clone(), deterministic=True)["action"] for one in (before, after)
+    ]
+    torch.testing.assert_close(*modes)
+    for target, source in after.slow_copies():
+        for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+            torch.testing.assert_close(slow, fast, atol=1e-6, rtol=0)
+
+
+def test_it_begins_with_what_cloning_has_learnt_of_a_dataset(tmp_path, caplog):
+    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
+    env, generator = arms.Arm(helped=False), np.random.default_rng(0)
+    writer = EpisodeWriter(tmp_path / "data", arms.OBSERVATION, arms.ACTION, 30.0)
+    for seed in range(4):
+        observation, _ = env.reset(seed=seed)
+        for t in range(8):
+            action = np.array([*generator.uniform(-0.5, 0.5, 2), STAY], np.float32)
+            following, reward, *_ = env.step(action)
+            writer.add(observation, action, reward, False, t == 7)
+            observation = following
+        writer.end_episode(observation, success=False)
+    writer.finalise()
+    data = {"num_envs": 4, "buffer_size": 8, "total_env_steps": 320}
+    teacher = RLDataModule(
+        arm, collector=partial(Demonstrations, path=str(tmp_path / "data")), **data
+    )
+    torch.manual_seed(1)
+    clone = GripperActorCritic(teacher.observation_space, teacher.action_space, (16,))
+    settings = {"accelerator": "cpu", "limit_val_batches": 0, "enable_progress_bar": False}
+    trainer = RLTrainer(run_dir=str(tmp_path / "a"), **settings)
+    trainer.fit(BehaviorCloning(clone, batch_size=16, learning_rate=1e-2), teacher)
+    td = seen(50)
+    wanted = clone.get_action(td.clone(), deterministic=True)["action"]
+    assert (wanted[:, 2] == STAY).float().mean() > 0.9
+    replay = partial(MixedReplay, demonstrations=str(tmp_path / "data"))
+    model = {"algorithm": GripperSAC, "learning_starts": 39, "learning_rate": 1e-12}
+    with caplog.at_level("INFO"):
+        module, *_ = train(
+            tmp_path / "b", env=arm, model=model, seed=6,
+            data={"num_envs": 2, "buffer_size": 10, "total_env_steps": 40, "replay": replay},
+            trainer={"init_from": str(last(tmp_path / "a"))},
+        )  # fmt: skip
+    found = module.policy.get_action(td.clone(), deterministic=True)["action"]
+    torch.testing.assert_close(found, wanted)
+    for target, source in module.slow_copies():
+        for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
+            torch.testing.assert_close(slow, fast)
+    assert (
+        "GripperSAC begins with the policy of that checkpoint, and with copies of its critics as targets; optimizers "
+        "and whatever else it learns begin anew."
+    ) in caplog.text
+
+
+def test_cloning_teaches_arm_and_gripper():
+    made = policy()
+    td = seen(64)
+    td["action"] = torch.cat((torch.full((64, 2), 0.3), 2.0 * (td["observation"][:, :1] > 0)), 1)
+    for key, value in made.fields_of(td["action"]).items():
+        td[key] = value
+    optimizer = torch.optim.Adam(made.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (-made.evaluate_actions(td)["sample_log_prob"].mean()).backward()
+        optimizer.step()
+    found = made.get_action(td.clone(), deterministic=True)["action"]
+    assert (found[:, 2] == td["action"][:, 2]).float().mean() > 0.95
+    assert (found[:, :2] - 0.3).abs().mean() < 0.05
+    assert made.gripper_values(td).abs().max() < 4.0  # of logits it would be some 20
+    assert not any(p.grad is not None for p in made.critic.parameters())
+
+
+@pytest.mark.parametrize(("cost", "closes"), [(0.2, True), (2.0, False)])
+def test_the_gripper_goes_by_reward_and_penalty_together(cost, closes):
+    """To close pays 1 where the first number is positive, and costs: it is done there, or nowhere."""
+    module = GripperSAC(policy(), batch_size=64, learning_rate=1e-2)
+    (optimizer,) = (torch.optim.Adam(module.policy.gripper.parameters(), 1e-2),)
+    update = Update(module.objectives["gripper"], optimizer)
+    for _ in range(200):
+        batch = seen(64)
+        command = torch.randint(0, 3, (64,))
+        pays = (command == CLOSE) & (batch["observation"][:, 0] > 0)
+        batch["action"] = torch.cat((torch.zeros(64, 2), command[:, None].float()), 1)
+        batch["reward"], batch["discount"] = pays.float(), torch.zeros(64)
+        batch["penalty"] = -cost * (command != STAY)
+        batch["next_observation"] = batch["observation"]
+        update(batch)
+    td = seen(500)
+    clear = td["observation"][:, 0].abs() > 0.3
+    found = module.policy.get_action(td, deterministic=True)["action"][clear, 2]
+    wanted = torch.where((td["observation"][clear, 0] > 0) & closes, CLOSE, STAY)
+    assert (found == wanted).float().mean() > 0.9
+
+
+# --- gym-hil's cube, by a stand-in for its env ---
+
+
+class Simulation(gymnasium.Env):
+    """Says what gym-hil's env does, which closes by 2 and draws from NumPy's global generator."""
+
+    action_space = Box(np.array([-1, -1, -1, 0], np.float32), np.array([1, 1, 1, 2], np.float32))
+    observation_space = gymnasium.spaces.Dict(
+        {"agent_pos": Box(-np.inf, np.inf, (18,)), "environment_state": Box(-np.inf, np.inf, (3,))}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cube, self.command = np.array([*np.random.uniform(0.3, 0.5, 2), 0.02]), 0.0
+        self.fingers = np.array([0.4, 0.0, 0.1])
+        return self.seen(), {}
+
+    def seen(self):
+        agent = np.concatenate((np.zeros(14), [255.0 * self.command], self.fingers))
+        return {"agent_pos": agent.astype("f4"), "environment_state": self.cube.astype("f4")}
+
+    def step(self, action):
+        self.told = action
+        self.command = float(np.clip(self.command + action[3] - 1.0, 0, 1))
+        self.fingers = self.fingers + 0.025 * action[:3]
+        return self.seen(), 0.0, False, False, {"succeed": False, "discrete_penalty": 0.0}
+
+
+def test_gym_hils_sign_is_turned_in_its_adapter():
+    inner = Simulation()
+    env = PickCube(inner)
+    observation, _ = env.reset(seed=3)
+    assert env.observation_space.contains(observation)
+    for command, theirs in ((CLOSE, 2.0), (STAY, 1.0), (OPEN, 0.0), (0.4, 2.0), (1.7, 0.0)):
+        env.step(np.array([0.5, 0.0, 0.0, command], np.float32))
+        assert inner.told.tolist() == [0.5, 0.0, 0.0, theirs]
+    closed, *_, info = env.step(np.array([0, 0, 0, CLOSE], np.float32))
+    assert closed[14] == 1.0
+    assert info["success"] is False
+    stayed, *_ = env.step(np.array([0, 0, 0, STAY], np.float32))
+    assert stayed[14] == 1.0  # neutral: it stays closed
+
+
+def test_the_cube_lies_where_the_seed_says_and_nobody_elses_numbers_move():
+    env = PickCube(Simulation())
+    np.random.seed(0)
+    wanted = np.random.RandomState(0).uniform(size=3)
+    first, _ = env.reset(seed=3)
+    second, _ = env.reset()
+    again, _ = env.reset(seed=3)
+    third, _ = env.reset()
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(second, third)
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(np.random.uniform(size=3), wanted)
+
+
+def test_the_expert_comes_over_the_cube_closes_and_lifts():
+    env, expert = PickCube(Simulation()), PickCubeExpert(noise=0.0)
+    observation, _ = env.reset(seed=1)
+    commands, heights = [], []
+    for _ in range(30):
+        action = expert(observation)
+        commands.append(int(action[3]))
+        observation, *_ = env.step(action)
+        heights.append(float(observation[17]))
+        if observation[14] == 1.0:  # the stand-in's cube does not move: it would be let go of
+            break
+    assert commands[-1] == CLOSE
+    assert set(commands[:-1]) == {STAY}  # a command is given where something is to change, no more
+    assert np.abs(observation[21:23]).max() < 0.5
+
+
+def test_who_helps_does_so_less_and_less_and_goes_on_where_they_were():
+    observation = np.zeros(24, np.float32)
+
+    def played(helper, steps, ends=60):
+        taken = []
+        for step in range(steps):
+            if step % ends == 0:
+                helper.reset(7 if step == 0 and helper.steps == 0 else None)
+            taken.append(helper.poll(observation).action is not None)
+        return taken
+
+    helper = ScriptedHelp(last_step=2000, rate=0.05)
+    taken = played(helper, 3000)
+    assert 0.5 * sum(taken[:1000]) > sum(taken[1000:2000]) > 0
+    assert not any(taken[2000:])
+    one, other = ScriptedHelp(2000, 0.05), ScriptedHelp(2000, 0.05)
+    played(one, 100)
+    other.load_state_dict(one.state_dict())
+    for _ in range(200):
+        a, b = one.poll(observation), other.poll(observation)
+        assert (a.action is None) == (b.action is None)
+        assert a.action is None or np.array_equal(a.action, b.action)

@@ -1,0 +1,365 @@
+"""A mixed replay gives exact shares of what was collected and what was demonstrated, whatever there is of either."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from lightning_rl import ConfigurationError, GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl.envs import PenaltyTerms
+from lightning_rl.offline import EpisodeWriter
+from tests.helpers import last, train
+from tests.numerics.test_replay import ACTION, NESTED, VECTOR, SlowReplay, Stream, fixed_rollout
+
+SCALAR = Box(-99, 99, ())
+FIELDS = ("observation", "action", "reward", "next_observation", "discount")
+
+
+def mixed(space=VECTOR, num_envs=2, capacity=1000, offline=1000, action=ACTION, **settings):
+    parts = {"online": capacity, "offline": offline}
+    made = {name: partial(ReplayBuffer, capacity=room) for name, room in parts.items()}
+    return MixedReplay(space, action, num_envs, "cpu", 3, **made, **settings)
+
+
+def taken_over(observations, intervened, **kwargs):
+    """One env, whose observations are plain numbers and whose executed actions are 10 times them."""
+    rollout = fixed_rollout(observations, rewards=observations[:-1], **kwargs)
+    seen = rollout["observation"]
+    rollout["executed_action"] = (10 * seen)[..., None].expand(*seen.shape, 2).contiguous()
+    rollout["intervened"] = torch.zeros_like(rollout["done"])
+    rollout["intervened"][0, intervened] = True
+    return rollout
+
+
+def drawn(replay, **settings):
+    """All that is drawn, each once, as plain numbers."""
+    (batch,) = replay.batches(1, 600, **settings)
+    rows = torch.stack([batch[key].reshape(600, -1)[:, 0].float() for key in FIELDS], 1)
+    return {tuple(row) for row in rows.tolist()}
+
+
+# --- shares ---
+
+
+@pytest.mark.parametrize(
+    ("ratio", "size", "online"),
+    [
+        (0.5, 6, 3),
+        (0.5, 5, 3),
+        (0.25, 6, 2),
+        (0.1, 4, 0),
+        (0.0, 5, 0),
+        (1.0, 5, 5),
+        (0.75, 256, 192),
+    ],
+)
+def test_each_minibatch_has_its_shares(ratio, size, online):
+    """Halves are rounded up; 0 takes none, where LeRobot's mixer takes one, and 1 all."""
+    replay = mixed(SCALAR, 1, online_ratio=ratio)
+    replay.extend(taken_over([1.0, 2.0, 3.0], [0]))  # one demonstration, far fewer than a share
+    replay.extend(taken_over([50.0, 51.0, 52.0], []))
+    for batch in replay.batches(20, size):
+        assert len(batch) == size
+        assert batch["observation"][online:].tolist() == [1.0] * (size - online)
+    assert replay.metrics()["replay/online_share"] == online / size
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_where_one_is_empty_all_are_the_others_and_the_charts_say_so(ratio):
+    replay = mixed(SCALAR, 1, online_ratio=ratio)
+    with pytest.raises(RuntimeError, match="The replay is empty"):
+        next(replay.batches(1, 8))
+    replay.extend(taken_over([1.0, 2.0, 3.0], []))
+    (batch,) = replay.batches(1, 8)
+    assert len(batch) == 8
+    assert set(batch["observation"].tolist()) <= {1.0, 2.0}
+    assert replay.metrics() == {
+        "replay/size": 2.0,
+        "replay/online_size": 2.0,
+        "replay/offline_size": 0.0,
+        "replay/interventions": 0.0,
+        "replay/online_share": 1.0,
+    }
+
+
+def test_the_fields_of_a_minibatch_are_the_same_wherever_its_samples_are_from():
+    """A field that only one has is zero in the other's samples, not shorter; in one order, as graphs want it."""
+    replay = mixed(num_envs=2)
+    stream = Stream(VECTOR, 2, seed=1)  # nobody can take over
+    replay.extend(stream.next(4))
+    (alone,) = replay.batches(1, 6)
+    replay.offline.extend(Stream(VECTOR, 1, seed=2, person=True).next(4))
+    (both,) = replay.batches(1, 6)
+    assert list(alone.keys()) == list(both.keys()) == [*FIELDS, "intervened", "penalty"]
+    assert all(value.shape[:1] == (6,) for value in both.values())
+    assert not both["intervened"][:3].any()
+
+
+# --- interventions ---
+
+
+def test_an_intervention_is_in_both_with_what_was_executed_and_what_truly_followed():
+    """Its last step goes on to where it ended, not to where the next one begins; a time limit not to the reset."""
+    replay = mixed(SCALAR, 1, online_ratio=0.0)
+    replay.extend(taken_over([1.0, 2.0, 3.0, 4.0], [1]))  # ends at 3
+    replay.extend(taken_over([4.0, 5.0, 9.0, 10.0], [0, 1], truncated=[1], finals={1: 6.0}))
+    replay.extend(taken_over([10.0, 11.0, 12.0, 13.0], [2]))
+    replay.extend(taken_over([13.0, 14.0, 15.0, 16.0], [0], terminated=[0], finals={0: 77.0}))
+    found = {(*row[:4], round(row[4], 2)) for row in drawn(replay, gamma=0.5)}
+    assert found == {
+        (2.0, 20.0, 2.0, 3.0, 0.5),
+        (4.0, 40.0, 4.0, 5.0, 0.5),
+        (5.0, 50.0, 5.0, 6.0, 0.5),
+        (12.0, 120.0, 12.0, 13.0, 0.5),
+        (13.0, 130.0, 13.0, 77.0, 0.0),
+    }
+    # Sums go on where the help does, over the rollouts' bounds too, and nowhere else.
+    sums = {(row[0], row[2], row[3], row[4]) for row in drawn(replay, n_steps=3, gamma=0.5)}
+    assert sums == {
+        (2.0, 2.0, 3.0, 0.5),
+        (4.0, 6.5, 6.0, 0.25),
+        (5.0, 5.0, 6.0, 0.5),
+        (12.0, 18.5, 77.0, 0.0),
+        (13.0, 13.0, 77.0, 0.0),
+    }
+
+
+@pytest.mark.parametrize("space", [VECTOR, NESTED])
+def test_over_random_schedules_the_counts_add_up_and_both_hold_the_same(space):
+    """1,000 rollouts of one to four steps, with ends, resets and dropped rollouts between them."""
+    replay = mixed(space, 2, 20_000, 20_000)
+    stream, count = Stream(space, 2, seed=5, person=True), 0
+    rounds = 1000 if space is VECTOR else 100
+    kept = []
+    for i in range(rounds):
+        rollout = stream.next(1 + i % 4, continues=i % 7 != 3)
+        count += int(rollout["intervened"][:, :-1].sum())
+        replay.extend(rollout)
+        if i < 30:
+            slow = SlowReplay(2, 8)
+            slow.extend(rollout)
+            kept += [slow.sample(env, t, 1, 0.9) for env, t in slow.places()]
+    assert len(replay.offline) == count == replay.metrics()["replay/interventions"]
+    assert len(replay.online) == sum(2 * (1 + i % 4) for i in range(rounds))
+    if space is VECTOR:
+        (batch,) = replay.offline.batches(1, 20_000, gamma=0.9)
+        rows = {row.numpy().tobytes(): i for i, row in enumerate(batch["observation"])}
+        wanted = [one for one in kept if one["intervened"]]
+        assert len(wanted) > 30
+        for one in wanted:
+            row = rows[one["observation"].tobytes()]
+            for key in ("action", "next_observation"):
+                np.testing.assert_array_equal(batch[key][row], one[key])
+            assert batch["reward"][row].item() == pytest.approx(one["reward"])
+            assert batch["discount"][row].item() == pytest.approx(one["discount"])
+            assert batch["intervened"][row]
+
+
+def test_interventions_can_be_left_to_what_was_collected():
+    replay = mixed(SCALAR, 1, keep_interventions=False)
+    replay.extend(taken_over([1.0, 2.0], [0]))
+    assert len(replay.offline) == 0
+
+
+def test_chunks_are_refused():
+    replay = mixed(action=Box(-1, 1, (3, 2)))
+    with pytest.raises(ConfigurationError) as refused:
+        replay.extend(Stream(VECTOR, 2, seed=1, chunk=3, action=Box(-1, 1, (3, 2))).next(4))
+    assert str(refused.value) == (
+        "MixedReplay keeps single actions, as demonstrations and interventions are, and the env takes chunks of them: "
+        "leave ActionChunk out, or use a ReplayBuffer."
+    )
+
+
+# --- what it begins with ---
+
+
+def write_dataset(path, episodes, *, rewards=True, extra=True):
+    """Episodes of numbers: observation i, action 10 i, reward i, penalty -i; ended as told."""
+    pytest.importorskip("pyarrow", reason="datasets need pyarrow: pip install 'lightning-rl[data]'")
+    writer = EpisodeWriter(path, Box(-999, 999, (1,)), Box(-1, 1, (2,)), 10.0, "count")
+    for first, length, end in episodes:
+        for i in range(first, first + length):
+            is_last = i == first + length - 1
+            ends = (is_last and end == "terminated", is_last and end == "truncated")
+            reward = float(i) if rewards else float("nan")
+            said = {"penalty": -float(i), "twice": 2.0} if extra else {}
+            action = np.full(2, 10.0 * i, np.float32)
+            writer.add(np.array([float(i)], np.float32), action, reward, *ends, extra=said)
+        writer.end_episode(np.array([float(first + length)], np.float32), success=True)
+    writer.finalise()
+    return str(path)
+
+
+def counting(path, **settings):
+    return mixed(Box(-999, 999, (1,)), 1, online_ratio=0.0, demonstrations=path, **settings)
+
+
+def test_demonstrations_of_a_dataset_are_there_from_the_first_rollout_on(tmp_path):
+    path = write_dataset(tmp_path / "data", [(1, 3, "terminated"), (10, 2, "truncated")])
+    replay = counting(path)
+    stream = Stream(Box(-999, 999, (1,)), 1, seed=1)
+    replay.extend(stream.next(2))
+    assert len(replay.offline) == 5
+    assert drawn(replay, gamma=0.5) == {
+        (1.0, 10.0, 1.0, 2.0, 0.5),
+        (2.0, 20.0, 2.0, 3.0, 0.5),
+        (3.0, 30.0, 3.0, 4.0, 0.0),
+        (10.0, 100.0, 10.0, 11.0, 0.5),
+        (11.0, 110.0, 11.0, 12.0, 0.5),  # where only time ran out, the true last one
+    }
+    replay.extend(stream.next(2))
+    assert len(replay.offline) == 5  # once
+    (batch,) = replay.batches(1, 50)
+    assert torch.equal(batch["penalty"], -batch["reward"])
+    weighed = counting(path, penalties={"penalty": 0.5, "twice": 1.0})
+    weighed.extend(stream.next(2))
+    (batch,) = weighed.batches(1, 50)
+    assert torch.equal(batch["penalty"], -0.5 * batch["reward"] + 2.0)
+
+
+def message_of(make):
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    return str(refused.value)
+
+
+def test_demonstrations_that_do_not_do_are_refused_before_anything_is_collected(tmp_path):
+    path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])
+    assert message_of(lambda: counting(path, offline=2)) == (
+        f"data.replay.offline.capacity=2 is less than the 3 transitions of {path}: the first of them would make room for "
+        "the last. Raise it, also above the interventions that are to come."
+    )
+    assert message_of(lambda: counting(path, penalties={"cost": 1.0})) == (
+        f"data.replay.penalties names cost, which the dataset {path} does not hold; it has penalty, twice."
+    )
+    bare = write_dataset(tmp_path / "bare", [(1, 2, "terminated")], rewards=False, extra=False)
+    assert message_of(lambda: counting(bare)) == (
+        f"The dataset {bare} holds no rewards, or some that are not finite, and critics learn from them: label it "
+        "(rl-cli label), or say by data.replay.keys which column they are."
+    )
+    assert "No dataset at" in message_of(lambda: counting(str(tmp_path / "nowhere")))
+    assert message_of(lambda: mixed(online_ratio=1.5)) == (
+        "data.replay.online_ratio must lie in [0, 1], got 1.5."
+    )
+
+
+def pendulum(replay, total=2 * 8 * 6):
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": total, "replay": replay}
+    from lightning_rl import SAC
+
+    return {"env": "Pendulum-v1", "data": data, "model": {"algorithm": SAC}}
+
+
+def test_another_runs_replay_is_what_it_begins_with(tmp_path):
+    small = partial(ReplayBuffer, capacity=60)
+    _, data, _ = train(tmp_path / "a", **pendulum(small))
+    again = train(
+        tmp_path / "b",
+        **pendulum(partial(MixedReplay, online=small, demonstrations=str(tmp_path / "a"))),
+    )
+    del data, again
+    env = GymnasiumEnv(1, "Pendulum-v1")
+    spaces = env.single_observation_space, env.single_action_space
+    state = torch.load(last(tmp_path / "a"), weights_only=True)["RLDataModule"]["replays"][0]
+    source = ReplayBuffer(*spaces, 2, capacity=60)
+    source.load_state_dict(state, tmp_path / "a" / "checkpoints" / "replay")
+    replay = MixedReplay(*spaces, 1, online_ratio=0.0, demonstrations=str(tmp_path / "a"))
+    replay.extend(Stream(spaces[0], 1, action=spaces[1], seed=1).next(2))
+    assert len(replay.offline) == len(source) == 60
+    both = []
+    for one in (source, replay.offline):
+        (batch,) = one.batches(1, 3000, gamma=0.9)
+        rows = torch.cat([batch[key].reshape(3000, -1) for key in FIELDS], 1)
+        both.append({row.numpy().tobytes() for row in rows})
+    assert both[0] == both[1]
+    assert len(both[0]) == 60
+
+
+def test_a_checkpoint_without_a_replay_is_refused(tmp_path):
+    train(tmp_path, **pendulum(partial(ReplayBuffer, capacity=60)), trainer={"save_replay": False})
+    env = GymnasiumEnv(1, "Pendulum-v1")
+    spaces = env.single_observation_space, env.single_action_space
+    assert message_of(lambda: MixedReplay(*spaces, 1, demonstrations=str(tmp_path))) == (
+        f"{last(tmp_path)} holds no replay to begin with: give a checkpoint of an off-policy run (last.ckpt) that was "
+        "saved with trainer.save_replay, or a dataset."
+    )
+
+
+# --- checkpoints ---
+
+
+def test_saved_and_resumed_it_draws_the_same_and_writes_what_is_new_alone(tmp_path):
+    stream = Stream(VECTOR, 2, seed=4, person=True)
+    one = mixed(capacity=40, offline=12)
+    for i in range(9):
+        one.extend(stream.next(2 + i % 3))
+        state = one.state_dict(tmp_path)
+        assert {file.name for file in tmp_path.iterdir()} >= set(state["files"])
+    other = mixed(capacity=40, offline=12)
+    other.load_state_dict(state, tmp_path)
+    for i in range(6):
+        for a, b in zip(one.batches(2, 9, n_steps=2), other.batches(2, 9, n_steps=2), strict=True):
+            for key in a.keys():
+                assert torch.equal(a[key], b[key]), key
+        rollout = stream.next(3, continues=i != 2)
+        one.extend(rollout)
+        other.extend(rollout)
+    assert one.metrics() == other.metrics()
+
+
+def test_demonstrations_are_read_once_in_the_life_of_a_run(tmp_path):
+    path = write_dataset(tmp_path / "data", [(1, 3, "terminated")])
+    stream = Stream(Box(-999, 999, (1,)), 1, seed=1)
+    one = counting(path)
+    one.extend(stream.next(2))
+    again = counting(path)
+    again.load_state_dict(one.state_dict(tmp_path / "replay"), tmp_path / "replay")
+    again.extend(stream.next(2))
+    assert len(again.offline) == len(one.offline) == 3
+
+
+def test_a_checkpoint_of_another_kind_of_replay_is_refused(tmp_path):
+    plain = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
+    plain.extend(Stream(VECTOR, 2, seed=1).next(2))
+    one = mixed(capacity=10)
+    one.extend(Stream(VECTOR, 2, seed=1).next(2))
+    assert message_of(
+        lambda: mixed().load_state_dict(plain.state_dict(tmp_path), tmp_path)
+    ).startswith("The checkpoint's replay is not a MixedReplay, which data.replay is. ")
+    fresh = ReplayBuffer(VECTOR, ACTION, 2, capacity=10)
+    assert message_of(lambda: fresh.load_state_dict(one.state_dict(tmp_path), tmp_path)).startswith(
+        "The checkpoint's replay is of another kind than this. "
+    )
+
+
+def helped_arm(n):
+    import tests.arms  # noqa: F401  # registers it
+
+    terms = {"discrete_penalty": 1.0}
+    return GymnasiumEnv(n, "tests/Arm-v0", wrappers=[partial(PenaltyTerms, terms=terms)])
+
+
+def test_from_env_to_minibatch_an_intervention_keeps_its_mark_and_its_penalty(tmp_path):
+    from lightning_rl import GripperSAC
+
+    seen = []
+
+    class Remembers(MixedReplay):
+        def batches(self, *args, **kwargs):
+            for batch in super().batches(*args, **kwargs):
+                seen.append(batch)
+                yield batch
+
+    data = {"num_envs": 1, "buffer_size": 1, "total_env_steps": 120, "replay": Remembers}
+    model = {"algorithm": GripperSAC, "random_env_steps": 40}
+    module, *_ = train(tmp_path, env=helped_arm, data=data, model=model)
+    assert module.updates_done == 80
+    assert len(seen) == 80
+    for batch in seen:
+        assert batch["intervened"][8:].all()  # half of 16 samples are of what somebody did
+        np.testing.assert_allclose(batch["action"][8:], np.tile([0.5, -0.5, 1.0], (8, 1)))
+    assert any(batch["penalty"][:8].min() < 0 for batch in seen)
+    assert all(batch["penalty"][8:].max() == batch["penalty"][8:].min() == 0 for batch in seen)
