@@ -187,15 +187,14 @@ def test_memory_does_not_grow_and_no_tick_is_missed(pictures, episodes, steps, t
         for t in range(steps):
             frame = np.stack([2 * x + 3 * t, 2 * y + t, x + y + 5 * t], -1).astype(np.uint8)
             seen = {"a": frame, "b": frame[::-1], "state": np.full(18, t)}
-            begin = time.perf_counter()
+            begin = time.process_time()  # others may have the core meanwhile
             writer.add(seen, np.zeros(4), 0.0, False, t == steps - 1)
-            slowest = max(slowest, time.perf_counter() - begin)
+            slowest = max(slowest, time.process_time() - begin)
             if t == min(600, steps // 2) and after_a_while == 0.0:
                 after_a_while = resident()
         writer.end_episode(seen)
     assert resident() - after_a_while < 100
-    if steps > 100:  # beside other tests a tick says nothing
-        assert slowest < 0.1
+    assert slowest < 0.1
     length, final = read_episodes(tmp_path / "data").lengths, read_episodes(tmp_path / "data")[-1]
     assert length == [steps] * episodes
     assert np.abs(final.observation["a"][-1].int().numpy() - frame).mean() < 6
