@@ -58,14 +58,15 @@ def check(path, count):
 
 
 def killed(path, name, at):
-    """Record in a fork that kills itself around its n-th call of a function of `os`.
+    """Record in a fork that kills itself around its n-th call of a function of `os`, or `shutil`.
 
     Returns the episodes whose `end_episode` had returned, and whether it was killed.
     """
     reader, told = os.pipe()
     process = os.fork()
     if process == 0:
-        original, calls = getattr(os, name), 0
+        module = shutil if name == "copyfile" else os
+        original, calls = getattr(module, name), 0
 
         def call(*arguments, **settings):
             nonlocal calls
@@ -78,7 +79,7 @@ def killed(path, name, at):
             return result
 
         try:
-            setattr(os, name, call)
+            setattr(module, name, call)
             writer = EpisodeWriter(path, *SPACES, 10)
             for episode in range(3):
                 record(writer, episode)
@@ -102,6 +103,7 @@ def killed(path, name, at):
         ("replace", 5, 10),
         ("fsync", 10, 8),
         ("unlink", 17, 3),
+        ("copyfile", 3, 3),  # while files are joined
         pytest.param("replace", 1, 50, marks=pytest.mark.slow),
         pytest.param("fsync", 2, 40, marks=pytest.mark.slow),
         pytest.param("unlink", 1, 50, marks=pytest.mark.slow),
