@@ -96,18 +96,17 @@ class Recording:
             if leaf.picture:
                 self._add_picture(leaf.key, values.pop(leaf.key))
         for name, value in values.items():
-            self._measure(name, value, picture=False)
             self._pending.setdefault(name, []).append(value)
             self._bytes += value.nbytes
         self.length += 1
 
-    def _measure(self, name: str, value: np.ndarray, picture: bool) -> None:
+    def _measure(self, name: str, frames: np.ndarray, picture: bool) -> None:
         if name not in self._statistics:
-            self._statistics[name] = ColumnStatistics(value.shape or (1,), picture)
-        self._statistics[name].add(value)
+            self._statistics[name] = ColumnStatistics(frames.shape[1:] or (1,), picture)
+        self._statistics[name].add(frames)
 
     def _add_picture(self, key: str, picture: np.ndarray) -> None:
-        self._measure(key, picture, picture=True)
+        self._measure(key, picture[None], picture=True)
         if key in self._videos:
             with writing(self.folder):
                 self._videos[key].add(picture)
@@ -161,14 +160,15 @@ class Recording:
 
     def _flush(self) -> None:
         arrow = lerobot.import_extra("pyarrow")
-        table = arrow.table(
-            {
-                name: lerobot.as_pictures(values)
-                if name in self._encoders
-                else lerobot.as_column(np.stack(values))
-                for name, values in self._pending.items()
-            }
-        )
+        columns = {}
+        for name, values in self._pending.items():
+            if name in self._encoders:
+                columns[name] = lerobot.as_pictures(values)
+                continue
+            stacked = np.stack(values)
+            self._measure(name, stacked, picture=False)
+            columns[name] = lerobot.as_column(stacked)
+        table = arrow.table(columns)
         with writing(self.folder):
             if self._writer is None:
                 parquet = lerobot.import_extra("pyarrow.parquet")
