@@ -289,7 +289,9 @@ def test_a_config_in_the_working_directory_wins_over_a_shipped_one():
     assert config["data"]["env"]["init_args"]["id"] == "Acrobot-v1"
 
 
-OFF_POLICY = [name for name in sorted(shipped_configs()) if name.startswith(("sac", "td3", "rlpd", "hil"))]
+OFF_POLICY = [
+    name for name in sorted(shipped_configs()) if name.startswith(("sac", "td3", "rlpd", "hil"))
+]
 
 
 @pytest.mark.parametrize("name", OFF_POLICY)
