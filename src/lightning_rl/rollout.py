@@ -203,6 +203,17 @@ def clear_bootstrap_slot(slot: TensorDict) -> None:
             value.zero_()
 
 
+def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
+    """Return T' steps and the slot behind them as a view [N, T'+1], in a container of its own.
+
+    What an algorithm adds to it, or replaces in it, stays its own.
+    """
+    slots = num_steps + 1
+    if slots == rollout.batch_size[1]:
+        return rollout.copy()  # a slice is the same, and takes seven times as long
+    return rollout[:, :slots]
+
+
 def transition_view(rollout: TensorDict) -> TensorDict:
     """Return the [N, T] part of a rollout as a view, with `next_value`, one slot later."""
     validate(rollout)

@@ -13,6 +13,7 @@ from lightning_rl.rollout import (
     allocate_final_storage,
     allocate_rollout,
     final_storage,
+    first_steps,
     rollout_from,
     rollout_state,
     step_views,
@@ -33,16 +34,6 @@ class Segment:
     rollout: TensorDict
     steps: list[TensorDict]
 
-    def first(self, num_steps: int) -> TensorDict:
-        """Return T' steps and the slot behind them as a view [N, T'+1], in a container of its own.
-
-        What an algorithm adds to it, or replaces in it, stays its own.
-        """
-        slots = num_steps + 1
-        if slots == self.rollout.batch_size[1]:
-            return self.rollout.copy()  # a slice is the same, and takes seven times as long
-        return self.rollout[:, :slots]
-
 
 class Window(NamedTuple):
     """The first T' steps of a segment and the bootstrap slot that follows them."""
@@ -53,7 +44,7 @@ class Window(NamedTuple):
 
     def rollout(self) -> TensorDict:
         """Return them as a view [N, T'+1] in a container of its own."""
-        return self.segment.first(self.num_steps)
+        return first_steps(self.segment.rollout, self.num_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything, for a checkpoint."""

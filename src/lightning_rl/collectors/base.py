@@ -15,7 +15,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in
+from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
 
 
 class Collector(ABC):
@@ -194,7 +194,7 @@ class SyncCollector(Collector):
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         self.reports_success = self._loop.reports_success
-        return self.account_for(self._segment.first(steps), **notes)
+        return self.account_for(first_steps(self._segment.rollout, steps), **notes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"loop": self._loop.state_dict()}

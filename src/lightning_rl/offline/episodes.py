@@ -3,6 +3,7 @@
 import os
 import shutil
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -110,9 +111,9 @@ class Episodes(Sequence[Episode]):
             raise IndexError(f"{self.path} has {len(self)} episodes, there is none {index}.")
         return self.read(index % len(self))
 
+    @abstractmethod
     def read(self, index: int) -> Episode:
         """Read an episode, by its number from 0."""
-        raise NotImplementedError
 
 
 def read_episodes(

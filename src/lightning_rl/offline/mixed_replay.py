@@ -1,6 +1,7 @@
 """Draw each minibatch in fixed shares from what is collected and from what others did."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -297,14 +298,14 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     return joined  # type: ignore[no-any-return]  # a TensorDict
 
 
-class _Source:
+class _Source(ABC):
     """What the demonstrations begin with: streams, and how many transitions they are."""
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        raise NotImplementedError
+    @abstractmethod
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
 
 class _Dataset(_Source):
