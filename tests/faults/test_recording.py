@@ -58,14 +58,15 @@ def check(path, count):
 
 
 def killed(path, name, at):
-    """Record in a fork that kills itself around its n-th call of a function of `os`.
+    """Record in a fork that kills itself around its n-th call of a function of `os`, or `shutil`.
 
     Returns the episodes whose `end_episode` had returned, and whether it was killed.
     """
     reader, told = os.pipe()
     process = os.fork()
     if process == 0:
-        original, calls = getattr(os, name), 0
+        module = shutil if name == "copyfile" else os
+        original, calls = getattr(module, name), 0
 
         def call(*arguments, **settings):
             nonlocal calls
@@ -78,7 +79,7 @@ def killed(path, name, at):
             return result
 
         try:
-            setattr(os, name, call)
+            setattr(module, name, call)
             writer = EpisodeWriter(path, *SPACES, 10)
             for episode in range(3):
                 record(writer, episode)
@@ -102,6 +103,7 @@ def killed(path, name, at):
         ("replace", 5, 10),
         ("fsync", 10, 8),
         ("unlink", 17, 3),
+        ("copyfile", 3, 3),  # while files are joined
         pytest.param("replace", 1, 50, marks=pytest.mark.slow),
         pytest.param("fsync", 2, 40, marks=pytest.mark.slow),
         pytest.param("unlink", 1, 50, marks=pytest.mark.slow),
@@ -187,15 +189,14 @@ def test_memory_does_not_grow_and_no_tick_is_missed(pictures, episodes, steps, t
         for t in range(steps):
             frame = np.stack([2 * x + 3 * t, 2 * y + t, x + y + 5 * t], -1).astype(np.uint8)
             seen = {"a": frame, "b": frame[::-1], "state": np.full(18, t)}
-            begin = time.perf_counter()
+            begin = time.process_time()  # others may have the core meanwhile
             writer.add(seen, np.zeros(4), 0.0, False, t == steps - 1)
-            slowest = max(slowest, time.perf_counter() - begin)
+            slowest = max(slowest, time.process_time() - begin)
             if t == min(600, steps // 2) and after_a_while == 0.0:
                 after_a_while = resident()
         writer.end_episode(seen)
     assert resident() - after_a_while < 100
-    if steps > 100:  # beside other tests a tick says nothing
-        assert slowest < 0.1
+    assert slowest < 0.1
     length, final = read_episodes(tmp_path / "data").lengths, read_episodes(tmp_path / "data")[-1]
     assert length == [steps] * episodes
     assert np.abs(final.observation["a"][-1].int().numpy() - frame).mean() < 6

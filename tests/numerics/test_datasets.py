@@ -20,7 +20,7 @@ from lightning_rl.rollout import successors
 from tests.numerics.test_replay import ACTION as OF_STREAMS
 from tests.numerics.test_replay import NESTED, VECTOR, Stream
 
-pytest.importorskip("pyarrow", reason="needs the extra data")
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")
 
 OBSERVATION = Dict(
@@ -284,6 +284,32 @@ def cut(pattern):
             file.write_bytes(file.read_bytes()[:-40])
 
     return act
+
+
+def break_pictures(path):
+    import pyarrow.parquet as parquet
+
+    file = next(path.glob("data/*/*.parquet"))
+    table = parquet.read_table(file)
+    at = table.column_names.index("observation.images.front")
+    broken = [{"bytes": b"no picture", "path": None}] * len(table)
+    kind = table.schema.field(at).type
+    parquet.write_table(
+        table.set_column(at, table.schema.field(at), pyarrow.array(broken, kind)), file
+    )
+
+
+def test_a_broken_picture_is_named(tmp_path):
+    writer = EpisodeWriter(tmp_path / "data", OBSERVATION, ACTION, FPS, "push", "png")
+    Recorded().record(writer, 2)
+    break_pictures(tmp_path / "data")
+    with pytest.raises(
+        ConfigurationError,
+        match=r"broken picture in 'observation.images.front': no picture .*leave the camera out",
+    ):
+        read_episodes(tmp_path / "data")[0]
+    space = Dict({"agent_pos": OBSERVATION["agent_pos"]})
+    assert len(read_episodes(tmp_path / "data", observation_space=space)[0]) == 2, "not looked at"
 
 
 def old(path):

@@ -346,9 +346,8 @@ class _LeRobotEpisodes(Episodes):
             if self._features[leaf.key]["dtype"] == "video":
                 values = self._filmed(row, leaf, len(table), final)
             elif leaf.picture:
-                values = self._pictures(table.column(leaf.key), leaf)
-                if final is not None:
-                    values = np.concatenate([values, self._pictures(final, leaf)])
+                kept = [table.column(leaf.key), *([] if final is None else [final])]
+                values = self._pictures(kept, leaf)
             else:
                 values = lerobot.from_column(table.column(leaf.key), leaf.shape)
                 if final is not None:
@@ -376,14 +375,18 @@ class _LeRobotEpisodes(Episodes):
             times.append(begin + float(lerobot.from_column(final, (1,))[0, 0]))
         return read_frames(part_of(self.path, name), times, fps, leaf.kept_shape)
 
-    def _pictures(self, column: Any, leaf: Leaf) -> np.ndarray:
+    def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
+        """Decode the pictures of some columns into one array."""
+        pictures = np.empty((sum(map(len, columns)), *leaf.kept_shape), np.uint8)
+        contents = (content for column in columns for content in column)
         try:
-            found = [decode_picture(value["bytes"]) for value in column.to_pylist()]
-            return np.stack(found).reshape(-1, *leaf.kept_shape)
+            for picture, content in zip(pictures, contents, strict=True):
+                picture[...] = decode_picture(content["bytes"].as_py())
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"The dataset at {self.path} has a broken picture in '{leaf.key}': {error}. {CURE}"
             ) from error
+        return pictures
 
     def _numbers(self, table: Any, leaf: Leaf) -> Tensor:
         values = lerobot.from_column(table.column(leaf.key), leaf.shape)

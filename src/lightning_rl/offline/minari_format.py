@@ -101,7 +101,8 @@ def write_minari_files(
         not path.exists() or not any(path.iterdir()),
         f"{path} is not empty: give a directory that is not there yet.",
     )
-    unfinished = path.parent / f"{UNFINISHED}-{path.name}"
+    # Absolute: of a relative path Minari asks for sizes at another place.
+    unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
     shutil.rmtree(unfinished, ignore_errors=True)
     with writing(path):
         unfinished.mkdir(parents=True)

@@ -137,14 +137,27 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
     return begins
 
 
-def encode_png(frame: np.ndarray) -> bytes:
-    """Return a frame [H, W, 3] uint8 as PNG, without loss."""
-    av = import_extra("av")
-    context: Any = av.CodecContext.create("png", "w")
-    context.height, context.width = frame.shape[:2]
-    context.pix_fmt, context.time_base = "rgb24", Fraction(1)
-    picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-    return b"".join(bytes(packet) for packet in (*context.encode(picture), *context.encode()))
+class PngEncoder:
+    """Turns frames of one size into PNG, without loss.
+
+    One for many frames: what each takes of the library is not given back at once.
+
+    Args:
+        height: H, in pixels.
+        width: W, in pixels.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        self._av = import_extra("av")
+        self._context: Any = self._av.CodecContext.create("png", "w")
+        self._context.height, self._context.width = height, width
+        self._context.pix_fmt, self._context.time_base = "rgb24", Fraction(1)
+        self._context.thread_count = 1  # each frame's bytes are there when it has been given
+
+    def encode(self, frame: np.ndarray) -> bytes:
+        """Return a frame [H, W, 3] uint8 as PNG."""
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        return b"".join(bytes(packet) for packet in self._context.encode(picture))
 
 
 def decode_picture(content: bytes) -> np.ndarray:

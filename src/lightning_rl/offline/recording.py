@@ -11,11 +11,11 @@ from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.files import writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.lerobot_format import Leaf
-from lightning_rl.offline.pictures import VideoWriter, encode_png
+from lightning_rl.offline.pictures import PngEncoder, VideoWriter
 from lightning_rl.offline.statistics import ColumnStatistics
 
-ROW_GROUP_BYTES = 2**22
-"""How many bytes of an episode are kept in memory before they are written."""
+ROW_GROUP_BYTES = 2**20
+"""How many bytes of an episode are kept in memory before they are written, within a tick."""
 
 ROWS = "data.parquet"
 """The file of the steps; a video has the name of its column."""
@@ -51,11 +51,17 @@ class Recording:
         self._pending: dict[str, list[Any]] = {}
         self._bytes = 0
         self._writer: Any = None
-        self._videos = {leaf.key: self._video(leaf) for leaf in leaves if video and leaf.picture}
-
-    def _video(self, leaf: Leaf) -> VideoWriter:
-        height, width = leaf.kept_shape[:2]
-        return VideoWriter(self.folder / f"{leaf.key}.mp4", height, width, self._fps)
+        self._videos: dict[str, VideoWriter] = {}
+        self._encoders: dict[str, PngEncoder] = {}
+        for leaf in leaves:
+            if not leaf.picture:
+                continue
+            height, width = leaf.kept_shape[:2]
+            if video:
+                file = self.folder / f"{leaf.key}.mp4"
+                self._videos[leaf.key] = VideoWriter(file, height, width, fps)
+            else:
+                self._encoders[leaf.key] = PngEncoder(height, width)
 
     def add(self, observation: Any, action: Any, numbers: Mapping[str, float | bool]) -> None:
         """Take a step in.
@@ -90,23 +96,22 @@ class Recording:
             if leaf.picture:
                 self._add_picture(leaf.key, values.pop(leaf.key))
         for name, value in values.items():
-            self._measure(name, value, picture=False)
             self._pending.setdefault(name, []).append(value)
             self._bytes += value.nbytes
         self.length += 1
 
-    def _measure(self, name: str, value: np.ndarray, picture: bool) -> None:
+    def _measure(self, name: str, frames: np.ndarray, picture: bool) -> None:
         if name not in self._statistics:
-            self._statistics[name] = ColumnStatistics(value.shape or (1,), picture)
-        self._statistics[name].add(value)
+            self._statistics[name] = ColumnStatistics(frames.shape[1:] or (1,), picture)
+        self._statistics[name].add(frames)
 
     def _add_picture(self, key: str, picture: np.ndarray) -> None:
-        self._measure(key, picture, picture=True)
+        self._measure(key, picture[None], picture=True)
         if key in self._videos:
             with writing(self.folder):
                 self._videos[key].add(picture)
             return
-        content = encode_png(picture)
+        content = self._encoders[key].encode(picture)
         self._pending.setdefault(key, []).append(content)
         self._bytes += len(content)
 
@@ -132,7 +137,7 @@ class Recording:
                     self._videos[leaf.key].close()
                 column = lerobot.as_column(np.array([self.length / self._fps]))
             elif leaf.picture:
-                column = lerobot.as_pictures([encode_png(value)])
+                column = lerobot.as_pictures([self._encoders[leaf.key].encode(value)])
             else:
                 column = lerobot.as_column(value.reshape(1, -1))
             finals[f"final/{leaf.key}"] = column
@@ -155,15 +160,15 @@ class Recording:
 
     def _flush(self) -> None:
         arrow = lerobot.import_extra("pyarrow")
-        pictures = {leaf.key for leaf in self._leaves if leaf.picture}
-        table = arrow.table(
-            {
-                name: lerobot.as_pictures(values)
-                if name in pictures
-                else lerobot.as_column(np.stack(values))
-                for name, values in self._pending.items()
-            }
-        )
+        columns = {}
+        for name, values in self._pending.items():
+            if name in self._encoders:
+                columns[name] = lerobot.as_pictures(values)
+                continue
+            stacked = np.stack(values)
+            self._measure(name, stacked, picture=False)
+            columns[name] = lerobot.as_column(stacked)
+        table = arrow.table(columns)
         with writing(self.folder):
             if self._writer is None:
                 parquet = lerobot.import_extra("pyarrow.parquet")

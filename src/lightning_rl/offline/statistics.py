@@ -33,25 +33,27 @@ class ColumnStatistics:
         self._mean = np.zeros(shape)
         self._squares = np.zeros(shape)  # of the distances from the mean
 
-    def add(self, frame: np.ndarray) -> None:
-        """Take a frame in, [*shape]."""
+    def add(self, frames: np.ndarray) -> None:
+        """Take frames in, [M, *shape]."""
+        count = len(frames)
         if self._picture:
             for channel in range(len(self._levels)):
-                seen = np.bincount(frame[..., channel].ravel(), minlength=LEVELS)
+                seen = np.bincount(frames[..., channel].ravel(), minlength=LEVELS)
                 self._levels[channel] += seen
-            self._count += 1
+            self._count += count
             return
-        values = frame.astype(np.float64)
-        if self._count % self._stride == 0:
-            self._sample.append(values)
-            if len(self._sample) > SAMPLE:
-                self._sample, self._stride = self._sample[::2], 2 * self._stride
-        self._count += 1
-        np.minimum(self._least, values, out=self._least)
-        np.maximum(self._most, values, out=self._most)
-        distance = values - self._mean
-        self._mean += distance / self._count
-        self._squares += distance * (values - self._mean)
+        values = frames.astype(np.float64).reshape(count, *self._shape)
+        self._sample += list(values[-self._count % self._stride :: self._stride])
+        while len(self._sample) > SAMPLE:
+            self._sample, self._stride = self._sample[::2], 2 * self._stride
+        self._least = np.minimum(self._least, values.min(0))
+        self._most = np.maximum(self._most, values.max(0))
+        mean, total = values.mean(0), self._count + count
+        distance = mean - self._mean
+        self._squares += ((values - mean) ** 2).sum(0)
+        self._squares += distance**2 * (self._count * count / total)
+        self._mean += distance * (count / total)
+        self._count = total
 
     def result(self) -> dict[str, np.ndarray]:
         """Return min, max, mean, std, count and the quantiles; [C, 1, 1] of a picture."""
