@@ -141,9 +141,8 @@ class GRPO(OnPolicyAlgorithm):
                 log_prob = self.reference.log_prob(rollout)
                 add_transition_field(rollout, "reference_log_prob", log_prob)
         self.correct_staleness(rollout)
-        if ranks.agree(bool(mask.any())):
-            for minibatch in self.minibatches(rollout, self.fields, mask):
-                self.update(minibatch)
+        for minibatch in self.minibatches(rollout, self.fields, mask):
+            self.update(minibatch)
         self.finish_iteration(rollout)
 
     @property

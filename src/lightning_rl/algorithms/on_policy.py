@@ -158,11 +158,17 @@ class OnPolicyAlgorithm(Algorithm):
         Args:
             rollout: [N, T+1].
             keys: the fields that the loss reads; the policy's own come beside them.
-            mask: [N, T]; where it is false, a transition is left out.
+            mask: [N, T]; where it is false, a transition is left out; so it is where the policy's
+                action was not the one that was executed.
 
         Raises:
             ConfigurationError: where the first ratio of the run would not be 1.
         """
+        chosen = self.chosen(rollout)
+        if chosen is not None:
+            mask = chosen if mask is None else mask & chosen
+        if mask is not None and not ranks.agree(bool(mask.any())):
+            return
         self._check_first_ratio(rollout, keys)
         flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
         statistics = self.objectives[""].statistics

@@ -93,10 +93,8 @@ class PPO(OnPolicyAlgorithm):
             self.correct_staleness(rollout)
         with self.phase("advantage"):
             self.add_advantages(rollout)
-        chosen = self.chosen(rollout)
-        if chosen is None or ranks.agree(bool(chosen.any())):
-            for minibatch in self.minibatches(rollout, self.fields, chosen):
-                self.update(minibatch)
+        for minibatch in self.minibatches(rollout, self.fields):
+            self.update(minibatch)
         self.finish_iteration(rollout)
 
     @property

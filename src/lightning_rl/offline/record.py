@@ -1,6 +1,9 @@
 """Record what somebody does in an env: a person, a script or a policy, episode by episode."""
 
 import copy
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -226,7 +229,7 @@ class _WrittenBehind:
 
     def __init__(self, writer: EpisodeWriter) -> None:
         self._writer = writer
-        self._thread = ThreadPoolExecutor(1, "recorder")
+        self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)
         self._waiting: deque[Future[None]] = deque()
 
     def __enter__(self) -> "_WrittenBehind":
@@ -256,6 +259,13 @@ class _WrittenBehind:
     def _catch_up(self) -> None:
         while self._waiting:
             self._waiting.popleft().result()
+
+
+def _yield_to_others() -> None:
+    """Have this thread, and those of the encoder that it starts, wait for the one that steps."""
+    if sys.platform == "linux":  # where threads have priorities of their own
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 10)
 
 
 class _Seen:
