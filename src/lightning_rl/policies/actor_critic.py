@@ -34,8 +34,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 Normalization = Literal["none", "layer", "rms"]
-"""Of the units of a hidden layer, before its activation: `layer` (Ba et al. 2016), `rms` (Zhang &
-Sennrich 2019), or `none`."""
+"""Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
 
 
 class PerceptronPolicy(Policy):
