@@ -207,6 +207,10 @@ def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
     """Return T' steps and the slot behind them as a view [N, T'+1], in a container of its own.
 
     What an algorithm adds to it, or replaces in it, stays its own.
+
+    Args:
+        rollout: [N, T+1].
+        num_steps: T'.
     """
     slots = num_steps + 1
     if slots == rollout.batch_size[1]:

@@ -648,7 +648,7 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: BehaviorCloning, GRPO, PPO, SAC, TD3"
+OF_MODEL = "known here: BehaviorCloning, GRPO, GripperSAC, PPO, SAC, TD3"
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, SyncCollector"
 WHOLE = [
     (
@@ -663,7 +663,8 @@ WHOLE = [
     (
         "--data.env.env_id CartPole-v1",
         "Unknown setting 'env_id' of GymnasiumEnv; close matches: id of GymnasiumEnv. It has id, "
-        "env_kwargs, vectorization, wrappers, clip_action.",
+        "env_kwargs, vectorization, wrappers, clip_action, executed_action_key, "
+        "intervened_key.",
     ),
     (
         "--model my_mod.Nope",
@@ -674,7 +675,8 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, MyPolicy, SlowPolicy, SquashedActorCritic, VLAPolicy.",
+        "ActorOnly, CustomVLA, DeterministicActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
+        "SquashedActorCritic, VLAPolicy.",
     ),
     (
         "--model no_mod.Nope",

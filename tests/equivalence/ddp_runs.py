@@ -62,6 +62,8 @@ SIX = {
 class Rehearsing(PPO):
     """Keep the rollouts in a replay, and report what it draws."""
 
+    uses_replay = True
+
     def training_step(self, rollout, batch_idx):
         self.replay.extend(rollout)
         (drawn,) = self.replay.batches(1, 8, n_steps=2)

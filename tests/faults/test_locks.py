@@ -121,6 +121,9 @@ def placed(key, value):
     init = config["model"]["init_args"]
     vla = {"class_path": "lightning_rl.VLAPolicy", "init_args": {"backbone": value}}
     task = {"class_path": "lightning_rl.PointMass", "init_args": {"action": value}}
+    mixed = {"class_path": "lightning_rl.MixedReplay", "init_args": {key: value}}
+    taken = {"class_path": "lightning_rl.Intervention", "init_args": {"source": value}}
+    env = config["data"]["env"]["init_args"]
     places = {
         "model": lambda: config["model"].update(
             value, init_args={"policy": init["policy"]} | value["init_args"]
@@ -132,7 +135,10 @@ def placed(key, value):
         "collector": lambda: config["data"].update(collector=value),
         "replay": lambda: config["data"].update(replay=value),
         "optimizer": lambda: init.update(optimizer=value),
-        "wrappers": lambda: config["data"]["env"]["init_args"].update(wrappers=[value]),
+        "online": lambda: config["data"].update(replay=mixed),
+        "offline": lambda: config["data"].update(replay=mixed),
+        "wrappers": lambda: env.update(wrappers=[value]),
+        "source": lambda: env.update(wrappers=[taken]),
     }
     places[key]()
     return config

@@ -15,6 +15,7 @@ from lightning_rl import (
     AsyncCollector,
     BehaviorCloning,
     Demonstrations,
+    PointMass,
     PushBlocks,
     PushCube,
     RLDataModule,
@@ -298,8 +299,8 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
     other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
     with pytest.raises(ConfigurationError, match=r"is of another env: its observation.images.rgb"):
         Demonstrations(other, make_policy(other), 4, 1, path)
-    with pytest.raises(ConfigurationError, match="PushCube has no expert to record"):
-        record(ActionChunk(2, PushCube), 2, 1)
+    with pytest.raises(ConfigurationError, match="PointMass has no expert to record"):
+        record(ActionChunk(2, PointMass), 2, 1)
 
 
 def test_what_a_vla_cannot_take_is_refused(tmp_path):

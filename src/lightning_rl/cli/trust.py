@@ -50,6 +50,8 @@ FAMILIES = {
     "action": Family(ActionTerm, (OURS,)),
     "collector": Family(Collector, (OURS,)),
     "replay": Family(Replay, (OURS,)),
+    "online": Family(Replay, (OURS,)),
+    "offline": Family(Replay, (OURS,)),
     "optimizer": Family(Optimizer, (OURS, "torch.optim")),
     "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
     "source": Family(InterventionSource, (OURS,)),
