@@ -8,6 +8,7 @@ from lightning_rl.offline.episodes import (
     read_episodes,
     write_minari,
 )
+from lightning_rl.offline.label import label
 from lightning_rl.offline.mixed_replay import MixedReplay
 from lightning_rl.offline.record import Recorded, Recorder
 from lightning_rl.offline.replays import read_replay, write_replay
@@ -20,6 +21,7 @@ __all__ = [
     "MixedReplay",
     "Recorded",
     "Recorder",
+    "label",
     "read_episodes",
     "read_replay",
     "write_minari",
