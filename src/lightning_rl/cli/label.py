@@ -9,8 +9,14 @@ from lightning_rl.cli.messages import explain
 from lightning_rl.cli.options import OptionParser, check_names
 from lightning_rl.cli.parsing import Refusal
 from lightning_rl.errors import require
-from lightning_rl.offline.label import Chosen, Labelled, Rewards, Values
-from lightning_rl.offline.label import label as write_labels
+from lightning_rl.offline.label import (
+    Chosen,
+    Labelled,
+    LabelSettings,
+    Rewards,
+    Values,
+    label_dataset,
+)
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "success": (str, [], "numbers of episodes that succeeded; all: those not in --failure"),
@@ -45,7 +51,7 @@ def label(options: Sequence[str]) -> None:
     )
     parser.add_argument("path", type=str, help="directory of a LeRobotDataset v3.0")
     for name, (kind, default, text) in OPTIONS.items():
-        several = {"nargs": "+"} if name in LISTS else {}
+        several: dict[str, Any] = {"nargs": "+"} if name in LISTS else {}
         kind = kind | None if default is None else kind
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **several)
     try:
@@ -53,10 +59,10 @@ def label(options: Sequence[str]) -> None:
     except Refusal as refusal:
         sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
         sys.exit(2)
-    for name in LISTS:
-        settings[name] = _chosen(name, settings[name])
     path = settings.pop("path")
-    print(_told(write_labels(path, **settings)), flush=True)
+    success, failure = (_chosen(name, settings.pop(name)) for name in LISTS)
+    done = label_dataset(path, LabelSettings(**settings), success=success, failure=failure)
+    print(_told(done), flush=True)
     print(f"Dataset: {path}", flush=True)
 
 

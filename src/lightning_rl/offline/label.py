@@ -174,30 +174,11 @@ def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor]
     return value
 
 
-def label(
-    path: str | Path,
-    *,
-    success: Chosen = (),
-    failure: Chosen = (),
-    reward: Rewards = "success",
-    failure_cost: float | None = None,
-    gamma: float = 1.0,
-    value: Values = "fitted",
-    epochs: int = 50,
-    n_steps: int | None = None,
-    positive: float = 0.3,
-    seed: int = 1,
-) -> Labelled:
-    """Write into a LeRobotDataset v3.0 how good each step was; all of it, or nothing.
+@dataclass(frozen=True)
+class LabelSettings:
+    """How steps are labelled.
 
-    The columns are `complementary_info.` with `reward`, `return`, `value`, `advantage` and
-    `advantage_positive` (1 or 0); those that are there are replaced. A return is of what was
-    recorded: of an episode that time has ended, what would have followed is not in it.
-
-    Args:
-        path: of the directory.
-        success: episodes that succeeded, whatever was said of them before.
-        failure: those that did not.
+    Attributes:
         reward: which one a step has; `success` needs every episode's label, see `success_reward`.
         failure_cost: of a failure, in steps; the longest episode of its task where not given.
         gamma: discount per step.
@@ -209,15 +190,50 @@ def label(
         seed: of the fit.
 
     Raises:
-        ConfigurationError: for a setting out of its range, an episode that is not there, a dataset
-            that lacks what is asked for, and one of Minari.
+        ConfigurationError: for one out of its range.
+    """
+
+    reward: Rewards = "success"
+    failure_cost: float | None = None
+    gamma: float = 1.0
+    value: Values = "fitted"
+    epochs: int = 50
+    n_steps: int | None = None
+    positive: float = 0.3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("failure_cost", self.failure_cost, least=0)
+        check_range("gamma", self.gamma, least=0, most=1)
+        check_range("epochs", self.epochs, least=1)
+        check_range("n_steps", self.n_steps, least=1)
+        check_range("positive", self.positive, above=0, below=1)
+
+
+def label_dataset(
+    path: str | Path,
+    settings: LabelSettings | None = None,
+    *,
+    success: Chosen = (),
+    failure: Chosen = (),
+) -> Labelled:
+    """Write into a LeRobotDataset v3.0 how good each step was; all of it, or nothing.
+
+    The columns are `complementary_info.` with `reward`, `return`, `value`, `advantage` and
+    `advantage_positive` (1 or 0); those that are there are replaced. A return is of what was
+    recorded: of an episode that time has ended, what would have followed is not in it.
+
+    Args:
+        path: of the directory.
+        settings: how; their defaults where not given.
+        success: episodes that succeeded, whatever was said of them before.
+        failure: those that did not.
+
+    Raises:
+        ConfigurationError: for an episode that is not there, a dataset that lacks what is asked
+            for, one of Minari, and one that another process writes into.
         WriteError: where the disk is full: there has to be room for a copy.
     """
-    check_range("failure_cost", failure_cost, least=0)
-    check_range("gamma", gamma, least=0, most=1)
-    check_range("epochs", epochs, least=1)
-    check_range("n_steps", n_steps, least=1)
-    check_range("positive", positive, above=0, below=1)
     directory = Path(path)
     require(
         minari_folder(directory) is None,
@@ -229,32 +245,12 @@ def label(
     try:
         complete_join(directory)
         steps = _Steps(read_numbers(directory), success, failure)
-        rewards = steps.rewards(reward, failure_cost)
-        returns = [return_to_go(one, gamma) for one in rewards]
-        values = steps.values(value, returns, epochs, seed)
-        pairs = zip(returns, values, strict=True)
-        advantages = [step_advantage(one, v, gamma, n_steps) for one, v in pairs]
-        columns = {
-            "reward": rewards,
-            "return": returns,
-            "value": values,
-            "advantage": advantages,
-            "advantage_positive": steps.positive(advantages, positive),
-        }
+        columns = _labels(steps, settings or LabelSettings())
         _write(directory, columns, steps.success)
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
-    total, judged = torch.cat(returns), torch.cat(values)
-    return Labelled(
-        episodes=len(steps.success),
-        successes=steps.success.count(True),
-        failures=steps.success.count(False),
-        steps=len(total),
-        positive=int(torch.cat(columns["advantage_positive"]).sum()),
-        error=float((total - judged).square().mean().sqrt()),
-        spread=float(total.std(correction=0)),
-    )
+    return _summary(columns, steps.success)
 
 
 class _Steps:
@@ -305,7 +301,7 @@ class _Steps:
     ) -> list[Tensor]:
         if kind == "mean":
             means = {
-                task: torch.cat([returns[i] for i in rows]).mean()
+                task: float(torch.cat([returns[i] for i in rows]).mean())
                 for task, rows in self._of_task.items()
             }
             pairs = zip(returns, self._tasks, strict=True)
@@ -335,6 +331,37 @@ class _Steps:
             for i, part in zip(rows, parts, strict=True):
                 found[i] = part
         return found
+
+
+def _labels(steps: _Steps, settings: LabelSettings) -> dict[str, list[Tensor]]:
+    """Return the labels [L] of each episode, by name."""
+    gamma = settings.gamma
+    rewards = steps.rewards(settings.reward, settings.failure_cost)
+    returns = [return_to_go(one, gamma) for one in rewards]
+    values = steps.values(settings.value, returns, settings.epochs, settings.seed)
+    pairs = zip(returns, values, strict=True)
+    advantages = [step_advantage(one, value, gamma, settings.n_steps) for one, value in pairs]
+    return {
+        "reward": rewards,
+        "return": returns,
+        "value": values,
+        "advantage": advantages,
+        "advantage_positive": steps.positive(advantages, settings.positive),
+    }
+
+
+def _summary(columns: Mapping[str, Sequence[Tensor]], success: Sequence[bool | None]) -> Labelled:
+    names = ("return", "value", "advantage_positive")
+    returns, values, positive = (torch.cat(list(columns[name])) for name in names)
+    return Labelled(
+        episodes=len(success),
+        successes=success.count(True),
+        failures=success.count(False),
+        steps=len(returns),
+        positive=int(positive.sum()),
+        error=float((returns - values).square().mean().sqrt()),
+        spread=float(returns.std(correction=0)),
+    )
 
 
 def _flat(observation: Any, length: int) -> Tensor:
