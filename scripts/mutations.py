@@ -546,9 +546,16 @@ MUTATIONS = (
     Mutation(
         "offline/joining.py",
         "joined folders take the others' place before they are whole",
-        "    target, most = path / UNFINISHED,",
-        "    target, most = path / FINISHED,",
+        "    target = path / UNFINISHED\n",
+        "    target = path / FINISHED\n",
         "faults/test_recording.py",
+    ),
+    Mutation(
+        "offline/label.py",
+        "an episode is judged by a value that has seen its return",
+        "taught = [i for i in order if i not in judged] or judged",
+        "taught = order",
+        "numerics/test_labels.py",
     ),
     Mutation(
         "offline/recording.py",

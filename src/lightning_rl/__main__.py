@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lightning_rl.cli import quick_help
 
-USAGE = """usage: rl-cli {fit,validate,test,check,record} [options]
+USAGE = """usage: rl-cli {fit,validate,test,check,record,label} [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
             change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
@@ -17,6 +17,7 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record} [options]
   test      evaluate on seeds that no evaluation has used
   check     try an env out:      rl-cli check --config ppo.yaml --data.env.id Acrobot-v1
   record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
+  label     label them:          rl-cli label demos --success 0 3 7 --failure all
 
   --config FILE       YAML file, or the bare name of a shipped one
   --ckpt_path PATH    a checkpoint, a run directory, or `last` or `best` of the newest run
@@ -32,7 +33,7 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record} [options]
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 
-SUBCOMMANDS = ("fit", "validate", "test", "check", "record")
+SUBCOMMANDS = ("fit", "validate", "test", "check", "record", "label")
 
 
 def main() -> None:

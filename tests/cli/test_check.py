@@ -243,7 +243,7 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rl-cli", "--help"])
     main()
     out = capsys.readouterr().out
-    assert "usage: rl-cli {fit,validate,test,check,record} [options]" in out
+    assert "usage: rl-cli {fit,validate,test,check,record,label} [options]" in out
     assert "\n  check     try an env out:" in out
     monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
     with pytest.raises(SystemExit):

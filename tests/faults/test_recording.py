@@ -149,7 +149,8 @@ def test_two_processes_do_not_record_into_one_dataset(tmp_path):
         while not (path / "meta/info.json").exists():
             time.sleep(0.01)
         with pytest.raises(
-            ConfigurationError, match=rf"process {process} on .* records into .*data: two"
+            ConfigurationError,
+            match=rf"process {process} on .* records into .*data, or labels it: two",
         ):
             EpisodeWriter(path, *SPACES, 10)
         assert number_of_episodes(path) == 1, "it may be read meanwhile"

@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test` and `check`, by LightningCLI; `record` has its own file."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`; `record` and `label` have files of their own."""
 
 import os
 import re
@@ -29,6 +29,7 @@ from lightning_rl.cli.help_pages import (
     arrange,
     describe_class,
 )
+from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
@@ -292,12 +293,16 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     return lines
 
 
+APART = {"record": record, "label": label}
+"""Subcommands that train nothing."""
+
+
 def run(arguments: Sequence[str]) -> None:
     """Run the command line; an error that a user can cure is one message and status 1."""
     quieten_framework()
     try:
-        if arguments[0] == "record":
-            record(list(arguments[1:]))
+        if arguments[0] in APART:
+            APART[arguments[0]](list(arguments[1:]))
             return
         completed = complete(list(arguments))
         if completed.trusted:

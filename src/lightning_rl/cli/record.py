@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 import yaml
 from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
@@ -19,12 +18,13 @@ from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
 from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser, check_names
 from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
-from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.evaluation import chooser_of
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
@@ -55,14 +55,6 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 """By their names: type, default and help."""
 
 
-class RecordParser(LightningArgumentParser):
-    """The options of `rl-cli record`; an error is a `Refusal`."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the parsing: whoever knows what was typed says what is wrong."""
-        raise Refusal(message) from ex
-
-
 def record(options: Sequence[str]) -> None:
     """Record episodes, as options of the command line say.
 
@@ -74,7 +66,7 @@ def record(options: Sequence[str]) -> None:
     """
     options, configs = _without_configs(options)
     check_options(options)
-    _check_names(options)
+    check_names("record", options, OPTIONS)
     checkpoint = value_of("--ckpt_path", options)
     trusted = checkpoint is None or (value_of("--trust_code", options) or "").lower() == "true"
     if trusted:
@@ -83,17 +75,6 @@ def record(options: Sequence[str]) -> None:
         env = configs or _env_of(checkpoint, options, trusted)
         settings = _parsed([*env, *options], options)
         _record(settings)
-
-
-def _check_names(options: Sequence[str]) -> None:
-    """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
-    for option in options:
-        name = option.partition("=")[0][2:].rstrip("+") if option.startswith("--") else "help"
-        owner = next((one for one in OPTIONS if f"{name}.".startswith(f"{one}.")), None)
-        if owner is None and name != "help":
-            message = f"record has no option --{name}{closest(name, OPTIONS)}."
-            sys.stderr.write(f"rl-cli: error: {message} rl-cli record --help lists them.\n")
-            sys.exit(2)
 
 
 def _record(settings: Namespace) -> None:
@@ -182,7 +163,7 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
 def _parsed(arguments: list[str], typed: Sequence[str]) -> Namespace:
     """Check the options, and make what they say."""
     take_numpy_numbers()
-    parser = RecordParser(
+    parser = OptionParser(
         prog="rl-cli record",
         formatter_class=HelpFormatter,
         allow_abbrev=False,

@@ -2,6 +2,7 @@
 
 from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
+from lightning_rl.envs.condition import Conditioned
 from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
@@ -17,6 +18,7 @@ __all__ = [
     "ActionChunk",
     "ActionProbe",
     "CartPole",
+    "Conditioned",
     "EnvPoolEnv",
     "Finding",
     "Gamepad",

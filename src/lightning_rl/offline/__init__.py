@@ -8,6 +8,7 @@ from lightning_rl.offline.episodes import (
     read_episodes,
     write_minari,
 )
+from lightning_rl.offline.label import LabelSettings, label_dataset
 from lightning_rl.offline.mixed_replay import MixedReplay
 from lightning_rl.offline.record import Recorded, Recorder
 from lightning_rl.offline.replays import read_replay, write_replay
@@ -17,9 +18,11 @@ __all__ = [
     "Episode",
     "EpisodeWriter",
     "Episodes",
+    "LabelSettings",
     "MixedReplay",
     "Recorded",
     "Recorder",
+    "label_dataset",
     "read_episodes",
     "read_replay",
     "write_minari",

@@ -11,8 +11,9 @@ from lightning_rl.collectors import Collector
 from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.envs import ActionChunk, TorchEnv, VectorEnv
 from lightning_rl.envs.chunk_wrapper import single
+from lightning_rl.envs.condition import unconditioned, with_condition
 from lightning_rl.envs.vector_env import RESULTS, Observation
-from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.offline.episodes import Episode, Episodes, read_episodes
 from lightning_rl.policies import Policy
@@ -43,12 +44,15 @@ class Demonstrations(Collector):
         keys: what a column of the dataset is here, see `read_episodes`.
         fps: steps per second of the env, which have to be those of the dataset; where not given,
             what the env says itself.
+        condition: an extra of the dataset, such as `advantage_positive` of `rl-cli label`, that is
+            learnt beside each observation: as the number that `Conditioned`, the last wrapper of
+            the env, adds to it.
         episodes_per_rollout: read so many for each rollout, in an order that is drawn anew for each
             pass, and keep no others in memory; all of them, once, where not given.
 
     Raises:
         ConfigurationError: where there is no dataset and no expert, or the dataset is of another
-            env.
+            env, or does not have the condition for all steps.
     """
 
     acted_by_policy = False
@@ -63,6 +67,7 @@ class Demonstrations(Collector):
         episodes: int | None = None,
         keys: dict[str, str] | None = None,
         fps: float | None = None,
+        condition: str | None = None,
         episodes_per_rollout: int | None = None,
         **settings: Any,
     ) -> None:
@@ -71,13 +76,21 @@ class Demonstrations(Collector):
         check_range("episodes_per_rollout", episodes_per_rollout, least=1)
         self._rollouts = 0
         self._dataset: Episodes | None = None
+        self._condition = condition
         if path is None:
+            require(
+                condition is None,
+                f"condition is {condition!r}, and the env's own expert has no labels: give the "
+                "path of a dataset that has them (rl-cli label).",
+            )
             self._rollout = self._of_expert(record(env, episodes or 100, seed))
             return
         self._dataset = read_episodes(
             path,
             keys,
-            observation_space=env.single_observation_space,
+            observation_space=env.single_observation_space
+            if condition is None
+            else unconditioned(env.single_observation_space),
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
         )
@@ -164,7 +177,8 @@ class Demonstrations(Collector):
         length, execute = len(episode), self.env.steps_per_action
         starts = torch.arange(0, length, execute)
         steps, rollout = len(starts), self._rollout
-        seen = map_tree(lambda leaf: leaf[starts], episode.observation)
+        observation = self._conditioned(episode)
+        seen = map_tree(lambda leaf: leaf[starts], observation)
         copy_tree(map_tree(lambda leaf: leaf[row, :steps], rollout.get("observation")), seen)
         chunk = getattr(self.env, "chunk_size", 1)
         at = starts[:, None] + torch.arange(chunk)
@@ -191,9 +205,26 @@ class Demonstrations(Collector):
         if episode.final_known:
             storage = final_storage(rollout)
             new = storage.add(1)
-            final = map_tree(lambda leaf: leaf[-1:], episode.observation)
+            final = map_tree(lambda leaf: leaf[-1:], observation)
             copy_tree(map_tree(lambda leaf: leaf[new], storage.rows), final)
             rollout["final_index"][last] = new.start
+
+    def _conditioned(self, episode: Episode) -> Any:
+        """Return the observations [L+1, ...] of an episode, with the condition of each."""
+        if self._condition is None:
+            return episode.observation
+        assert self._dataset is not None
+        labels = episode.extra.get(self._condition)
+        require(
+            labels is not None and labels.ndim == 1 and bool(labels.float().isfinite().all()),
+            f"The dataset at {self._dataset.path} does not say of each step its condition "
+            f"'{self._condition}'{closest(self._condition, episode.extra)}; it has "
+            f"{', '.join(sorted(episode.extra)) or 'no labels'}. Label it: rl-cli label "
+            f"{self._dataset.path}",
+        )
+        assert labels is not None
+        asked_for = labels.new_ones(1)  # what is acted with, where the episode went on
+        return with_condition(episode.observation, torch.cat((labels, asked_for)))
 
 
 def _fps_of(env: VectorEnv) -> float | None:

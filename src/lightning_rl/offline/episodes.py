@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from math import nan
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -157,6 +158,34 @@ def read_episodes(
     episodes = _LeRobotEpisodes(directory, keys or {}, observation_space, action_space, ends)
     _check_fps(episodes, fps)
     return episodes
+
+
+def read_numbers(path: str | Path) -> Episodes:
+    """Open a LeRobotDataset v3.0 of which no picture is read: observations lack them.
+
+    Args:
+        path: of the directory.
+
+    Raises:
+        ConfigurationError: where there is no dataset.
+    """
+    episodes = _LeRobotEpisodes(Path(path), {}, None, None, "success")
+    episodes.leaves = [leaf for leaf in episodes.leaves if not leaf.picture]
+    return episodes
+
+
+def lock_dataset(path: Path) -> Callable[[], None]:
+    """Keep other processes from writing into a dataset; return what lets them again.
+
+    Raises:
+        ConfigurationError: where another process writes into it.
+    """
+    descriptor = lock_file(
+        path / LOCK,
+        f"{{owner}} records into {path}, or labels it: two would write over each other. Wait for "
+        "it, or give another directory.",
+    )
+    return (lambda: None) if descriptor is None else partial(os.close, descriptor)
 
 
 def _check_fps(episodes: Episodes, fps: float | None) -> None:
@@ -672,13 +701,7 @@ class EpisodeWriter:
 
     def _take_lock(self) -> None:
         if self._unlock is None:
-            descriptor = lock_file(
-                self.path / LOCK,
-                f"{{owner}} records into {self.path}: two would write over each other. Wait for "
-                "it, or give another directory.",
-            )
-            release = (lambda: None) if descriptor is None else partial(os.close, descriptor)
-            self._unlock = weakref.finalize(self, release)
+            self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _go_on(self) -> None:
         """Take up what the directory holds."""
@@ -753,6 +776,8 @@ class EpisodeWriter:
     ) -> None:
         if self._extras is None:
             self._extras = tuple(sorted(extra))
+        unlabelled = set(self._extras) & set(lerobot.LABELS) - set(extra)
+        extra = {**extra, **dict.fromkeys(unlabelled, nan)}
         if set(extra) != set(self._extras):
             raise ConfigurationError(
                 f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "

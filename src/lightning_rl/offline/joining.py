@@ -1,12 +1,13 @@
-"""Join the files of single episodes into the few large ones that LeRobotDataset v3.0 wants.
+"""Write files of a LeRobotDataset v3.0 anew, as where those of single episodes become a few.
 
-All is written anew beside what is there, and takes its place in the end: a folder at a time, for
-which `part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
+All is written beside what is there, and takes its place in the end: a folder at a time, for which
+`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
 """
 
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning_rl.offline.pictures import join_videos
 from lightning_rl.offline.statistics import joined_statistics
 
 UNFINISHED, FINISHED = ".joining", ".finalised"
-"""The folders of what is being joined, and of what is whole and about to take its place."""
+"""The folders of what is being written anew, and of what is whole and about to take its place."""
 
 TOPS = ("data", "videos", "meta")
 
@@ -31,7 +32,7 @@ there."""
 
 
 def part_of(path: Path, name: str) -> Path:
-    """Return where a file or folder of a dataset lies, even where joining was interrupted."""
+    """Return where a file or folder of a dataset lies, even where writing it anew was."""
     joined = path / FINISHED / Path(name).parts[0]
     return path / (FINISHED if joined.exists() else "") / name
 
@@ -46,6 +47,21 @@ def complete_join(path: Path) -> None:
     shutil.rmtree(path / FINISHED, ignore_errors=True)
 
 
+@contextmanager
+def renewing(path: Path) -> Iterator[Path]:
+    """Give a folder for what is written anew, which takes the place of the present one as a whole.
+
+    Raises:
+        WriteError: where the disk is full: there has to be room for a copy.
+    """
+    target = path / UNFINISHED
+    with writing(path):
+        yield target
+        _flush(target)
+    move(target, path / FINISHED)
+    complete_join(path)
+
+
 def join_files(path: Path) -> None:
     """Join the files of a dataset, and write the statistics of all its episodes.
 
@@ -53,9 +69,9 @@ def join_files(path: Path) -> None:
         WriteError: where the disk is full: there has to be room for a copy.
     """
     info = lerobot.read_json(path / lerobot.INFO)
-    target, most = path / UNFINISHED, info["data_files_size_in_mb"] * MEBIBYTE
+    most = info["data_files_size_in_mb"] * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
-    with writing(path):
+    with renewing(path) as target:
         data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
         places = {}
         for key in videos:
@@ -70,9 +86,6 @@ def join_files(path: Path) -> None:
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
-        _flush(target)
-    move(target, path / FINISHED)
-    complete_join(path)
 
 
 def _join(
@@ -87,7 +100,7 @@ def _join(
         file = folder / lerobot.file_name(number, group[0].suffix)
         file.parent.mkdir(parents=True, exist_ok=True)
         if len(group) == 1:
-            _link(group[0], file)
+            link(group[0], file)
             begins = [0]
         else:
             begins = join(group, file)
@@ -110,7 +123,7 @@ def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
         yield group
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
     """Give a file, which is never changed, another name; copy it where that is not possible."""
     try:
         os.link(source, target)
@@ -128,7 +141,7 @@ def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             writer = writer or parquet.ParquetWriter(target, table.schema)
-            writer.write_table(table)
+            writer.write_table(table.select(writer.schema.names))  # labels may stand behind
             frames += len(table)
     writer.close()
     return begins
@@ -142,6 +155,7 @@ def _join_episodes(
     parquet = lerobot.import_extra("pyarrow.parquet")
     found: dict[str, list[dict[str, Any]]] = {}
     number, pending = 0, []
+    names: list[str] = []
     writer: Any = None
     sources = lerobot.files_of(path / "meta/episodes")
     file = meta / "episodes" / lerobot.file_name(0, ".parquet")
@@ -154,6 +168,8 @@ def _join_episodes(
             file.parent.mkdir(parents=True, exist_ok=True)
         for name, value in lerobot.place_of(number).items():
             table = _with(table, f"meta/episodes/{name}", [value] * len(table))
+        names = names or table.column_names
+        table = table.select(names)  # labels may stand behind
         _collect(table, found)
         pending.append(table)
         if sum(map(len, pending)) >= EPISODES_AT_ONCE or i == len(sources) - 1:

@@ -50,6 +50,9 @@ EXTRA = "complementary_info."
 
 INTERVENED = f"{EXTRA}is_intervention"
 
+LABELS = ("reward", "return", "value", "advantage", "advantage_positive")
+"""What `label` says of each step, among the extras."""
+
 STEP_COLUMNS = {
     "next.reward": "float32",
     "next.done": "bool",

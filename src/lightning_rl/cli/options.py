@@ -1,0 +1,30 @@
+"""Parse the options of a subcommand that trains nothing."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_rl.cli.parsing import Refusal
+from lightning_rl.errors import closest
+
+
+class OptionParser(LightningArgumentParser):
+    """The options of a subcommand; an error is a `Refusal`."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End the parsing: whoever knows what was typed says what is wrong."""
+        raise Refusal(message) from ex
+
+
+def check_names(subcommand: str, options: Sequence[str], known: Iterable[str]) -> None:
+    """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
+    known = list(known)
+    for option in options:
+        name = option.partition("=")[0][2:].rstrip("+") if option.startswith("--") else "help"
+        owner = next((one for one in known if f"{name}.".startswith(f"{one}.")), None)
+        if owner is None and name != "help":
+            message = f"{subcommand} has no option --{name}{closest(name, known)}."
+            sys.stderr.write(f"rl-cli: error: {message} rl-cli {subcommand} --help lists them.\n")
+            sys.exit(2)

@@ -1,0 +1,343 @@
+"""`label`: rewards, returns, values and advantages are what their definitions say, and nothing is half written."""
+
+import json
+import os
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl import ActorCritic, Conditioned, Demonstrations, EpisodeWriter, GymnasiumEnv
+from lightning_rl.cli.app import run
+from lightning_rl.envs.condition import conditioned, unconditioned, with_condition
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline import LabelSettings, label_dataset, read_episodes, write_minari
+from lightning_rl.offline.label import (
+    fit_values,
+    positive_steps,
+    return_to_go,
+    step_advantage,
+    success_reward,
+)
+from lightning_rl.offline.mixed_replay import _Dataset
+
+pytest.importorskip("pyarrow", reason="the extra data is not installed")
+pytest.importorskip("av", reason="the extra data is not installed")
+
+SPACES = (Box(-np.inf, np.inf, (4,)), gymnasium.spaces.Discrete(2))
+LENGTHS = (3, 5, 4, 6, 2)
+SUCCESS = (True, False, True, False, True)
+
+
+def record(path, lengths=LENGTHS, success=SUCCESS, task="balance", reward=1.0, finalise=True):
+    writer = EpisodeWriter(path, *SPACES, 50, task)
+    generator = np.random.default_rng(len(lengths))
+    for length, succeeded in zip(lengths, success, strict=True):
+        for t in range(length):
+            seen = generator.normal(size=4).astype(np.float32)
+            writer.add(seen, t % 2, reward * t, t == length - 1, False, intervened=t == 1)
+        writer.end_episode(np.zeros(4), succeeded)
+    if finalise:
+        writer.finalise()
+    return writer
+
+
+def label(path, success=(), failure=(), **settings):
+    return label_dataset(path, LabelSettings(**settings), success=success, failure=failure)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    record(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def by_definition(rewards, gamma):
+    return [
+        sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards)))
+        for t in range(len(rewards))
+    ]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_returns_and_advantages_are_their_definition(gamma):
+    generator = torch.Generator().manual_seed(1)
+    reward, value = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    returns = return_to_go(reward, gamma)
+    torch.testing.assert_close(
+        returns, torch.tensor(by_definition(reward.tolist(), gamma)).double()
+    )
+    for n in (1, 3, 7, 9, None):
+        found = step_advantage(returns, value, gamma, n)
+        for t in range(7):
+            end = 7 if n is None else min(t + n, 7)
+            expected = sum(gamma ** (k - t) * reward[k] for k in range(t, end)) - value[t]
+            expected += gamma ** (end - t) * value[end] if end < 7 else 0
+            assert found[t].item() == pytest.approx(float(expected))
+
+
+def test_rewards_of_success_count_the_steps_that_were_still_needed():
+    assert success_reward(3, True, 5, 6).tolist() == [-0.1, -0.1, 0]
+    assert success_reward(5, False, 5, 6).tolist() == [-0.1, -0.1, -0.1, -0.1, -0.6]
+    assert return_to_go(success_reward(5, False, 5, 6), 1.0)[0].item() == pytest.approx(-1)
+    assert success_reward(1, True, 1, 0).tolist() == [0]
+
+
+def test_a_share_is_positive_and_what_somebody_did_who_took_over():
+    advantage, intervened = torch.arange(20.0), torch.zeros(20, dtype=torch.bool)
+    assert positive_steps(advantage, intervened, 0.3).nonzero().flatten().tolist() == [
+        *range(14, 20)
+    ]
+    intervened[:10] = True
+    good = positive_steps(advantage, intervened, 0.3).nonzero().flatten().tolist()
+    assert good == [*range(10), 17, 18, 19], "and the threshold is of the others alone"
+    assert positive_steps(advantage, torch.ones(20, dtype=torch.bool), 0.3).all()
+
+
+def test_a_value_is_what_other_episodes_came_to():
+    """Returns that can be told from the observation are found; those that cannot are not remembered."""
+    generator = torch.Generator().manual_seed(0)
+    features = [torch.randn(20, 3, generator=generator).double() for _ in range(20)]
+    plain = [one[:, 0] * 2 - one[:, 1] + 5 for one in features]
+    values = fit_values(features, plain, 80, seed=1)
+    assert (torch.cat(values) - torch.cat(plain)).square().mean() < 0.1 * torch.cat(plain).var()
+    again = fit_values(features, plain, 80, seed=1)
+    assert all(torch.equal(one, other) for one, other in zip(values, again, strict=True))
+    marked = [torch.eye(8)[i].expand(5, -1).double() for i in range(8)]
+    chance = [torch.full((5,), float(i % 2)).double() for i in range(8)]
+    values = fit_values(marked, chance, 200, seed=1)
+    assert (torch.cat(values) - torch.cat(chance)).abs().mean() > 0.4, (
+        "each knows its own mark alone"
+    )
+
+
+@pytest.mark.parametrize("finalise", [True, False])
+def test_what_is_written_is_read_again(tmp_path, finalise):
+    path = tmp_path / "data"
+    writer = record(path, finalise=finalise)
+    del writer
+    before = read_episodes(path)
+    found = label(path, value="mean", gamma=0.9, n_steps=2, positive=0.4)
+    assert (found.episodes, found.successes, found.failures, found.steps) == (5, 3, 2, 20)
+    episodes = read_episodes(path)
+    rewards = [success_reward(n, s, 6, 6) for n, s in zip(LENGTHS, SUCCESS, strict=True)]
+    returns = [torch.tensor(by_definition(one.tolist(), 0.9)) for one in rewards]
+    mean = torch.cat(returns).mean()
+    advantages = [step_advantage(one, mean.expand(len(one)), 0.9, 2) for one in returns]
+    taken_over = torch.cat([episode.intervened for episode in episodes])
+    good = positive_steps(torch.cat(advantages).double(), taken_over, 0.4).split(LENGTHS)
+    for i, (old, new) in enumerate(zip(before, episodes, strict=True)):
+        torch.testing.assert_close(new.extra["reward"], rewards[i].float())
+        torch.testing.assert_close(new.extra["return"], returns[i].float())
+        torch.testing.assert_close(new.extra["value"], mean.float().expand(LENGTHS[i]))
+        torch.testing.assert_close(new.extra["advantage"], advantages[i].float())
+        assert new.extra["advantage_positive"].bool().tolist() == good[i].tolist()
+        assert torch.equal(old.observation, new.observation)
+        assert torch.equal(old.reward, new.reward)
+        assert old.success == new.success
+        assert torch.equal(old.intervened, new.intervened)
+    assert found.positive == int(torch.cat(good).sum())
+    keyed = read_episodes(path, {"complementary_info.reward": "reward"})
+    torch.testing.assert_close(keyed[1].reward, rewards[1].float())
+
+
+def test_statistics_are_those_of_the_labels(dataset):
+    label(dataset, value="mean")
+    label(dataset, reward="env", value="mean")
+    values = torch.cat([episode.extra["return"] for episode in read_episodes(dataset)])
+    told = json.loads((dataset / "meta/stats.json").read_text())["complementary_info.return"]
+    assert told["mean"] == pytest.approx([float(values.mean())])
+    assert told["max"] == [float(values.max())]
+    assert told["count"] == [20]
+
+
+def test_success_is_said_anew(tmp_path):
+    path = tmp_path / "data"
+    record(path, success=(None, True, None, False, None))
+    with pytest.raises(
+        ConfigurationError, match=r"Nobody has said whether episodes 0, 2, 4 of .* --reward env"
+    ):
+        label(path)
+    assert "reward" not in read_episodes(path)[0].extra, "nothing is written"
+    label(path, success=[0, 3], failure="all")
+    assert [one.success for one in read_episodes(path)] == [True, False, False, True, False]
+    label(path, success=[1], value="mean")
+    assert [one.success for one in read_episodes(path)] == [True, True, False, True, False]
+
+
+def test_what_is_recorded_into_it_later_is_not_labelled_until_it_is(dataset):
+    label(dataset)
+    record(dataset, (3, 2), (True, False))
+    episodes = read_episodes(dataset)
+    assert episodes.lengths == [*LENGTHS, 3, 2]
+    assert episodes[5].extra["advantage"].isnan().all()
+    assert episodes[4].extra["advantage"].isfinite().all()
+    label(dataset)
+    assert all(one.extra["advantage"].isfinite().all() for one in read_episodes(dataset))
+
+
+def test_each_task_has_its_own_threshold(tmp_path):
+    path = tmp_path / "data"
+    record(path, (20, 20), (True, False), "one")
+    record(path, (20, 20), (False, False), "other")
+    label(path, epochs=2)
+    for first in (0, 2):
+        good = [
+            one.extra["advantage_positive"][~one.intervened]
+            for one in read_episodes(path)[first : first + 2]
+        ]
+        assert int(torch.cat(good).sum()) == 12  # 30 % of 38, up to where the quantile lies
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("replace", 2), ("unlink", 4), ("fsync", 9), ("rmdir", 3)]
+)
+def test_a_kill_leaves_the_old_dataset_or_the_new_one(tmp_path, name, step):
+    """At each call that changes a directory; what was recorded is there either way."""
+    killed, at = True, 0
+    while killed:
+        path = tmp_path / str(at)
+        record(path)
+        process = os.fork()
+        if process == 0:
+            original, calls = getattr(os, name), 0
+
+            def call(*arguments, original=original, at=at, **settings):
+                nonlocal calls
+                calls += 1
+                if calls == at // 2 + 1 and at % 2 == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                result = original(*arguments, **settings)
+                if calls == at // 2 + 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return result
+
+            try:
+                setattr(os, name, call)
+                label(path, value="mean")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+        killed, at = status != 0, at + step
+        episodes = read_episodes(path)
+        assert [len(episode) for episode in episodes] == list(LENGTHS)
+        assert len({len(episode.extra) for episode in episodes}) == 1, "all or none"
+        label(path, value="mean")
+        assert sum(one.extra["return"].isfinite().sum() for one in read_episodes(path)) == 20
+        assert {one.name for one in path.iterdir()} == {"data", "meta"}
+    assert at > 2
+
+
+REFUSED = {
+    "unknown episode": (["--success", "9"], "success names episode 9, and data has 5: give numbers from 0 to 4."),
+    "both": (["--success", "1", "--failure", "1"], "an episode of both is neither. Name it once."),
+    "no number": (["--failure", "x"], "--failure takes numbers of episodes (0 3 7), or all; got x."),
+    "share": (["--positive", "1.5"], "positive must lie in (0, 1), got 1.5."),
+    "gamma": (["--gamma", "1.5"], "gamma must lie in [0, 1], got 1.5."),
+    "steps": (["--n_steps", "0"], "n_steps must be at least 1, got 0."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_labelled_is_one_message_and_status_1(
+    options, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    record("data")
+    with pytest.raises(SystemExit) as stop:
+        run(["label", "data", *options])
+    assert stop.value.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("rl-cli: error: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_other_datasets_are_refused(tmp_path):
+    record(tmp_path / "data", reward=np.nan)
+    with pytest.raises(ConfigurationError, match=r"holds no rewards, .*--reward success"):
+        label(tmp_path / "data", reward="env")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        label(tmp_path / "none")
+    pytest.importorskip("h5py", reason="the extra data is not installed")
+    write_minari(tmp_path / "minari", read_episodes(tmp_path / "data"), *SPACES)
+    with pytest.raises(ConfigurationError, match=r"is a Minari dataset, .* EpisodeWriter.write"):
+        label(tmp_path / "minari")
+
+
+def test_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record("data", success=[None] * 5, reward=np.nan)
+    with pytest.raises(ConfigurationError, match="holds no rewards"):
+        _Dataset("data", None, None, *SPACES)
+    run(["label", "data", "--success", "0", "3", "--failure=all", "--epochs", "2"])
+    out = capsys.readouterr().out
+    assert "5 episodes (success 2, failure 3), 20 steps: " in out
+    assert "Dataset: data" in out
+    source = _Dataset("data", {"complementary_info.reward": "reward"}, None, *SPACES)
+    assert len(list(source)) == 5, "what a replay refused it takes with these rewards"
+    with pytest.raises(SystemExit) as stop:
+        run(["label", "data", "--successes", "1"])
+    assert stop.value.code == 2
+    assert "label has no option --successes; close matches: success." in capsys.readouterr().err
+
+
+# --- what a policy is conditioned on ---
+
+
+def test_a_condition_is_one_number_more():
+    env = Conditioned(gymnasium.make("CartPole-v1"))
+    seen, _ = env.reset(seed=1)
+    assert seen[-1] == 1
+    assert env.observation_space.contains(seen)
+    seen, *_ = env.step(0)
+    assert seen.dtype == np.float32
+    assert seen[-1] == 1
+    assert env.observation_space.shape == (5,)
+    assert unconditioned(env.observation_space) == gymnasium.make("CartPole-v1").observation_space
+    tree = Dict({"state": Box(-1, 1, (2,))})
+    assert unconditioned(conditioned(tree)) == tree
+    found = with_condition({"state": torch.zeros(2, 2)}, torch.tensor([0.0, 1.0]))
+    assert found["condition"].tolist() == [[0], [1]]
+    for space in (Box(0, 255, (3,), np.uint8), gymnasium.spaces.Discrete(3)):
+        with pytest.raises(ConfigurationError, match="Conditioned adds a number to"):
+            conditioned(space)
+    with pytest.raises(ConfigurationError, match="has no place for the condition"):
+        unconditioned(SPACES[0])
+
+
+def demonstrations(path, wrappers=(Conditioned,), **settings):
+    env = GymnasiumEnv(2, "CartPole-v1", wrappers=wrappers, vectorization="sync")
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    return Demonstrations(env, policy, 8, 0, path=path, **settings)
+
+
+def test_demonstrations_hand_out_the_label_beside_each_observation(dataset):
+    label(dataset, value="mean")
+    rollout = demonstrations(str(dataset), condition="advantage_positive").collect()
+    for row, episode in enumerate(read_episodes(dataset)):
+        length = len(episode)
+        seen = rollout["observation"][row, :length]
+        assert torch.equal(seen[:, :4], episode.observation[:length])
+        assert torch.equal(seen[:, 4], episode.extra["advantage_positive"])
+    assert 0 < rollout["observation"][:, :-1, 4].sum() < 20
+
+
+def test_a_condition_that_is_not_there_is_refused(dataset):
+    with pytest.raises(
+        ConfigurationError, match=r"'advantage_positive'; it has no labels. Label it"
+    ):
+        demonstrations(str(dataset), condition="advantage_positive")
+    with pytest.raises(ConfigurationError, match="no place for the condition"):
+        demonstrations(str(dataset), wrappers=(), condition="advantage_positive")
+    with pytest.raises(ConfigurationError, match="the env's own expert has no labels"):
+        demonstrations(None, condition="advantage_positive")
+    label(dataset, value="mean")
+    record(dataset, (2,), (True,))
+    with pytest.raises(ConfigurationError, match="does not say of each step its condition"):
+        demonstrations(str(dataset), condition="advantage_positive")
