@@ -249,7 +249,7 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == (
-        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, record.\n"
+        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, record, label.\n"
     )
     with pytest.raises(SystemExit):
         run(["check", "--help"])

@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium
@@ -374,6 +375,21 @@ def test_interrupted_it_leaves_a_whole_dataset(tmp_path):
     episodes = read_episodes("data")
     assert len(episodes) >= 3
     assert not (tmp_path / "data" / ".recording").exists()
+
+
+def deaf(observation):
+    """Swallow Ctrl+C, as Arrow does while it looks for pandas."""
+    with suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+
+
+def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as stop:
+        run(["record", "--path", "data", *SHOWS, "--script", "tests.cli.test_record.deaf"])
+    assert stop.value.code == 130
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 class Breaks(Shows):

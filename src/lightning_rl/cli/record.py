@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, cast
 
 import yaml
@@ -82,6 +85,7 @@ def _record(settings: Namespace) -> None:
     env = cast(GymnasiumEnv, made)
     writer: EpisodeWriter | None = None
     kept = 0
+    interrupt = _Interrupt()
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
@@ -91,7 +95,7 @@ def _record(settings: Namespace) -> None:
             "Nobody acts: give --source (Keyboard, Gamepad, SpaceMouse), --script "
             "my_module.my_function, or --ckpt_path of a policy.",
         )
-        choose_for = _choosers(settings, env)
+        choose_for = interrupt.asked_before(_choosers(settings, env))
         fps = settings.fps or env.render_fps
         spaces = (env.single_observation_space, env.single_action_space)
         writer = EpisodeWriter(settings.path, *spaces, fps, settings.task, settings.pictures)
@@ -111,11 +115,38 @@ def _record(settings: Namespace) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
+        interrupt.close()
         made.close()
         if writer is not None:
             writer.finalise()
         if kept:
             print(f"Dataset: {settings.path}", flush=True)
+
+
+class _Interrupt:
+    """Ctrl+C, not to be missed: Arrow swallows the exception while it looks for pandas."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._before = signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        raise KeyboardInterrupt
+
+    def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
+        """Return the same, but end the recording at its next step where the signal has come."""
+
+        def choose_unless(choose: Chooser, *step: Any) -> Any:
+            if self._came:
+                raise KeyboardInterrupt
+            return choose(*step)
+
+        return lambda number: partial(choose_unless, choose_for(number))
+
+    def close(self) -> None:
+        """Leave the signal to whoever had it."""
+        signal.signal(signal.SIGINT, self._before)
 
 
 def _line(result: Recorded, kept: int, episodes: int) -> str:
