@@ -1,5 +1,6 @@
 """Time Stable-Baselines3's SAC; with `--jax` that of SBX, which has the same interface in JAX."""
 
+import os
 from typing import Any
 
 import gymnasium
@@ -55,6 +56,8 @@ def main() -> None:
     run = parse(("S1", "S64"), "jax")
     work, clock = run.workload, Clock(run)
     if run.flags.jax:
+        # JAX takes a thread for each core that it may run on, and no other number.
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: run.threads])
         from sbx import SAC
 
         library, package, more = "SBX (JAX)", "sbx-rl", {}
