@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import Clock, parse
+from common import Clock, Run, parse
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl import PPO, ActorCritic, Algorithm, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.machine import PLAIN
 
@@ -64,6 +64,31 @@ class Timestamps(Callback):
         self.clock.end_iteration()
 
 
+def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModule) -> None:
+    """Train by the ways that the command line asks for, and print the row."""
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLTrainer(
+            num_threads=run.threads,
+            machine=PLAIN if run.flags.plain else None,
+            flush_denormal=not run.flags.plain,
+            run_dir=directory,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            callbacks=[Timestamps(clock)],
+            accelerator="cpu" if run.device == "cpu" else "gpu",
+            devices=1,
+            limit_val_batches=0,
+        )
+        trainer.fit(model, data)
+        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
+    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
+    if run.workload.env_steps == 1:
+        name += ", weights out at every env step"
+    name += ", without what is about the machine" if run.flags.plain else ""
+    clock.report(name, "lightning-rl", computing=computing)
+
+
 def main() -> None:
     run = parse(("W1", "W2", "W2b", "W3"), "compile", "plain")
     work, clock = run.workload, Clock(run)
@@ -100,25 +125,7 @@ def main() -> None:
         normalize_reward=work.normalize,
         compile=bool(run.flags.compile),
     )
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = RLTrainer(
-            num_threads=run.threads,
-            machine=PLAIN if run.flags.plain else None,
-            flush_denormal=not run.flags.plain,
-            run_dir=directory,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            callbacks=[Timestamps(clock)],
-            accelerator="cpu" if run.device == "cpu" else "gpu",
-            devices=1,
-            limit_val_batches=0,
-        )
-        trainer.fit(model, data)
-        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
-    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
-    name += ", without what is about the machine" if run.flags.plain else ""
-    clock.report(name, "lightning-rl", computing=computing)
+    train_and_report(run, clock, model, data)
 
 
 if __name__ == "__main__":

@@ -4,25 +4,20 @@
 denormal numbers as they are. The row says under `computing` which ways the run took.
 """
 
-import json
-import tempfile
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from common import SAC_LEARNING_STARTS, Clock, parse
 from lightning.pytorch import seed_everything
-from lightning_rl_ppo import PendulumEnv, Timestamps
+from lightning_rl_ppo import PendulumEnv, train_and_report
 
 from lightning_rl import (
     SAC,
     GymnasiumEnv,
     ReplayBuffer,
     RLDataModule,
-    RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.machine import PLAIN
 
 
 def main() -> None:
@@ -52,27 +47,7 @@ def main() -> None:
         random_env_steps=SAC_LEARNING_STARTS,
         compile=bool(run.flags.compile),
     )
-    with tempfile.TemporaryDirectory() as directory:
-        trainer = RLTrainer(
-            num_threads=run.threads,
-            machine=PLAIN if run.flags.plain else None,
-            flush_denormal=not run.flags.plain,
-            run_dir=directory,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            callbacks=[Timestamps(clock)],
-            accelerator="cpu" if run.device == "cpu" else "gpu",
-            devices=1,
-            limit_val_batches=0,
-        )
-        trainer.fit(model, data)
-        computing = json.loads(Path(directory, "run.json").read_text())["computing"]
-    name = "lightning_rl, compiled" if run.flags.compile else "lightning_rl"
-    if work.env_steps == 1:
-        name += ", weights out at every env step"
-    name += ", without what is about the machine" if run.flags.plain else ""
-    clock.report(name, "lightning-rl", computing=computing)
+    train_and_report(run, clock, model, data)
 
 
 if __name__ == "__main__":

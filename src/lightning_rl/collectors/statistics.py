@@ -98,6 +98,8 @@ class EpisodeStatistics:
         self, intervened: Tensor, done: Tensor, returned: Tensor
     ) -> list[tuple[int, int]]:
         """Count, for each episode that ended, how often and how long somebody took over."""
+        if not (intervened.any() or self._taken.any()):
+            return [(0, 0)] * int(returned.sum())  # of thousands of envs nobody steers one
         found = []
         taken, ends, counts = (x.t().cpu().tolist() for x in (intervened, done, returned))
         rows = self._taken.tolist()

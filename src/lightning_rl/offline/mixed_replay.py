@@ -14,12 +14,10 @@ from torch import Tensor
 from lightning_rl.buffers import Replay, ReplayBuffer, ReplayFactory
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
-from lightning_rl.envs.vector_env import PENALTY_FIELD
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.offline.episodes import Episode, read_episodes
+from lightning_rl.offline.replays import EXTRA, put_stream
 from lightning_rl.rollout import (
-    allocate_rollout,
-    copy_tree,
     final_observations,
     map_tree,
 )
@@ -164,20 +162,7 @@ class MixedReplay(Replay):
         self._interventions += int(taken.sum())
 
     def _put(self, stream: Mapping[str, Any], *, goes_on: bool) -> None:
-        """Put a stream of L steps, with L+1 observations, into the demonstrations.
-
-        Its last step goes on from the last observation, unless it is terminal: the next stream does
-        not continue it.
-        """
-        steps = len(stream["reward"])
-        extra = {"continues": ((), torch.bool), "intervened": ((), torch.bool)}
-        rollout = allocate_rollout(*self._spaces, 1, steps, extra_fields=extra | PENALTY_FIELD)
-        rollout["continues"].fill_(goes_on)
-        copy_tree(rollout.get("observation"), map_tree(_as_row, stream["observation"]))
-        for key in ("action", "reward", "terminated", *ADDED):
-            if key in stream:  # else it is zero: nobody has said it
-                rollout[key][0, :-1] = torch.as_tensor(stream[key]).to(rollout[key])
-        self.offline.extend(rollout)
+        put_stream(self.offline, stream, self._spaces, EXTRA, goes_on=goes_on)
 
     # --- what is drawn ---
 
@@ -252,10 +237,6 @@ class MixedReplay(Replay):
             self._source = None
         self._goes_on, self._interventions = state["goes_on"], state["interventions"]
         self._online_share = state["online_share"]
-
-
-def _as_row(leaf: Any) -> Tensor:
-    return torch.as_tensor(leaf)[None]
 
 
 def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]:

@@ -8,10 +8,16 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from lightning_rl.buffers import ReplayBuffer
+from lightning_rl.buffers import Replay, ReplayBuffer
+from lightning_rl.envs.vector_env import PENALTY_FIELD
 from lightning_rl.errors import require
 from lightning_rl.offline.episodes import Episode, Episodes, EpisodeWriter, Pictures
-from lightning_rl.rollout import allocate_rollout, copy_tree, map_tree
+from lightning_rl.rollout import (
+    FieldSpec,
+    allocate_rollout,
+    copy_tree,
+    map_tree,
+)
 
 
 def write_replay(
@@ -94,22 +100,52 @@ def read_replay(
         known = episode.final_known or bool(episode.terminated[-1])
         steps = len(episode) - (0 if known else 1)
         if steps:
-            _extend(replay, episode, steps, observation_space, action_space)
+            fields = EXTRA if "penalty" in episode.extra else {"intervened": EXTRA["intervened"]}
+            stream = _stream_of(episode, steps)
+            put_stream(replay, stream, (observation_space, action_space), fields)
     return replay
 
 
-def _extend(
-    replay: ReplayBuffer,
-    episode: Episode,
-    steps: int,
-    observation_space: gymnasium.Space[Any],
-    action_space: gymnasium.Space[Any],
+def _stream_of(episode: Episode, steps: int) -> dict[str, Any]:
+    """Return the first steps of an episode, and what it held else of them that a replay takes."""
+    fields = {key: getattr(episode, key) for key in ("action", "reward", "terminated")}
+    fields |= {"intervened": episode.intervened, **episode.extra}
+    observation = map_tree(lambda leaf: leaf[: steps + 1], episode.observation)
+    return {key: field[:steps] for key, field in fields.items()} | {"observation": observation}
+
+
+EXTRA: dict[str, FieldSpec] = {"intervened": ((), torch.bool), **PENALTY_FIELD}
+"""What a stream may have beside what every replay holds."""
+
+
+def put_stream(
+    replay: Replay,
+    stream: Mapping[str, Any],
+    spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
+    fields: Mapping[str, FieldSpec],
+    *,
+    goes_on: bool = False,
 ) -> None:
-    """Put the first steps of an episode into a replay, as a rollout [1, T+1] of its own."""
-    fields = {"continues": ((), torch.bool), "intervened": ((), torch.bool)}
-    rollout = allocate_rollout(observation_space, action_space, 1, steps, extra_fields=fields)
-    seen = map_tree(lambda leaf: leaf[None, : steps + 1], episode.observation)
+    """Put a stream of L steps, with L+1 observations, into a replay of one env.
+
+    Its last step goes on from the last observation, unless it is terminal: the next stream does not
+    continue it.
+
+    Args:
+        replay: of one env.
+        stream: `observation` [L+1, ...], and [L, ...] of `action`, `reward`, `terminated`, and of
+            those of `fields` that somebody has said; the others are zero.
+        spaces: of observations and actions.
+        fields: of `EXTRA` those that the replay holds.
+        goes_on: whether it continues the stream that was put in last.
+    """
+    continues: dict[str, FieldSpec] = {"continues": ((), torch.bool)}
+    steps = len(stream["reward"])
+    rollout = allocate_rollout(*spaces, 1, steps, extra_fields={**continues, **fields})
+    rollout["continues"].fill_(goes_on)
+    seen = map_tree(lambda leaf: torch.as_tensor(leaf)[None], stream["observation"])
     copy_tree(rollout.get("observation"), seen)
-    for name in ("action", "reward", "terminated", "intervened"):
-        rollout[name][0, :-1] = getattr(episode, name)[:steps].to(rollout[name])
+    for key in ("action", "reward", "terminated", *fields):
+        if key in stream:
+            rollout[key][0, :-1] = torch.as_tensor(stream[key]).to(rollout[key])
     replay.extend(rollout)
