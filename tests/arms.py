@@ -1,8 +1,13 @@
 """An arm with a gripper that somebody helps now and then, small enough for a test."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+
+from lightning_rl import GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl.envs import PenaltyTerms
 
 OBSERVATION = Box(-9.0, 9.0, (4,), np.float32)
 ACTION = Box(np.array([-1.0, -1.0, 0.0], np.float32), np.array([1.0, 1.0, 2.0], np.float32))
@@ -47,3 +52,17 @@ class Arm(gymnasium.Env):
 
 
 gymnasium.register("tests/Arm-v0", Arm, max_episode_steps=12)
+
+
+def helped_arm(num_envs):
+    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": 1.0})]
+    return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=wrappers)
+
+
+def mixed(*args, **kwargs):
+    """Fewer than are collected, and fewer than somebody intervenes in."""
+    parts = {
+        "online": partial(ReplayBuffer, capacity=60),
+        "offline": partial(ReplayBuffer, capacity=16),
+    }
+    return MixedReplay(*args, **parts, **kwargs)

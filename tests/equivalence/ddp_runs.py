@@ -23,6 +23,7 @@ from lightning_rl import (
     PPO,
     SAC,
     ActionChunk,
+    GripperSAC,
     PushBlocks,
     ReplayBuffer,
     RLDataModule,
@@ -35,6 +36,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.update import Update
+from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.helpers import last, make_data, make_ppo, train, uncompiled_traces
 
@@ -51,6 +53,15 @@ OFF_POLICY = {
     "model": {"algorithm": SAC, "updates_per_env_step": 0.5},
     "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 256},
 }
+HELPED = {
+    "PPO": {"model": {"n_epochs": 2, "batch_size": 8}},
+    "SAC": {
+        "policy": {"normalize_observation": True},
+        "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.5},
+        "data": {"replay": mixed},
+    },
+}
+"""Of an arm that a script takes over, on each rank at steps of its own."""
 SIX = {
     "num_envs": 2,
     "total_env_steps": 2 * 2 * 16 * 6,
@@ -255,6 +266,16 @@ class Notes(Callback):
         )
 
 
+class Helped(Callback):
+    """Keep at which steps somebody took over, in this rank's envs."""
+
+    def __init__(self):
+        self.taken = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, index):
+        self.taken.append(batch["intervened"][:, :-1].clone())
+
+
 class Send(Callback):
     """Send this process a signal, on some ranks."""
 
@@ -420,6 +441,11 @@ def main(directory):
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
     run("sac", **OFF_POLICY)
+    for name, settings in HELPED.items():
+        helped = Helped()
+        data = TEN | {"total_env_steps": 256} | settings.get("data", {})
+        run(f"helped {name}", helped, **settings | {"env": helped_arm, "data": data})
+        findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
     run("by gloo", trainer={"machine": MachineSettings(shared_memory_sums=False)}, **PENDULUM)
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)

@@ -292,3 +292,14 @@ def test_off_policy_ranks_stay_equal_and_count_all_env_steps(ranks):
     assert column(ranks, "sac", "env_steps")[0][-1] == 256
     updates = (256 - 32) // 2
     assert column(ranks, "sac", "optimizer_steps")[0][-1] == 3 * updates
+
+
+@pytest.mark.parametrize("name", ["PPO", "SAC"])
+def test_where_somebody_takes_over_at_other_steps_on_each_rank_ranks_stay_equal(name, ranks):
+    """PPO leaves those steps out, so that each has another number of samples; SAC keeps them twice."""
+    assert_same(*both(ranks, f"helped {name}", "state"))
+    one, other = both(ranks, f"helped {name}", "taken")
+    assert any(len(x) != len(y) or not torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    assert all(rollout.any() for rollout in one + other)
+    assert column(ranks, f"helped {name}", "env_steps")[0][-1] == 256
+    assert column(ranks, f"helped {name}", "optimizer_steps")[0][-1] > 10

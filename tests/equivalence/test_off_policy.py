@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-import tests.arms  # noqa: F401  # registers an env
 from lightning_rl import (
     SAC,
     TD3,
@@ -13,31 +12,16 @@ from lightning_rl import (
     AsyncCollector,
     GripperSAC,
     GymnasiumEnv,
-    MixedReplay,
     PushCube,
     ReplayBuffer,
 )
-from lightning_rl.envs import PenaltyTerms
+from tests.arms import helped_arm, mixed
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 
 
 def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
-
-
-def helped_arm(num_envs):
-    wrappers = [partial(PenaltyTerms, terms={"discrete_penalty": 1.0})]
-    return GymnasiumEnv(num_envs, "tests/Arm-v0", wrappers=wrappers)
-
-
-def mixed(*args, **kwargs):
-    """Fewer than are collected, and fewer than somebody intervenes in."""
-    parts = {
-        "online": partial(ReplayBuffer, capacity=60),
-        "offline": partial(ReplayBuffer, capacity=16),
-    }
-    return MixedReplay(*args, **parts, **kwargs)
 
 
 def settings(

@@ -431,6 +431,18 @@ def test_the_gradient_of_a_step_that_somebody_took_over_is_nil(name, tmp_path, m
         assert torch.equal(value, blind.state_dict()[key]), key
 
 
+@pytest.mark.parametrize("name", LEARNERS)
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    """What is left out makes minibatches of many sizes."""
+    run = {"env": partial(helped, source=Person(0.5, 9)), "data": {"total_env_steps": 128}}
+    eager, compiled = (
+        train(tmp_path / str(how), **run, model=LEARNERS[name] | {"compile": how})[0].state_dict()
+        for how in (False, True)
+    )
+    for key, value in eager.items():
+        torch.testing.assert_close(value, compiled[key], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("algorithm", [PPO, GRPO])
 def test_where_somebody_does_everything_nothing_is_learnt(algorithm, tmp_path):
     everything = partial(helped, source=lambda observation: [MARK, 0.0])
