@@ -5,8 +5,9 @@ python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
 
 LeRobot pins older versions of torch than ours, so it is installed without its dependencies, and the
 few that its datasets need, into a virtual environment that sees the packages of this one. It opens
-a dataset that we wrote, and we train from one that it wrote. Frames of videos are decoded by PyAV
-in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the system.
+a dataset that we wrote, labelled too, and we train from one that it wrote. Frames of videos are
+decoded by PyAV in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the
+system.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from lightning_rl import (
     RLTrainer,
     read_episodes,
 )
+from lightning_rl.offline.label import label_dataset
 
 PACKAGES = (
     "lerobot==0.4.4",
@@ -240,6 +242,15 @@ def check_theirs(found: dict, pictures: str) -> None:
     print(f"LeRobot reads ours ({pictures}): {len(found['frames'])} frames, {worst:.2f} of 255 off")
 
 
+def check_labels(path: Path, found: dict) -> None:
+    """Check what LeRobot has read of labels that we wrote."""
+    ours = torch.cat([one.extra["advantage"] for one in read_episodes(path)])
+    theirs = [row["complementary_info.advantage"] for row in found["frames"]]
+    np.testing.assert_array_equal(np.array(theirs, np.float32), ours.numpy())
+    assert {row["complementary_info.advantage_positive"] for row in found["frames"]} == {0, 1}
+    print(f"LeRobot reads our labels: {len(theirs)} advantages")
+
+
 def check_ours(path: Path, pictures: str) -> None:
     """Check what we read of a dataset that LeRobot wrote, and act on it."""
     space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
@@ -319,6 +330,10 @@ def main() -> None:
                 check_theirs(found, pictures)
                 columns = [key for key in found["stats"] if key.startswith("observation.")]
                 assert len(columns) == (3 if finalised else 0)
+            label_dataset(ours, success=[0], failure="all")
+            found = by_lerobot(python, "read", ours)
+            check_theirs(found, pictures)
+            check_labels(ours, found)
             theirs = work / f"theirs-{pictures}"
             by_lerobot(python, "write", theirs, work / "given.npz", pictures)
             check_ours(theirs, pictures)
