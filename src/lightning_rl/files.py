@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,21 +45,19 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         WriteError: where the disk is full, or the directory cannot be written.
     """
     target = Path(path)
-    temporary: str | None = None
+    # Not by mkstemp, whose files are for their owner alone: others may read the runs of a group.
+    temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(
-            dir=target.parent, prefix=f"{TEMPORARY}{os.getpid()}-"
-        )
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
         _flush_directory(target.parent)
     except BaseException as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # where there is no such directory either
+            temporary.unlink(missing_ok=True)
         cause = _refusal(error)
         if cause is None:
             raise

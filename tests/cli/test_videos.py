@@ -149,6 +149,26 @@ def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
     env.close()
 
 
+class TwoCameras(gymnasium.Wrapper):
+    """Draws two pictures at once, as gym-hil's arms do: one from the front, one from the wrist."""
+
+    def render(self):
+        front = self.env.render()
+        return [front, 255 - front[:100, :50]]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_pictures_of_several_cameras_lie_side_by_side(vectorization):
+    env = GymnasiumEnv(2, "CartPole-v1", vectorization=vectorization, wrappers=[TwoCameras])
+    env.make_renderable()
+    env.reset(seed=1)
+    (picture,) = env.render([1])
+    assert picture.shape == (400, 650, 3)
+    assert np.array_equal(picture[:100, 600:], 255 - picture[:100, :50])
+    assert not picture[100:, 600:].any()
+    env.close()
+
+
 class Invisible(TorchEnv):
     """An env that nobody can draw."""
 

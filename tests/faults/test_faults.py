@@ -490,7 +490,7 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     def read_only(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("lightning_rl.files.tempfile.mkstemp", read_only)
+    monkeypatch.setattr("lightning_rl.files.os.replace", read_only)
     assert "Read-only file system. Set --output_dir" in failure(capsys)
 
 

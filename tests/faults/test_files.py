@@ -1,7 +1,9 @@
 """A file is whole or absent."""
 
 import multiprocessing
+import os
 import signal
+import stat
 import time
 
 import pytest
@@ -24,6 +26,15 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
         write_atomically(path, fail)
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "config.yaml", lambda file: file.write(b"seed: 1"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "config.yaml").stat().st_mode) == 0o640
 
 
 def write(path, begun):

@@ -18,6 +18,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.envs.intervention import Event, InterventionSource, Said
+from lightning_rl.envs.vector_env import one_picture
 from lightning_rl.errors import ConfigurationError, check_range, require
 
 INSTALL = "pip install 'lightning-rl[hil-devices]'"
@@ -496,8 +497,8 @@ class _Window:
         if surface is None:
             return
         if self._env.render_mode == "rgb_array":
-            picture: Any = self._env.render()
-            drawn = pygame.surfarray.make_surface(np.asarray(picture).swapaxes(0, 1))
+            picture = one_picture(self._env.render())
+            drawn = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
             pygame.transform.scale(drawn, surface.get_size(), surface)
         who = "you act" if taken_over else "the policy acts"
         keys = ", ".join(f"{key}: {what}" for what, key in self._keys.items())

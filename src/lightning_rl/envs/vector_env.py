@@ -335,3 +335,17 @@ def _check_final(env: Any, slot: Any, final: Any) -> None:
     Those of one finished env alone would be taken for the first env's.
     """
     check_like(type(env).__name__, final, slot, "final_obs")
+
+
+def one_picture(drawn: Any) -> np.ndarray:
+    """Return what an env has drawn as one picture [H, W, 3]: those of several cameras in a row.
+
+    Args:
+        drawn: a picture, or some of them, as gym-hil's envs draw; lower ones are filled up below.
+    """
+    if isinstance(drawn, np.ndarray) and drawn.ndim == 3:
+        return drawn
+    cameras = [np.asarray(picture) for picture in drawn]
+    height = max(len(picture) for picture in cameras)
+    padded = [np.pad(one, ((0, height - len(one)), (0, 0), (0, 0))) for one in cameras]
+    return np.concatenate(padded, axis=1)

@@ -37,6 +37,7 @@ from lightning_rl.envs.vector_env import (
     RolloutStepper,
     Seed,
     VectorEnv,
+    one_picture,
     wrap_arrays,
 )
 from lightning_rl.errors import require
@@ -284,7 +285,7 @@ class GymnasiumEnv(VectorEnv):
             pictures is not None and all(pictures[i] is not None for i in rows),
             f"Env '{self.id}' gives no pictures: call make_renderable() before it is reset.",
         )
-        return np.stack([pictures[i] for i in rows])
+        return np.stack([one_picture(pictures[i]) for i in rows])
 
     def close(self) -> None:
         self._env.close()
