@@ -247,6 +247,26 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
     return small and 3 <= len(space.shape) <= 4
 
 
+def picture_keys(
+    space: gymnasium.Space[Any], path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Return which of an observation's dimensions are height and width, by the keys to a picture.
+
+    Args:
+        space: of an observation; where that is a picture itself, no key leads to it.
+        path: the keys that lead to the space.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        found: dict[tuple[str, ...], tuple[int, int]] = {}
+        for key, child in space.items():
+            found |= picture_keys(child, (*path, key))
+        return found
+    if not is_picture(space):
+        return {}
+    height, width = _channels_and_sides(cast(tuple[int, ...], space.shape))[-2:]
+    return {path: (height, width)}
+
+
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the axes of a picture in the order of channels, height, width."""
     if len(shape) == 2:

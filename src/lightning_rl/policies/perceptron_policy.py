@@ -179,27 +179,19 @@ class PerceptronPolicy(Policy):
 
     def actor_features(self, td: TensorDict) -> Tensor:
         """Return what the actor reads [B, D] where `td` [B] was observed."""
-        return self._features(td, self.encoder, self.normalizer, self.actor_keys)
+        return self.read(td, self.encoder, self.normalizer, self.actor_keys)
 
-    def critic_features(
-        self,
-        td: TensorDict,
-        actor_features: Tensor | None = None,
-        encoder: nn.Module | None = None,
-    ) -> Tensor:
+    def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
 
         Args:
             td: [B], with `observation`.
             actor_features: [B, D], of `td`, where they are known: the same tensor is returned
                 where the critic reads what the actor does.
-            encoder: a copy of `encoder_of_critic` to read with, such as a target network.
         """
-        if encoder is not None:
-            return self._features(td, encoder, None, self.critic_keys)
         if self.critic_reads_apart:
             own, normalizer = self.critic_encoder, self.critic_normalizer
-            return self._features(td, own, normalizer, self.critic_keys)
+            return self.read(td, own, normalizer, self.critic_keys)
         return self.actor_features(td) if actor_features is None else actor_features
 
     @property
@@ -236,13 +228,21 @@ class PerceptronPolicy(Policy):
                 observation = flatten_observation(transitions.get("observation"), 2, keys)
                 normalizer.update(observation.flatten(0, 1))
 
-    def _features(
+    def read(
         self,
         td: TensorDict,
         encoder: nn.Module | None,
         normalizer: ObservationNormalizer | None,
         keys: Sequence[str] | None,
     ) -> Tensor:
+        """Return features [B, D] of some keys of what was observed.
+
+        Args:
+            td: [B], with `observation`.
+            encoder: makes them; None for the flat observation.
+            normalizer: of that; None for as it is.
+            keys: of a Dict observation.
+        """
         observation = td.get("observation")
         if encoder is not None:
             return encoder(_read(observation, keys))  # type: ignore[no-any-return]  # nn.Module
