@@ -140,8 +140,9 @@ class OneHot(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         batch_dims = _batch_dims(observation, self.observation_space)
-        choices = cast(Tensor, observation).flatten(batch_dims).reshape(-1, len(self.offset))
-        batch = cast(Tensor, observation).shape[:batch_dims]
+        chosen = cast(Tensor, observation)
+        batch = chosen.shape[:batch_dims]
+        choices = chosen.reshape(-1, len(self.offset))
         features = torch.zeros(len(choices), self.size, device=choices.device)
         return features.scatter(1, choices + self.offset, 1.0).view(*batch, self.size)
 
