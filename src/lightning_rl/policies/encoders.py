@@ -183,6 +183,7 @@ class PictureEncoder(Encoder):
 
     layers: nn.Module
 
+    @abstractmethod  # a subclass has layers
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
