@@ -4,7 +4,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.minibatches import Transitions, epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
@@ -277,8 +277,8 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    flat = flat_transitions(rollout, keys)
-    (only,) = epochs(flat, None, 1, batch_size, generator, draw=lambda *_: {})
+    drawing = Transitions(rollout, keys)
+    (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)
 
 

@@ -13,12 +13,12 @@ from lightning_rl.algorithms.action_parts import (
 )
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.minibatches import Transitions, epochs
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.offline import Demonstrations
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field, flat_transitions
+from lightning_rl.rollout import add_transition_field
 
 
 class BehaviorCloning(Algorithm):
@@ -85,9 +85,8 @@ class BehaviorCloning(Algorithm):
         mask = ~rollout["padding"][:, :-1]
         add_transition_field(rollout, "weight", mask.float())
         keys = loss_fields(rollout, self.FIELDS, self.policy.extra_fields)
-        flat = flat_transitions(rollout, keys)
-        drawing = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-        for epoch in epochs(flat, mask, *drawing):
+        how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+        for epoch in epochs(Transitions(rollout, keys, mask), *how):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)

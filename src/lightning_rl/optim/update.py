@@ -17,6 +17,7 @@ from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.phases import PhaseTimer, no_phases
+from lightning_rl.sequences import split_sequences
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -226,7 +227,9 @@ def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[
         size = CPU_MICRO_BATCH
     if size is None or size >= len(minibatch):
         return [(minibatch, 1.0)]
-    return [(samples, len(samples) / len(minibatch)) for samples in minibatch.split(size)]
+    whole = "sequences" in minibatch.keys()
+    parts = split_sequences(minibatch, size) if whole else minibatch.split(size)
+    return [(samples, len(samples) / len(minibatch)) for samples in parts]
 
 
 def _is_large(minibatch: TensorDict) -> bool:
