@@ -55,12 +55,15 @@ if TYPE_CHECKING:
         write_replay,
     )
     from lightning_rl.policies import (
+        GRU,
+        LSTM,
         ActorCritic,
         ActorOnly,
         Backbone,
         CustomVLA,
         DeterministicActorCritic,
         GripperActorCritic,
+        Memory,
         Policy,
         PolicyWrapper,
         QActorCritic,
@@ -75,6 +78,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "GRPO": "algorithms",
+    "GRU": "policies",
+    "LSTM": "policies",
+    "Memory": "policies",
     "PPO": "algorithms",
     "SAC": "algorithms",
     "TD3": "algorithms",
@@ -140,6 +146,8 @@ _HOMES = {
 
 __all__ = [
     "GRPO",
+    "GRU",
+    "LSTM",
     "PPO",
     "SAC",
     "TD3",
@@ -169,6 +177,7 @@ __all__ = [
     "InterventionSource",
     "Keyboard",
     "LabelSettings",
+    "Memory",
     "MixedReplay",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",

@@ -380,10 +380,14 @@ def test_an_added_field_is_zero_in_the_bootstrap_slot():
 def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "max_over_ranks", lambda number: number)
-    flat, none = flat_transitions(numbered(), ["reward"]), torch.zeros(N, T, dtype=torch.bool)
+    none = torch.zeros(N, T, dtype=torch.bool)
+
+    def drawing(mask):
+        return Transitions(numbered(), ["reward"], mask)
+
     draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
-    assert not list(epochs(flat, none, **draw, draw=lambda *_: {}))
+    assert not list(epochs(drawing(none), **draw, draw=lambda *_: {}))
     some = none.clone()
     some[0, 0] = True
-    sizes = [[len(m) for m in epoch] for epoch in epochs(flat, some, **draw, draw=lambda *_: {})]
+    sizes = [[len(m) for m in epoch] for epoch in epochs(drawing(some), **draw, draw=lambda *_: {})]
     assert sizes == [[1], [1]]

@@ -254,9 +254,8 @@ class OnPolicyAlgorithm(Algorithm):
         if not self.policy.evaluates_sequences:
             return self.n_epochs * -(-num_envs * steps // self.batch_size)
         length = steps if self.sequence_length == "rollout" else min(self.sequence_length, steps)
-        return self.n_epochs * -(
-            -num_envs * -(-steps // length) // max(1, self.batch_size // length)
-        )
+        sequences = num_envs * -(-steps // length)
+        return self.n_epochs * -(-sequences // max(1, self.batch_size // length))
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the schedule of a learning rate that begins so."""

@@ -3,6 +3,7 @@
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.gripper import GripperActorCritic
+from lightning_rl.policies.memory import GRU, LSTM, Memory
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
     DeterministicActorCritic,
@@ -21,12 +22,15 @@ from lightning_rl.policies.vla import (
 from lightning_rl.policies.wrapper import PolicyWrapper
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "ActorCritic",
     "ActorOnly",
     "Backbone",
     "CustomVLA",
     "DeterministicActorCritic",
     "GripperActorCritic",
+    "Memory",
     "ObservationNormalizer",
     "Policy",
     "PolicyWrapper",

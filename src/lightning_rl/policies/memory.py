@@ -67,9 +67,8 @@ class Memory(nn.Module, ABC):
                 before its observation is read.
         """
         outputs = []
-        for projected, start in zip(
-            self.project(features).unbind(1), starts.unbind(1), strict=True
-        ):
+        steps = self.project(features).unbind(1), starts.unbind(1)
+        for projected, start in zip(*steps, strict=True):
             output, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
             outputs.append(output)
         return torch.stack(outputs, 1)
