@@ -20,6 +20,8 @@ from lightning.pytorch import Callback
 
 from lightning_rl import (
     GRPO,
+    GRU,
+    LSTM,
     PPO,
     SAC,
     ActionChunk,
@@ -96,6 +98,20 @@ SAME_ROLLOUTS = {
             "aggregation": "trajectory",
         }
     },
+    "ppo recurrent": {  # 16 steps are three sequences and one step, which does not count twice
+        "policy": {"memory": partial(LSTM, size=8)},
+        "model": {"batch_size": N * 20, "sequence_length": 5, "burn_in": 3},
+    },
+    "grpo recurrent": {
+        "policy": {"memory": partial(GRU, size=8)},
+        "model": {
+            "algorithm": GRPO,
+            "group_size": 2,
+            "batch_size": N * 16,
+            "sequence_length": 4,
+            "filter_groups": True,
+        },
+    },
     "ppo warm-up": {
         "model": {
             "batch_size": N * 16,
@@ -130,6 +146,9 @@ class Replayed(Collector):
         super().__init__(env, policy, num_steps, seed, **settings)
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
+        for key, (shape, dtype) in policy.extra_fields.items():
+            for rollout in self.rollouts:  # of a memory: what it comes to from zeros
+                rollout[key] = torch.zeros(*rollout.shape, *shape, dtype=dtype)
         self.reports_success = True
 
     def collect(self):
