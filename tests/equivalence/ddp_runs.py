@@ -31,6 +31,7 @@ from lightning_rl import (
     RLTrainer,
     VLAPolicy,
 )
+from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
@@ -98,9 +99,9 @@ SAME_ROLLOUTS = {
             "aggregation": "trajectory",
         }
     },
-    "ppo recurrent": {  # 16 steps are three sequences and one step, which does not count twice
+    "ppo recurrent": {
         "policy": {"memory": partial(LSTM, size=8)},
-        "model": {"batch_size": N * 20, "sequence_length": 5, "burn_in": 3},
+        "model": {"batch_size": N * 16, "sequence_length": 8, "burn_in": 3},
     },
     "grpo recurrent": {
         "policy": {"memory": partial(GRU, size=8)},
@@ -137,6 +138,12 @@ SAME_ROLLOUTS = {
 }
 
 
+def zero_states(policy, rollout):
+    """The states [N, T+1, S] with which episodes begin."""
+    shape, dtype = policy.extra_fields["state"]
+    return torch.zeros(*rollout.shape, *shape, dtype=dtype)
+
+
 class Replayed(Collector):
     """Hand out rollouts from a file: to each rank its rows."""
 
@@ -146,9 +153,10 @@ class Replayed(Collector):
         super().__init__(env, policy, num_steps, seed, **settings)
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
-        for key, (shape, dtype) in policy.extra_fields.items():
-            for rollout in self.rollouts:  # of a memory: what it comes to from zeros
-                rollout[key] = torch.zeros(*rollout.shape, *shape, dtype=dtype)
+        if "state" in policy.extra_fields:
+            for rollout in self.rollouts:
+                rollout["state"] = zero_states(policy, rollout)
+                rollout["state"] = states_of(policy, rollout)
         self.reports_success = True
 
     def collect(self):
