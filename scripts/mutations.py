@@ -866,9 +866,30 @@ MUTATIONS = (
     Mutation(
         "algorithms/sac.py",
         "off-policy: targets are the critics themselves",
-        "        q = self.policy.q_values(following, action, self.target_critic)\n",
+        "        q = self.policy.q_values(following, action, self.target_critic, slow)\n",
         "        q = self.policy.q_values(following, action)\n",
         "numerics/test_sac.py",
+    ),
+    Mutation(
+        "algorithms/sac.py",
+        "encoders: targets are read by the encoder itself",
+        "        features, slow = self.policy.features_for_target(following, self.target_encoder)\n",
+        "        features, slow = self.policy.features_for_target(following, None)\n",
+        "numerics/test_encoders.py",
+    ),
+    Mutation(
+        "policies/encoders.py",
+        "encoders: pictures are not divided by 255",
+        "            scaled = scaled * (1.0 / 255.0)\n",
+        "            scaled = scaled * 1.0\n",
+        "numerics/test_encoders.py",
+    ),
+    Mutation(
+        "policies/perceptron.py",
+        "encoders: the mask of actions is an input",
+        'NO_INPUT = ("action_mask",)\n',
+        'NO_INPUT = ("",)\n',
+        "numerics/test_encoders.py",
     ),
     Mutation(
         "algorithms/off_policy.py",

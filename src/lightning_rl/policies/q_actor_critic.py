@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range, closest, require
-from lightning_rl.policies.actor_critic import PerceptronPolicy
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 from lightning_rl.policies.perceptron import ACTIVATIONS, Normalization
+from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 
 
 class QEnsemble(nn.Module):
@@ -175,6 +175,45 @@ class QActorCritic(PerceptronPolicy):
         """Return what the critics' loss trains: the critics, and the encoder that they read."""
         encoder = self.encoder_of_critic
         return [self.critic] if encoder is None else [self.critic, encoder]
+
+    def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return what actor and critics read [B, D] where the actor is trained on `td` [B].
+
+        With gradients for an encoder of the actor's own; one that they share, and the critics', is
+        left as it is, as that is what the critics' loss trains. Source: Yarats et al. 2021,
+        "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images", section 4.
+        """
+        if self.critic_reads_apart:
+            actor_features = self.actor_features(td)
+            with torch.no_grad():
+                return actor_features, self.critic_features(td)
+        with torch.no_grad():
+            shared = self.actor_features(td)
+        return shared, shared
+
+    def features_for_target(
+        self,
+        td: TensorDict,
+        critic_encoder: nn.Module | None,
+        actor_encoder: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what actor and critics read [B, D] where a target is made of `td` [B].
+
+        Args:
+            td: [B], with `observation`.
+            critic_encoder: a slow copy of `encoder_of_critic`; None for that itself.
+            actor_encoder: likewise, of what the actor reads.
+        """
+        keys = self.actor_keys, self.critic_keys
+        if actor_encoder is None:
+            actor_features = self.actor_features(td)
+        else:
+            actor_features = self.read(td, actor_encoder, None, keys[0])
+        if critic_encoder is None:
+            return actor_features, self.critic_features(td, actor_features)
+        if critic_encoder is actor_encoder:
+            return actor_features, actor_features
+        return actor_features, self.read(td, critic_encoder, None, keys[1])
 
     def q_values(
         self,
