@@ -87,7 +87,7 @@ def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
     """Split a minibatch [M] between sequences, into parts of about as many samples.
 
     Args:
-        minibatch: with sequences.
+        minibatch: [M], with sequences.
         size: most samples of a part, as far as one sequence has no more.
     """
     sequences = minibatch["sequences"]

@@ -1,7 +1,7 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -176,44 +176,6 @@ class Update:
 
     def first_iteration_done(self) -> None:
         """Take notice that the first iteration is over: nothing depends on it here."""
-
-
-class UpdateSequence:
-    """Step down several objectives by each minibatch, one after the other, and do what follows.
-
-    What a loss reports is a field [B] of the minibatch for those after it, the same number for each
-    sample: so that a temperature can go by the entropy that the actor's loss has found.
-
-    Args:
-        updates: of the objectives, in their order.
-        follow_up: what comes after them, such as moving target networks.
-        written: the tensors that `follow_up` writes, each a parameter or buffer of the owner; it
-            reads what it likes.
-    """
-
-    def __init__(
-        self,
-        updates: Sequence[Update],
-        follow_up: Callable[[], None],
-        written: Sequence[Tensor],
-    ) -> None:
-        self.updates = updates
-        self.follow_up = follow_up
-        self.written = written
-
-    @torch.no_grad()
-    def _follow_up(self) -> None:
-        self.follow_up()
-
-    def __call__(self, minibatch: TensorDict) -> None:
-        """Step down each of the losses of a minibatch [B]; with several processes, as `Update`."""
-        *others, last = self.updates
-        for update in others:
-            update(minibatch)
-            for name, scalar in zip(update.names, update.scalars, strict=True):
-                minibatch.set(name, scalar.expand(len(minibatch)))
-        last(minibatch)
-        self._follow_up()
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:

@@ -13,7 +13,8 @@ from lightning_rl.distributed import ranks
 from lightning_rl.optim.compiled.adam import TracedAdam
 from lightning_rl.optim.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.update import Objective, Update, UpdateSequence, micro_batches
+from lightning_rl.optim.update import Objective, Update, micro_batches
+from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.sequences import sequences_of, tensors_of, with_tensors
