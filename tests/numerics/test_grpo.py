@@ -16,6 +16,7 @@ from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.rollout import flat_transitions
 from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
 
@@ -139,7 +140,7 @@ def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_pat
 def test_minibatches_draw_from_the_mask_alone():
     rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
-    drawing = Transitions(rollout, ["x"], mask)
+    drawing = Transitions(flat_transitions(rollout, ["x"]), mask)
     (only,) = epochs(drawing, 1, 2, torch.Generator(), draw=lambda *_: {})
     seen = torch.cat([m["x"] for m in only])
     assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
@@ -177,7 +178,7 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     expected = -(weights * (torch.tensor(advantage) * log_prob + 0.1 * entropy)).sum()
     mask = torch.tensor(counts)
     rollout["sample_log_prob"] = torch.nn.functional.pad(log_prob.detach(), (0, 1))
-    drawing = Transitions(rollout, module.fields, mask)
+    drawing = Transitions(flat_transitions(rollout, module.fields), mask)
     ((everything,),) = epochs(drawing, 1, 10_000, torch.Generator(), draw=lambda *_: {})
     loss, _ = module.loss(everything)
     for ours, theirs in zip(

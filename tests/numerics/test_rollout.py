@@ -277,7 +277,7 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    drawing = Transitions(rollout, keys)
+    drawing = Transitions(flat_transitions(rollout, keys))
     (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)
 
@@ -383,7 +383,7 @@ def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
     none = torch.zeros(N, T, dtype=torch.bool)
 
     def drawing(mask):
-        return Transitions(numbered(), ["reward"], mask)
+        return Transitions(flat_transitions(numbered(), ["reward"]), mask)
 
     draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
     assert not list(epochs(drawing(none), **draw, draw=lambda *_: {}))

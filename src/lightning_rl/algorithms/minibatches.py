@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.distributed import ranks
-from lightning_rl.rollout import flat_transitions
 
 Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
 """Makes fields of the samples drawn: see `OnPolicyAlgorithm.drawn_fields`."""
@@ -22,16 +21,12 @@ class Drawing(ABC):
     """What minibatches are drawn from: some units, each of one sample or of a few.
 
     Args:
-        rollout: [N, T+1].
-        keys: the fields of the samples.
-
-    Attributes:
-        flat: [T*N], the transitions of this rank, in order of time.
+        flat: [M], the transitions of this rank, with the fields of the samples.
         varies: whether ranks may have different numbers of units.
     """
 
-    def __init__(self, rollout: TensorDict, keys: Sequence[str], varies: bool) -> None:
-        self.flat = flat_transitions(rollout, list(keys))
+    def __init__(self, flat: TensorDict, varies: bool) -> None:
+        self.flat = flat
         self.varies = varies
 
     @abstractmethod
@@ -62,15 +57,12 @@ class Transitions(Drawing):
     """Each transition that counts is a unit.
 
     Args:
-        rollout: [N, T+1].
-        keys: the fields of the samples.
+        flat: [M], the transitions of this rank, see `flat_transitions`.
         mask: [N, T], true where a transition counts; None for all.
     """
 
-    def __init__(
-        self, rollout: TensorDict, keys: Sequence[str], mask: Tensor | None = None
-    ) -> None:
-        super().__init__(rollout, keys, varies=mask is not None)
+    def __init__(self, flat: TensorDict, mask: Tensor | None = None) -> None:
+        super().__init__(flat, varies=mask is not None)
         self._counted = None if mask is None else mask.t().flatten().nonzero().flatten()
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ from lightning_rl.algorithms.checks import (
 from lightning_rl.algorithms.minibatches import epochs
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
 from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
-from lightning_rl.algorithms.sequence_cut import drawing_of
+from lightning_rl.algorithms.sequence_cut import SequenceLength, drawing_of, most_minibatches
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range
 from lightning_rl.lightning_private import trainer_of
@@ -30,9 +30,6 @@ from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy, RewardNormalizer
 from lightning_rl.rollout import discount_of, discounted_reward
-
-SEQUENCE_LENGTH = 32
-"""Steps that the gradients of a policy with a memory go through, where nothing else is said."""
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -86,7 +83,7 @@ class OnPolicyAlgorithm(Algorithm):
         target_kl: float | None = None,
         off_policy_correction: Correction = "decoupled",
         behavior_weight_cap: float = 2.0,
-        sequence_length: int | Literal["rollout"] | None = None,
+        sequence_length: SequenceLength = None,
         burn_in: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -104,7 +101,7 @@ class OnPolicyAlgorithm(Algorithm):
         self.correction = OffPolicyCorrection(
             off_policy_correction, behavior_weight_cap, joint_ratio=policy.joint_ratio
         )
-        self.sequence_length = sequence_length or SEQUENCE_LENGTH
+        self.sequence_length: SequenceLength = sequence_length
         self.burn_in = burn_in
         self.may_be_stale = False
         self.reward_normalizer = RewardNormalizer() if normalize_reward else None
@@ -250,12 +247,8 @@ class OnPolicyAlgorithm(Algorithm):
 
     def minibatches_per_iteration(self) -> int:
         """Return how many `n_epochs` passes have; fewer where samples are left out."""
-        num_envs, steps = self.data.num_envs, self.data.buffer_size
-        if not self.policy.evaluates_sequences:
-            return self.n_epochs * -(-num_envs * steps // self.batch_size)
-        length = steps if self.sequence_length == "rollout" else min(self.sequence_length, steps)
-        sequences = num_envs * -(-steps // length)
-        return self.n_epochs * -(-sequences // max(1, self.batch_size // length))
+        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
+        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the schedule of a learning rate that begins so."""

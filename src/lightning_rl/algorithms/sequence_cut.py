@@ -13,13 +13,19 @@ from lightning_rl.policies import Policy
 from lightning_rl.rollout import flat_transitions
 from lightning_rl.sequences import Sequences, with_sequences
 
+SequenceLength = int | Literal["rollout"] | None
+"""Of the setting `sequence_length`."""
+
+SEQUENCE_LENGTH = 32
+"""Steps that the gradients of a policy with a memory go through, where nothing else is said."""
+
 
 def drawing_of(
     policy: Policy,
     rollout: TensorDict,
     keys: Sequence[str],
     mask: Tensor | None,
-    length: int | Literal["rollout"],
+    length: SequenceLength,
     burn_in: int,
 ) -> Drawing:
     """Return what the minibatches of a rollout [N, T+1] are drawn from, as its policy wants it.
@@ -29,15 +35,41 @@ def drawing_of(
         rollout: [N, T+1].
         keys: the fields that the loss reads; the policy's own come beside them.
         mask: [N, T], true where a transition counts; None for everywhere.
-        length: of the sequences, in steps, for a policy with a memory; `rollout` for all.
+        length: of the sequences, in steps, for a policy with a memory; `rollout` for all, None for
+            `SEQUENCE_LENGTH`.
         burn_in: steps before each of them.
     """
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:
-        return Transitions(rollout, fields, mask)
-    steps = rollout.batch_size[1] - 1 if length == "rollout" else length
+        return Transitions(flat_transitions(rollout, fields), mask)
+    steps = steps_of(length, rollout.batch_size[1] - 1)
     fields.remove("state")  # of the first step of a sequence alone, which has it
     return SequenceCut(rollout, fields, steps, burn_in, mask)
+
+
+def steps_of(length: SequenceLength, num_steps: int) -> int:
+    """Return how many steps L a sequence of a rollout of so many steps T has."""
+    if length == "rollout":
+        return num_steps
+    return min(SEQUENCE_LENGTH if length is None else length, num_steps)
+
+
+def most_minibatches(
+    policy: Policy, num_envs: int, num_steps: int, batch_size: int, length: SequenceLength
+) -> int:
+    """Return how many minibatches a pass over a rollout has, where each step counts.
+
+    Args:
+        policy: is trained.
+        num_envs: N.
+        num_steps: T.
+        batch_size: transitions per minibatch.
+        length: of the sequences, in steps; see `drawing_of`.
+    """
+    if not policy.evaluates_sequences:
+        return -(-num_envs * num_steps // batch_size)
+    steps = steps_of(length, num_steps)
+    return -(-num_envs * -(-num_steps // steps) // max(1, batch_size // steps))
 
 
 class SequenceCut(Drawing):
@@ -64,7 +96,7 @@ class SequenceCut(Drawing):
         burn_in: int = 0,
         mask: Tensor | None = None,
     ) -> None:
-        super().__init__(rollout, keys, varies=mask is not None)
+        super().__init__(flat_transitions(rollout, list(keys)), varies=mask is not None)
         envs, slots = rollout.batch_size
         done: Tensor = rollout["done"][:, :-1]
         starts = torch.zeros_like(done)
