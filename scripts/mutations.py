@@ -68,6 +68,56 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # --- recurrent policies ---
+    Mutation(
+        "algorithms/sequence_cut.py",
+        "a state is reset one step after an episode has begun",
+        "starts[:, 1:] = done[:, :-1]",
+        "starts[:, 2:] = done[:, :-2]",
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "algorithms/rollout_evaluation.py",
+        "a cut episode is valued with the state after the reset",
+        'finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))',
+        'finals["state"] = rollout["state"][rows, steps + 1]',
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "algorithms/sequence_cut.py",
+        "padding counts in the losses",
+        "self._counted &= mask",
+        "mask",
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "algorithms/sequence_cut.py",
+        "what two sequences have in common counts twice",
+        "counted = steps[:, self._burn_in :] >= begins",
+        "counted = steps[:, self._burn_in :] >= 0",
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "policies/memory.py",
+        "the burn-in goes on where the rollout has not begun",
+        "state = torch.where(is_real[:, None], following, state)",
+        "state = following",
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "algorithms/on_policy.py",
+        "a stale rollout keeps the states of the weights that collected it",
+        'batch["state"] = states_of(self.policy, batch)',
+        'batch["state"] = batch["state"]',
+        "numerics/test_recurrence.py",
+    ),
+    Mutation(
+        "sequences.py",
+        "micro-batches of sequences count from the first of the minibatch",
+        "counted[begin:end] - first * sequences.length",
+        "counted[begin:end]",
+        "numerics/test_recurrence.py",
+    ),
     # --- a gripper, and demonstrations beside experience ---
     Mutation(
         "functional/q_learning.py",

@@ -163,3 +163,77 @@ def group_advantage(reward, done, size, gamma, mode, floor, normalize, leave_one
             if normalize:
                 advantage[n, t] /= max(np.std(values), floor)
     return advantage, counts
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def gru_step(x, state, weights):
+    """Cho et al. 2014, with the reset gate after the product, as torch.nn.GRU says it; one row [D], [H]."""
+    w, b, u, c = (
+        weights[name]
+        for name in ("input.weight", "input.bias", "recurrent.weight", "recurrent.bias")
+    )
+    size = len(state)
+    r, z, n = (slice(i * size, (i + 1) * size) for i in range(3))
+    reset = sigmoid(w[r] @ x + b[r] + u[r] @ state + c[r])
+    update = sigmoid(w[z] @ x + b[z] + u[z] @ state + c[z])
+    new = np.tanh(w[n] @ x + b[n] + reset * (u[n] @ state + c[n]))
+    following = (1.0 - update) * new + update * state
+    return following, following
+
+
+def lstm_step(x, state, weights):
+    """Hochreiter and Schmidhuber 1997, Gers et al. 2000: gates i, f, g, o; one row [D], [h, c]."""
+    w, b, u = (weights[name] for name in ("input.weight", "input.bias", "recurrent.weight"))
+    size = len(state) // 2
+    h, c = state[:size], state[size:]
+    i, f, g, o = (
+        w[k : k + size] @ x + b[k : k + size] + u[k : k + size] @ h
+        for k in range(0, 4 * size, size)
+    )
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return h, np.concatenate([h, c])
+
+
+def recurrent_outputs(step, weights, observation, state, done, length):
+    """What a memory gives at each step [N, T] of a rollout that is cut into sequences of so many steps.
+
+    A sequence begins with the state [N, T, S] that was stored. Where the length does not divide T, the last one begins
+    earlier, and counts from where the one before it has ended.
+    """
+    envs, steps = done.shape
+    length = min(length, steps)
+    rows = []
+    for n in range(envs):
+        outputs = {}
+        for begin in range(0, steps, length):
+            first = min(begin, steps - length)
+            now = state[n, first]
+            for t in range(first, first + length):
+                if t > first and done[n, t - 1]:
+                    now = np.zeros_like(now)
+                output, now = step(observation[n, t], now, weights)
+                if t >= begin:
+                    outputs[t] = output
+        rows.append(np.stack([outputs[t] for t in range(steps)]))
+    return np.stack(rows)
+
+
+def recurrent_ppo_loss(step, weights, rollout, length, mask, clip, vf_coef):
+    """Schulman et al. 2017, equations 7 and 9, over the steps that count, of linear heads on a memory."""
+    outputs = recurrent_outputs(
+        step, weights, rollout["observation"], rollout["state"], rollout["done"], length
+    )
+    new, old, advantage, error = [], [], [], []
+    for n, t in zip(*np.nonzero(mask), strict=True):
+        logits = weights["actor.weight"] @ outputs[n, t] + weights["actor.bias"]
+        log_z = np.log(np.exp(logits - logits.max()).sum()) + logits.max()
+        new.append(logits[rollout["action"][n, t]] - log_z)
+        old.append(rollout["sample_log_prob"][n, t])
+        advantage.append(rollout["advantage"][n, t])
+        value = (weights["critic.weight"] @ outputs[n, t] + weights["critic.bias"])[0]
+        error.append((value - rollout["return"][n, t]) ** 2)
+    return ppo_policy_loss(new, old, advantage, clip, clip) + vf_coef * float(np.mean(error))

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
         write_replay,
     )
     from lightning_rl.policies import (
+        GRU,
+        LSTM,
         ActorCritic,
         ActorOnly,
         Backbone,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
         FrozenEncoder,
         GripperActorCritic,
         ImpalaCNN,
+        Memory,
         NatureCNN,
         OneHot,
         PerceptronEncoder,
@@ -89,6 +92,9 @@ _HOMES = {
     "OneHot": "policies",
     "PerceptronEncoder": "policies",
     "GRPO": "algorithms",
+    "GRU": "policies",
+    "LSTM": "policies",
+    "Memory": "policies",
     "PPO": "algorithms",
     "SAC": "algorithms",
     "TD3": "algorithms",
@@ -154,6 +160,8 @@ _HOMES = {
 
 __all__ = [
     "GRPO",
+    "GRU",
+    "LSTM",
     "PPO",
     "SAC",
     "TD3",
@@ -187,6 +195,7 @@ __all__ = [
     "InterventionSource",
     "Keyboard",
     "LabelSettings",
+    "Memory",
     "MixedReplay",
     "NatureCNN",
     "OffPolicyAlgorithm",

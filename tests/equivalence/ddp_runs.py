@@ -20,6 +20,8 @@ from lightning.pytorch import Callback
 
 from lightning_rl import (
     GRPO,
+    GRU,
+    LSTM,
     PPO,
     SAC,
     ActionChunk,
@@ -30,6 +32,7 @@ from lightning_rl import (
     RLTrainer,
     VLAPolicy,
 )
+from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
@@ -107,6 +110,20 @@ SAME_ROLLOUTS = {
             "aggregation": "trajectory",
         }
     },
+    "ppo recurrent": {
+        "policy": {"memory": partial(LSTM, size=8)},
+        "model": {"batch_size": N * 16, "sequence_length": 8, "burn_in": 3},
+    },
+    "grpo recurrent": {
+        "policy": {"memory": partial(GRU, size=8)},
+        "model": {
+            "algorithm": GRPO,
+            "group_size": 2,
+            "batch_size": N * 16,
+            "sequence_length": 4,
+            "filter_groups": True,
+        },
+    },
     "ppo warm-up": {
         "model": {
             "batch_size": N * 16,
@@ -132,6 +149,12 @@ SAME_ROLLOUTS = {
 }
 
 
+def zero_states(policy, rollout):
+    """The states [N, T+1, S] with which episodes begin."""
+    shape, dtype = policy.extra_fields["state"]
+    return torch.zeros(*rollout.shape, *shape, dtype=dtype)
+
+
 class Replayed(Collector):
     """Hand out rollouts from a file: to each rank its rows."""
 
@@ -141,6 +164,10 @@ class Replayed(Collector):
         super().__init__(env, policy, num_steps, seed, **settings)
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
+        if "state" in policy.extra_fields:
+            for rollout in self.rollouts:
+                rollout["state"] = zero_states(policy, rollout)
+                rollout["state"] = states_of(policy, rollout)
         self.reports_success = True
 
     def collect(self):

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, AsyncCollector, CartPole, SyncCollector
+from lightning_rl import GRPO, LSTM, AsyncCollector, CartPole, SyncCollector
 from lightning_rl.envs import GymnasiumEnv, TorchEnv, ValueProbe
 from tests.equivalence.test_resume import SignalAt, stop_and_resume
 from tests.helpers import assert_same, last, load, scalars, train
@@ -52,6 +52,10 @@ RUNS = {
     "GRPO torch": {
         "env": lambda n: ValueProbe(n, delay=15),
         "model": GRPO_MODEL | {"kl_coef": 0.1},
+    },
+    "PPO recurrent": {
+        "policy": {"memory": LSTM},
+        "model": {"sequence_length": 8, "burn_in": 4},
     },
     "GRPO going on": {"model": GRPO_MODEL | {"reset_every_rollout": False, "mode": "step"}},
 }

@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 from lightning.pytorch import Callback
 
+from lightning_rl import GRU
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, ValueProbe
 from tests.helpers import assert_same_run, last, load, scalars, train
 
@@ -46,6 +47,11 @@ ENVS = {
     "MountainCar": {"env": "MountainCarContinuous-v0", "policy": {"squash": True}},
     "torch-native": {"env": lambda n: ActionProbe(n, continuous=True), "policy": {"squash": True}},
     "torch-native discrete": {"env": lambda n: ValueProbe(n, delay=3)},
+    "recurrent": {  # its state is in the middle of an episode of 200 steps
+        "env": "Pendulum-v1",
+        "policy": {"memory": GRU, "normalize_observation": True},
+        "model": {"sequence_length": 5, "burn_in": 2},
+    },
     "async": {"env": lambda n: GymnasiumEnv(n, "CartPole-v1", vectorization="async")},
 }
 

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
-from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.minibatches import Transitions, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan
@@ -140,8 +140,8 @@ def test_masked_steps_are_in_no_minibatch_and_every_other_step_is_in_one(tmp_pat
 def test_minibatches_draw_from_the_mask_alone():
     rollout = TensorDict({"x": torch.arange(12).view(3, 4)}, [3, 4])
     mask = torch.tensor([[True, False, True], [False] * 3, [True, True, True]])
-    flat = flat_transitions(rollout, ["x"])
-    (only,) = epochs(flat, mask, 1, 2, torch.Generator(), draw=lambda *_: {})
+    drawing = Transitions(flat_transitions(rollout, ["x"]), mask)
+    (only,) = epochs(drawing, 1, 2, torch.Generator(), draw=lambda *_: {})
     seen = torch.cat([m["x"] for m in only])
     assert sorted(seen.tolist()) == [0, 2, 8, 9, 10]
 
@@ -178,8 +178,8 @@ def test_the_loss_is_that_of_the_definition(mode, aggregation, tmp_path):
     expected = -(weights * (torch.tensor(advantage) * log_prob + 0.1 * entropy)).sum()
     mask = torch.tensor(counts)
     rollout["sample_log_prob"] = torch.nn.functional.pad(log_prob.detach(), (0, 1))
-    flat = flat_transitions(rollout, module.fields)
-    ((everything,),) = epochs(flat, mask, 1, 10_000, torch.Generator(), draw=lambda *_: {})
+    drawing = Transitions(flat_transitions(rollout, module.fields), mask)
+    ((everything,),) = epochs(drawing, 1, 10_000, torch.Generator(), draw=lambda *_: {})
     loss, _ = module.loss(everything)
     for ours, theirs in zip(
         torch.autograd.grad(loss, list(module.policy.parameters()), retain_graph=True),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.minibatches import Transitions, epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
@@ -277,8 +277,8 @@ def test_another_dtype_is_refused(key, dtype):
 
 def shuffled(rollout, batch_size, seed=0, keys=("reward",)):
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
-    flat = flat_transitions(rollout, keys)
-    (only,) = epochs(flat, None, 1, batch_size, generator, draw=lambda *_: {})
+    drawing = Transitions(flat_transitions(rollout, keys))
+    (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
     return list(only)
 
 
@@ -380,10 +380,14 @@ def test_an_added_field_is_zero_in_the_bootstrap_slot():
 def test_ranks_of_which_none_has_samples_take_no_minibatch(monkeypatch):
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "max_over_ranks", lambda number: number)
-    flat, none = flat_transitions(numbered(), ["reward"]), torch.zeros(N, T, dtype=torch.bool)
+    none = torch.zeros(N, T, dtype=torch.bool)
+
+    def drawing(mask):
+        return Transitions(flat_transitions(numbered(), ["reward"]), mask)
+
     draw = {"n_epochs": 2, "batch_size": 4, "generator": torch.Generator()}
-    assert not list(epochs(flat, none, **draw, draw=lambda *_: {}))
+    assert not list(epochs(drawing(none), **draw, draw=lambda *_: {}))
     some = none.clone()
     some[0, 0] = True
-    sizes = [[len(m) for m in epoch] for epoch in epochs(flat, some, **draw, draw=lambda *_: {})]
+    sizes = [[len(m) for m in epoch] for epoch in epochs(drawing(some), **draw, draw=lambda *_: {})]
     assert sizes == [[1], [1]]

@@ -17,7 +17,8 @@ from lightning_rl import (
 )
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
-from lightning_rl.optim.update import Update, UpdateSequence
+from lightning_rl.optim.update import Update
+from lightning_rl.optim.update_sequence import UpdateSequence
 from tests.q_references import DoubleQReference, SACReference, TD3Reference
 
 OBSERVATIONS, ACTIONS, BATCH = 3, 2, 16

@@ -39,8 +39,8 @@ from lightning_rl.optim.update import (
     Objective,
     OptimizerFactory,
     Update,
-    UpdateSequence,
 )
+from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe

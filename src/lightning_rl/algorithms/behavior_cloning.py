@@ -7,18 +7,19 @@ from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import (
     add_part_weights,
-    loss_fields,
     part_weights_over_ranks,
     weigh_parts,
 )
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.on_policy import epochs
+from lightning_rl.algorithms.checks import check_batch_size, check_sequences
+from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.algorithms.rollout_evaluation import states_of
+from lightning_rl.algorithms.sequence_cut import SequenceLength, drawing_of, most_minibatches
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.offline import Demonstrations
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field, flat_transitions
+from lightning_rl.rollout import add_transition_field
 
 
 class BehaviorCloning(Algorithm):
@@ -35,6 +36,9 @@ class BehaviorCloning(Algorithm):
         policy: what is taught; a critic is left alone.
         n_epochs: passes over the demonstrations in an iteration.
         ent_coef: weight of the entropy bonus.
+        sequence_length: steps in a row that the gradients of a policy with a memory go through,
+            `rollout` for all of a demonstration; 32 where not given. See `OnPolicyAlgorithm`.
+        burn_in: steps before each sequence, likewise.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -44,13 +48,22 @@ class BehaviorCloning(Algorithm):
     uses_replay = False
 
     def __init__(
-        self, policy: Policy, n_epochs: int = 10, ent_coef: float = 0.0, **kwargs: Any
+        self,
+        policy: Policy,
+        n_epochs: int = 10,
+        ent_coef: float = 0.0,
+        sequence_length: SequenceLength = None,
+        burn_in: int = 0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
+        check_sequences(policy, sequence_length, burn_in)
         check_range("n_epochs", n_epochs, least=1)
         check_range("ent_coef", ent_coef, least=0)
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
+        self.sequence_length: SequenceLength = sequence_length
+        self.burn_in = burn_in
 
     def configure_objectives(self) -> list[Objective]:
         """Return the one loss, of the whole policy."""
@@ -58,7 +71,8 @@ class BehaviorCloning(Algorithm):
 
     def minibatches_per_iteration(self) -> int:
         """Return how many `n_epochs` passes have; fewer where episodes end early."""
-        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
+        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def setup(self, stage: str) -> None:
         """Check the settings against the data, as soon as both are known."""
@@ -84,10 +98,12 @@ class BehaviorCloning(Algorithm):
         """Take some passes over the demonstrations, a rollout [N, T+1]."""
         mask = ~rollout["padding"][:, :-1]
         add_transition_field(rollout, "weight", mask.float())
-        keys = loss_fields(rollout, self.FIELDS, self.policy.extra_fields)
-        flat = flat_transitions(rollout, keys)
-        drawing = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
-        for epoch in epochs(flat, mask, *drawing):
+        if self.policy.evaluates_sequences:  # of what was demonstrated nobody has stored any
+            rollout["state"] = states_of(self.policy, rollout)
+        what = (self.FIELDS, mask, self.sequence_length, self.burn_in)
+        drawing = drawing_of(self.policy, rollout, *what)
+        how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
+        for epoch in epochs(drawing, *how):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)

@@ -20,7 +20,7 @@ from lightning_rl.checkpoint_format import (
     check_schema,
 )
 from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.lightning_private import start_method_of, trainer_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
@@ -85,6 +85,40 @@ def check_batch_size(batch_size: int, per_iteration: int) -> None:
         f"model.batch_size={batch_size} is larger than a rollout: data.num_envs * "
         f"data.buffer_size = {per_iteration} transitions. Lower batch_size, or raise num_envs or "
         "buffer_size.",
+    )
+
+
+def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: int) -> None:
+    """Refuse settings of sequences that are out of range, or that the policy has no use for.
+
+    Args:
+        policy: is trained.
+        sequence_length: in steps, `rollout`, or None where nothing was said.
+        burn_in: in steps.
+
+    Raises:
+        ConfigurationError: naming the setting, and what it needs.
+    """
+    check_range("burn_in", burn_in, least=0)
+    if isinstance(sequence_length, int):
+        check_range("sequence_length", sequence_length, least=1)
+    given = {"sequence_length": sequence_length is not None, "burn_in": burn_in > 0}
+    names = " and ".join(name for name, is_given in given.items() if is_given)
+    why = (
+        "it stores a state, but its evaluate_actions takes each step by itself (see "
+        "Policy.evaluates_sequences)"
+        if "state" in policy.extra_fields
+        else "it remembers nothing: give it one, policy.init_args.memory: {class_path: LSTM}"
+    )
+    require(
+        policy.evaluates_sequences or not names,
+        f"{names} is about sequences, through which a policy with a memory learns, and "
+        f"{type(policy).__name__} does not: {why}; or leave {names} out.",
+    )
+    require(
+        burn_in == 0 or sequence_length != "rollout",
+        f"burn_in={burn_in} comes before each sequence, and sequence_length: rollout leaves no "
+        "step before it. Set burn_in: 0, or a sequence_length in steps.",
     )
 
 
@@ -153,6 +187,8 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
         ConfigurationError: naming the steps, and what usually makes them differ.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
+    if "state" in policy.extra_fields:  # which older weights may have left behind
+        fresh = fresh.cummin(1).values
     if not ranks.agree(bool(fresh.any())):
         return False
     fault = _ratio_fault(policy, rollout, fresh)

@@ -65,6 +65,12 @@ class OffPolicyAlgorithm(Algorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
+        require(
+            "state" not in policy.extra_fields,
+            f"{type(self).__name__} takes no policy with a state, and {type(policy).__name__} has "
+            "one: a replay hands out transitions, and not the sequences that a memory learns from. "
+            "Leave the memory out, or train with PPO or GRPO.",
+        )
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_steps", n_steps, least=1)
         check_range("tau", tau, above=0, most=1)

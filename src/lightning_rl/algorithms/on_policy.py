@@ -1,16 +1,14 @@
 """Give an on-policy algorithm everything but its loss: rewards, values, minibatches, KL stop."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import (
     add_part_weights,
-    loss_fields,
     part_weights_over_ranks,
 )
 from lightning_rl.algorithms.base import Algorithm, RankState
@@ -18,9 +16,12 @@ from lightning_rl.algorithms.checks import (
     check_batch_size,
     check_drawn_fields,
     check_first_ratio,
+    check_sequences,
 )
+from lightning_rl.algorithms.minibatches import epochs
 from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyCorrection
-from lightning_rl.algorithms.rollout_evaluation import write_values
+from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
+from lightning_rl.algorithms.sequence_cut import SequenceLength, drawing_of, most_minibatches
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range
 from lightning_rl.lightning_private import trainer_of
@@ -28,13 +29,7 @@ from lightning_rl.optim.compiled.update import CompiledValues
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import discount_of, discounted_reward, flat_transitions
-
-Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
-"""Makes fields of the samples drawn: see `OnPolicyAlgorithm.drawn_fields`."""
-
-GATHER_BYTES = 2**22
-"""How much is gathered at once for minibatches."""
+from lightning_rl.rollout import discount_of, discounted_reward
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -60,6 +55,11 @@ class OnPolicyAlgorithm(Algorithm):
             `AsyncCollector` gives: `decoupled`, `loglinear`, `vtrace` (with a critic) or `bypass`;
             see `OffPolicyCorrection`.
         behavior_weight_cap: the largest weight of a stale sample that counts.
+        sequence_length: steps in a row that the gradients of a policy with a memory go through,
+            beginning with the state that was stored; `rollout` for all of a rollout's. A minibatch
+            is `batch_size // sequence_length` such sequences, at least one. 32 where not given.
+        burn_in: steps before each sequence, through which the policy as it is now finds the state
+            that the sequence begins with, without gradients, from the one that was stored.
         kwargs: see `Algorithm`.
 
     Attributes:
@@ -83,9 +83,12 @@ class OnPolicyAlgorithm(Algorithm):
         target_kl: float | None = None,
         off_policy_correction: Correction = "decoupled",
         behavior_weight_cap: float = 2.0,
+        sequence_length: SequenceLength = None,
+        burn_in: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, batch_size=batch_size, **kwargs)
+        check_sequences(policy, sequence_length, burn_in)
         check_range("desired_kl", desired_kl, above=0)
         check_range("n_epochs", n_epochs, least=1)
         check_range("gamma", gamma, least=0, most=1)
@@ -98,6 +101,8 @@ class OnPolicyAlgorithm(Algorithm):
         self.correction = OffPolicyCorrection(
             off_policy_correction, behavior_weight_cap, joint_ratio=policy.joint_ratio
         )
+        self.sequence_length: SequenceLength = sequence_length
+        self.burn_in = burn_in
         self.may_be_stale = False
         self.reward_normalizer = RewardNormalizer() if normalize_reward else None
         self._ratio_checked = False
@@ -172,10 +177,10 @@ class OnPolicyAlgorithm(Algorithm):
         if mask is not None and not ranks.agree(bool(mask.any())):
             return
         self._check_first_ratio(rollout, keys)
-        flat = flat_transitions(rollout, loss_fields(rollout, keys, self.policy.extra_fields))
+        drawing = drawing_of(self.policy, rollout, keys, mask, self.sequence_length, self.burn_in)
         statistics = self.objectives[""].statistics
-        drawing = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
-        for epoch in epochs(flat, mask, *drawing):
+        how = (self.n_epochs, self.batch_size, self.generator, self.drawn_fields)
+        for epoch in epochs(drawing, *how):
             first = len(statistics)
             yield from epoch
             if self._stops_early(first):
@@ -242,7 +247,8 @@ class OnPolicyAlgorithm(Algorithm):
 
     def minibatches_per_iteration(self) -> int:
         """Return how many `n_epochs` passes have; fewer where samples are left out."""
-        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+        size = (self.data.num_envs, self.data.buffer_size, self.batch_size)
+        return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
         """Return the schedule of a learning rate that begins so."""
@@ -272,8 +278,14 @@ class OnPolicyAlgorithm(Algorithm):
         self.may_be_stale = self.data.max_staleness > 0
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
-        """Take the rewards of a rollout [N, T+1] into the statistics that scale them."""
+        """Take the rewards of a rollout [N, T+1] into the statistics that scale them.
+
+        In one of older weights write the states that the policy as it is now comes to.
+        """
         super().on_train_batch_start(batch, batch_idx)
+        if self.may_be_stale and "state" in batch.keys():
+            # What older weights came to: values, ratios and sequences begin with what these do.
+            batch["state"] = states_of(self.policy, batch)
         if self.reward_normalizer is not None:
             continues = batch.get("continues", None)
             self.reward_normalizer.observe(
@@ -293,102 +305,3 @@ class OnPolicyAlgorithm(Algorithm):
         super().load_rank_state(state)
         if self.reward_normalizer is not None:
             self.reward_normalizer.carry = None if state is None else state["carry"]
-
-
-def epochs(
-    flat: TensorDict,
-    mask: Tensor | None,
-    n_epochs: int,
-    batch_size: int,
-    generator: torch.Generator,
-    draw: Draw,
-) -> Iterator[Iterator[TensorDict]]:
-    """Yield the minibatches [B] of each of some passes: every transition once, in random order.
-
-    With several processes what they have to exchange for it is exchanged before the first pass.
-
-    Args:
-        flat: [M], the transitions of this rank, see `flat_transitions`.
-        mask: [N, T], true where a transition counts; the others are left out. None for all.
-        n_epochs: passes.
-        batch_size: the most that a rank adds to a minibatch; the last of a pass is smaller where
-            it does not divide the transitions.
-        generator: draws the permutations, on the device of `flat`.
-        draw: with several processes, makes fields of the samples drawn.
-    """
-    if ranks.world_size() == 1:
-        for _ in range(n_epochs):  # drawn as they come: an update may end before the last pass
-            yield gathered(flat, shuffled(flat, generator, mask).split(batch_size))
-        return
-    orders = [shuffled(flat, generator, mask) for _ in range(n_epochs)]
-    size = len(orders[0])
-    # Masks differ by rank, and all have to take part in as many minibatches as the fullest needs.
-    count = None if mask is None else ranks.max_over_ranks(-(-size // batch_size))
-    if count == 0:
-        return
-    parts = [o.split(batch_size) if count is None else o.tensor_split(count) for o in orders]
-    sizes = [len(part) for part in parts[0]]
-    drawn = draw(flat, torch.cat(orders), sizes * n_epochs)
-    rest = flat.exclude(*drawn)
-    for epoch, own_parts in enumerate(parts):
-        own = {key: value[epoch * size : (epoch + 1) * size] for key, value in drawn.items()}
-        yield gathered(rest, own_parts, own)
-
-
-def shuffled(
-    flat: TensorDict, generator: torch.Generator | None, mask: Tensor | None = None
-) -> Tensor:
-    """Return, in random order, the indices of the transitions that count.
-
-    Args:
-        flat: [M], the transitions.
-        generator: draws the permutation.
-        mask: [N, T], true where a transition counts; None for all.
-
-    Returns:
-        [S] int64, S being how many count.
-    """
-    counted = None if mask is None else mask.t().flatten().nonzero().flatten()
-    count = flat.batch_size[0] if counted is None else len(counted)
-    permutation = torch.randperm(count, generator=generator, device=flat.device)
-    return permutation if counted is None else counted[permutation]
-
-
-def gathered(
-    flat: TensorDict, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
-) -> Iterator[TensorDict]:
-    """Yield the samples at each of some indices into [M].
-
-    Many small minibatches are gathered at once and cut apart: cutting is cheaper than gathering.
-
-    Args:
-        flat: [M].
-        parts: the indices.
-        drawn: more fields, of the samples in the order of all parts.
-    """
-    if not parts:
-        return
-    sample_bytes = flat.bytes() / flat.batch_size[0]
-    size = max(1, max(len(index) for index in parts))
-    together = max(1, int(GATHER_BYTES / (sample_bytes * size)))
-    done = 0
-    for first in range(0, len(parts), together):
-        group = parts[first : first + together]
-        samples = gather(flat, torch.cat(list(group)))
-        for key, value in (drawn or {}).items():
-            samples[key] = value[done : done + len(samples)]
-        done += len(samples)
-        yield from samples.split([len(index) for index in group])
-
-
-def gather(data: TensorDict, index: Tensor) -> TensorDict:
-    """Return the samples [B] at an index [B]; several times as fast as TensorDict's indexing."""
-
-    def select(value: Any) -> Any:
-        if isinstance(value, TensorDict):
-            return gather(value, index)
-        return value.index_select(0, index)  # a third of the time of value[index]
-
-    return TensorDict(
-        {key: select(value) for key, value in data.items()}, index.shape, device=data.device
-    )

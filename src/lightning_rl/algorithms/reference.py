@@ -1,5 +1,6 @@
 """Keep a policy as it was, for a KL penalty that holds the trained one near it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_rl.algorithms.rollout_evaluation import log_prob_of
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of
 from lightning_rl.policies import Policy
 
 
@@ -36,7 +37,14 @@ class ReferencePolicy(nn.Module):
             kept.copy_(value)
 
     def log_prob(self, rollout: TensorDict) -> Tensor:
-        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`."""
+        """Return the log-prob [N, T] of the actions of a rollout [N, T+1]; see `log_prob_of`.
+
+        A recurrent policy as it was goes through the rollout with its own states; the first of them
+        is the trained policy's, where the rollout does not begin with an episode.
+        """
+        if "state" in self.extra_fields:
+            rollout = rollout.copy()
+            rollout["state"] = states_of(self, rollout)
         return log_prob_of(self, rollout)
 
     @property
@@ -55,11 +63,23 @@ class ReferencePolicy(nn.Module):
         Args:
             td: [B], as in `Policy.evaluate_actions`.
         """
+        return self._ask(lambda policy: policy.evaluate_actions(td))
+
+    def get_action(self, td: TensorDict, deterministic: bool) -> TensorDict:
+        """Act as the policy did.
+
+        Args:
+            td: [B], as in `Policy.get_action`.
+            deterministic: take the mode of the distribution instead of a sample.
+        """
+        return self._ask(lambda policy: policy.get_action(td, deterministic))
+
+    def _ask(self, question: Callable[[Policy], TensorDict]) -> TensorDict:
         (evaluation,) = self._evaluation
         names = (f"policy.{name}" for name in self._changing())
         with torch.no_grad():
             kept = dict(zip(names, self.kept, strict=True))
-            return functional_call(evaluation, kept, (td,))  # type: ignore[no-any-return]  # torch.func
+            return functional_call(evaluation, kept, (question,))  # type: ignore[no-any-return]  # torch.func
 
     @property
     def _policy(self) -> Policy:
@@ -73,11 +93,11 @@ class ReferencePolicy(nn.Module):
 
 
 class _Evaluation(nn.Module):
-    """A policy's evaluation as the call of a module, which can be made with other parameters."""
+    """A question to a policy as the call of a module, which can be made with other parameters."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
 
-    def forward(self, td: TensorDict) -> TensorDict:
-        return self.policy.evaluate_actions(td)
+    def forward(self, question: Callable[[Policy], TensorDict]) -> TensorDict:
+        return question(self.policy)

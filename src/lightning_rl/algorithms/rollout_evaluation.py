@@ -1,4 +1,7 @@
-"""Evaluate a whole rollout, its values or the log-probs of its actions, in one batched pass."""
+"""Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions.
+
+Each step by itself: a recurrent policy begins it with the state that the rollout has for it.
+"""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,7 +12,13 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
-from lightning_rl.rollout import FieldSpec, final_observations, flat_transitions
+from lightning_rl.rollout import (
+    FieldSpec,
+    final_observations,
+    flat_transitions,
+    map_tree,
+    step_views,
+)
 
 
 @torch.no_grad()
@@ -24,7 +33,8 @@ def write_values(
         value_of: returns values [B] in place of `policy.get_value`. Not for final observations: of
             these there is another number each time.
     """
-    observations = flat_transitions(rollout, ["observation"], bootstrap=True)
+    inputs = [key for key in ("observation", "state") if key in rollout.keys()]
+    observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
     values = _values(policy, observations, value_of)
     rollout["value"].copy_(values.view(slots, envs).t())
@@ -32,6 +42,9 @@ def write_values(
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
+        if "state" in inputs:  # that of the episode that ended: the next slot's is already zero
+            before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
+            finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
 
 
@@ -48,7 +61,7 @@ def _values(
 
 
 class EvaluatesActions(Protocol):
-    """What a log-prob is asked of: a `Policy`, or one as it was."""
+    """What log-probs and states are asked of: a `Policy`, or one as it was."""
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -57,6 +70,39 @@ class EvaluatesActions(Protocol):
     def micro_batch_size(self) -> int | None: ...
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict: ...
+
+    def get_action(self, td: TensorDict, deterministic: bool) -> TensorDict: ...
+
+
+def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
+    """Return the state [B, ...] of a recurrent policy after steps.
+
+    Args:
+        policy: has a state.
+        td: [B], with the `observation` of each step, and the `state` before it.
+    """
+    state: Tensor = policy.get_action(td, deterministic=True)["next_state"]
+    return state
+
+
+@torch.no_grad()
+def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
+    """Return the states [N, T+1, ...] that a policy comes to on the way through a rollout.
+
+    It begins with the first state that the rollout has, and reads step by step.
+
+    Args:
+        policy: has a state.
+        rollout: [N, T+1].
+    """
+    state: Tensor = rollout["state"][:, 0]
+    states = [state]
+    for step in step_views(rollout.select("observation", "done"))[:-1]:
+        read = TensorDict({"observation": step.get("observation"), "state": state}, step.batch_size)
+        ended = step["done"].view(-1, *[1] * (state.dim() - 1))
+        state = next_state(policy, read).masked_fill(ended, 0.0)
+        states.append(state)
+    return torch.stack(states).transpose(0, 1)
 
 
 @torch.no_grad()

@@ -31,6 +31,7 @@ from lightning_rl.jsonargparse_private import parsing_settings_kept
 from lightning_rl.permission import CURE, withheld
 from lightning_rl.policies import Backbone, Policy
 from lightning_rl.policies.encoders import Encoder
+from lightning_rl.policies.memory import Memory
 
 OURS = "lightning_rl"
 
@@ -47,6 +48,7 @@ FAMILIES = {
     "policy": Family(Policy, (OURS,)),
     "backbone": Family(Backbone, (OURS,)),
     "encoder": Family(Encoder, (OURS,)),
+    "memory": Family(Memory, (OURS,)),
     "env": Family(VectorEnv, (OURS,)),
     "eval_env": Family(VectorEnv, (OURS,)),
     "action": Family(ActionTerm, (OURS,)),

@@ -6,9 +6,10 @@ from lightning_rl.envs.condition import Conditioned
 from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
+from lightning_rl.envs.hide import HideEntries
 from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.penalty import PenaltyTerms
-from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
+from lightning_rl.envs.probes import ActionProbe, RecallProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
@@ -23,6 +24,7 @@ __all__ = [
     "Finding",
     "Gamepad",
     "GymnasiumEnv",
+    "HideEntries",
     "HoldsRows",
     "Intervention",
     "InterventionSource",
@@ -31,6 +33,7 @@ __all__ = [
     "PointMass",
     "PushBlocks",
     "PushCube",
+    "RecallProbe",
     "RestoreError",
     "Said",
     "Script",

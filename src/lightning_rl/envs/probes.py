@@ -27,8 +27,9 @@ class _Probe(TorchEnv):
         action_space: gymnasium.Space[Any],
         max_episode_steps: int,
         device: torch.device | str,
+        observed: int = 1,
     ) -> None:
-        space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        space = gymnasium.spaces.Box(-np.inf, np.inf, (observed,), np.float32)
         super().__init__(num_envs, space, action_space, max_episode_steps, device)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -109,3 +110,27 @@ class ActionProbe(_Probe):
             reward = (action == (sign > 0)).float()
         terminated = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         return self._advance(state), reward, terminated, {"success": reward > 0.9}
+
+
+class RecallProbe(_Probe):
+    """Show -1 or +1 in the first step alone, and pay 1 where the last action is what it asked for.
+
+    The action counts `delay` steps later, when a second number is 1; that is action 1 after +1,
+    else 0. A policy without a memory earns 0.5, one that remembers 1.
+    """
+
+    def __init__(self, num_envs: int, delay: int = 20, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 2, device, observed=2)
+        self.delay = delay
+
+    def observe(self, state: TensorDict) -> Observation:
+        step = state["step"]
+        shown = torch.where(step == 0, state["sign"], 0.0)
+        return torch.cat([shown, (step == self.delay).float()], 1)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        asked = state["step"].squeeze(-1) == self.delay
+        right = (action == (state["sign"].squeeze(-1) > 0)) & asked
+        return self._advance(state), right.float(), asked, {"success": right}

@@ -1,7 +1,7 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
 from lightning_rl.phases import PhaseTimer, no_phases
+from lightning_rl.sequences import split_sequences
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.
@@ -177,44 +178,6 @@ class Update:
         """Take notice that the first iteration is over: nothing depends on it here."""
 
 
-class UpdateSequence:
-    """Step down several objectives by each minibatch, one after the other, and do what follows.
-
-    What a loss reports is a field [B] of the minibatch for those after it, the same number for each
-    sample: so that a temperature can go by the entropy that the actor's loss has found.
-
-    Args:
-        updates: of the objectives, in their order.
-        follow_up: what comes after them, such as moving target networks.
-        written: the tensors that `follow_up` writes, each a parameter or buffer of the owner; it
-            reads what it likes.
-    """
-
-    def __init__(
-        self,
-        updates: Sequence[Update],
-        follow_up: Callable[[], None],
-        written: Sequence[Tensor],
-    ) -> None:
-        self.updates = updates
-        self.follow_up = follow_up
-        self.written = written
-
-    @torch.no_grad()
-    def _follow_up(self) -> None:
-        self.follow_up()
-
-    def __call__(self, minibatch: TensorDict) -> None:
-        """Step down each of the losses of a minibatch [B]; with several processes, as `Update`."""
-        *others, last = self.updates
-        for update in others:
-            update(minibatch)
-            for name, scalar in zip(update.names, update.scalars, strict=True):
-                minibatch.set(name, scalar.expand(len(minibatch)))
-        last(minibatch)
-        self._follow_up()
-
-
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
     """Split a minibatch [B]; return the parts and their shares of the samples.
 
@@ -226,7 +189,9 @@ def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[
         size = CPU_MICRO_BATCH
     if size is None or size >= len(minibatch):
         return [(minibatch, 1.0)]
-    return [(samples, len(samples) / len(minibatch)) for samples in minibatch.split(size)]
+    whole = "sequences" in minibatch.keys()
+    parts = split_sequences(minibatch, size) if whole else minibatch.split(size)
+    return [(samples, len(samples) / len(minibatch)) for samples in parts]
 
 
 def _is_large(minibatch: TensorDict) -> bool:

@@ -12,6 +12,7 @@ from lightning_rl.policies.encoders import (
     PerceptronEncoder,
 )
 from lightning_rl.policies.gripper import GripperActorCritic
+from lightning_rl.policies.memory import GRU, LSTM, Memory
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
     DeterministicActorCritic,
@@ -30,6 +31,8 @@ from lightning_rl.policies.vla import (
 from lightning_rl.policies.wrapper import PolicyWrapper
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "ActorCritic",
     "ActorOnly",
     "Backbone",
@@ -40,6 +43,7 @@ __all__ = [
     "FrozenEncoder",
     "GripperActorCritic",
     "ImpalaCNN",
+    "Memory",
     "NatureCNN",
     "ObservationNormalizer",
     "OneHot",

@@ -7,6 +7,7 @@ import gymnasium
 
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import distribution_for
+from lightning_rl.policies.memory import MemoryFactory
 from lightning_rl.policies.perceptron import flat_observation_size, mlp, read_keys, read_space
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 
@@ -37,6 +38,9 @@ class ActorOnly(PerceptronPolicy):
             it reads the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
+        memory: what the actor remembers with, between encoder and hidden layers, such as
+            `{class_path: LSTM, init_args: {size: 64}}`; where not given, it knows no more than the
+            present observation.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -58,6 +62,7 @@ class ActorOnly(PerceptronPolicy):
         rescale_action: bool = True,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        memory: MemoryFactory | None = None,
     ) -> None:
         if encoder is None:  # refused first where both spaces are amiss
             keys = read_keys(observation_space, actor_keys, "actor_keys")
@@ -78,6 +83,7 @@ class ActorOnly(PerceptronPolicy):
             normalize_observation,
             encoder=encoder,
             actor_keys=actor_keys,
+            memory=memory,
         )
 
 

@@ -34,6 +34,9 @@ class Policy(nn.Module, ABC, Constructed):
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
+        evaluates_sequences: whether it has a memory, and `evaluate_actions` goes through the
+            `sequences` that then lie beside a minibatch (`lightning_rl.sequences`), so that it
+            learns what to remember.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.
         autocast_dtype: in which its network computes when it acts, under `trainer.precision:
@@ -51,6 +54,7 @@ class Policy(nn.Module, ABC, Constructed):
     action_space: gymnasium.Space[Any]
     version: Tensor
     has_critic: bool = True
+    evaluates_sequences: bool = False
     joint_ratio: bool = False
     autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
@@ -96,7 +100,11 @@ class Policy(nn.Module, ABC, Constructed):
 
     @abstractmethod
     def get_value(self, td: TensorDict) -> TensorDict:
-        """Write `value` [B] of `observation` into `td`, and return it."""
+        """Write `value` [B] of `observation` into `td`, and return it.
+
+        Args:
+            td: [B], with `observation`, and `state` where the policy has one.
+        """
 
     @abstractmethod
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
@@ -105,7 +113,8 @@ class Policy(nn.Module, ABC, Constructed):
         Returns a new TensorDict [B] with `sample_log_prob`, `entropy` and `value`.
 
         Args:
-            td: batch shape [B], with `observation`, `action` and `extra_fields`.
+            td: batch shape [B], with `observation`, `action` and `extra_fields`. The minibatches of
+                a policy that `evaluates_sequences` have `sequences` in place of `state`.
         """
 
     @torch.no_grad()

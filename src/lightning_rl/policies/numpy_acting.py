@@ -24,6 +24,7 @@ from lightning_rl.policies.gaussians import (
     TanhGaussian,
     UnitActions,
 )
+from lightning_rl.policies.memory import Memory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.rollout import FieldSpec, flat_transitions, time_major
 
@@ -63,6 +64,7 @@ class Perceptron(Protocol):
     distribution: ActionDistribution
     normalizer: ObservationNormalizer | None
     encoder: Encoder | None
+    memory: Memory | None
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -87,6 +89,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     return (
         type(distribution) in FAMILIES
         and policy.encoder is None
+        and policy.memory is None
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32

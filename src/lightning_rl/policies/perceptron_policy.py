@@ -14,6 +14,7 @@ from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, widened
 from lightning_rl.policies.encoders import Encoder, EncoderFactory
+from lightning_rl.policies.memory import MemoryFactory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.perceptron import (
@@ -25,6 +26,7 @@ from lightning_rl.policies.perceptron import (
     read_space,
 )
 from lightning_rl.rollout import FieldSpec, time_major
+from lightning_rl.sequences import Sequences, sequences_of
 
 
 class PerceptronPolicy(Policy):
@@ -45,6 +47,7 @@ class PerceptronPolicy(Policy):
         encoder: makes the features; None for the flat observation.
         actor_keys: of a Dict observation, those that the actor reads; None for all but
             `action_mask`.
+        memory: stands between these features and the heads; None where the policy has none.
 
     Raises:
         ConfigurationError: for an unknown activation or key, a space that the encoder, or without
@@ -67,6 +70,7 @@ class PerceptronPolicy(Policy):
         normalization: Normalization = "none",
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        memory: MemoryFactory | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
         require(
@@ -80,6 +84,10 @@ class PerceptronPolicy(Policy):
         space = read_space(observation_space, self.actor_keys)
         self.encoder = None if encoder is None else encoder(space)
         size = flat_observation_size(space) if self.encoder is None else self.encoder.size
+        self.normalizer = ObservationNormalizer(size) if normalize_observation else None
+        self.memory = None if memory is None else memory(size)
+        self.evaluates_sequences = self.memory is not None
+        size = size if self.memory is None else self.memory.size
         self.distribution = distribution
         self.actor = mlp(
             size,
@@ -89,7 +97,6 @@ class PerceptronPolicy(Policy):
             normalization=normalization,
             output_gain=0.01,
         )
-        self.normalizer = ObservationNormalizer(size) if normalize_observation else None
         self.features_size = size
         self.critic_reads_apart = False
         self.critic_encoder: Encoder | None = None
@@ -105,7 +112,8 @@ class PerceptronPolicy(Policy):
         """Lay out what the critic reads, and return how many features that are.
 
         It reads the actor's features where it has no keys and no encoder of its own and shares that
-        one; else it has an encoder, or a normaliser, for itself, with weights of its own.
+        one, and remembers with it; else it has an encoder, or a normaliser, for itself, with
+        weights of its own, and no memory.
 
         Args:
             encoder: makes the actor's, as the constructor took it.
@@ -122,10 +130,16 @@ class PerceptronPolicy(Policy):
             "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
             "none: leave it out, or name an encoder.",
         )
+        shares = share_encoder and critic_encoder is None
+        require(
+            shares or self.memory is None or critic_keys is not None,
+            "An encoder of its own (share_encoder: false, or critic_encoder) leaves the critic "
+            "without the memory, which follows the actor's encoder, while it observes no more than "
+            "the actor: leave it out, or give the critic critic_keys of its own.",
+        )
         if critic_keys is not None:
             self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
-        own = critic_encoder is not None or not share_encoder
-        self.critic_reads_apart = own or self.critic_keys != self.actor_keys
+        self.critic_reads_apart = not shares or self.critic_keys != self.actor_keys
         if not self.critic_reads_apart:
             return self.features_size
         space = read_space(self.observation_space, self.critic_keys)
@@ -146,12 +160,20 @@ class PerceptronPolicy(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        return self.distribution.extra_fields
+        if self.memory is None:
+            return self.distribution.extra_fields
+        state: FieldSpec = ((self.memory.state_size,), torch.float32)
+        return {**self.distribution.extra_fields, "state": state}
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        output = self.action_output(td, self.actor_features(td))  # values come per rollout
+        if self.memory is None:
+            features = self.actor_features(td)
+        else:
+            features, state = self.memory(self._encoded(td), td["state"])
+            td.set("next_state", state)
+        output = self.action_output(td, features)  # no critic: values come per rollout
         for key, value in self.distribution.sample(output, deterministic, generator).items():
             td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
         return td
@@ -188,8 +210,33 @@ class PerceptronPolicy(Policy):
         return widened(self.critic(features)).squeeze(-1)
 
     def actor_features(self, td: TensorDict) -> Tensor:
-        """Return what the actor reads [B, D] where `td` [B] was observed."""
+        """Return what the actor reads [B, D] where `td` [B] was observed.
+
+        With a memory that depends on what came before: on `sequences` where they lie beside the
+        samples of `td`, else on the `state` of each.
+        """
+        if self.memory is None:
+            return self._encoded(td)
+        sequences = sequences_of(td)
+        if sequences is not None:
+            return self._remembered(sequences)
+        output: Tensor = self.memory(self._encoded(td), td["state"])[0]
+        return output
+
+    def _encoded(self, td: TensorDict) -> Tensor:
         return self.read(td, self.encoder, self.normalizer, self.actor_keys)
+
+    def _remembered(self, sequences: Sequences) -> Tensor:
+        """Return what the memory gives at the samples [M, H] to which sequences lead."""
+        assert self.memory is not None
+        steps, state, burn_in, _ = sequences
+        if burn_in > 0:
+            before, steps = steps[:, :burn_in], steps[:, burn_in:]
+            with torch.no_grad():
+                features = self._encoded(before)
+            state = self.memory.burn_in(features, state, before["starts"], before["real"])
+        outputs = self.memory.unroll(self._encoded(steps), state, steps["starts"])
+        return sequences.samples(outputs)
 
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.

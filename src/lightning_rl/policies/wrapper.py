@@ -43,6 +43,7 @@ class PolicyWrapper(Policy):
 
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
+    evaluates_sequences = _of_inner("evaluates_sequences")
     joint_ratio = _of_inner("joint_ratio")
     autocast_dtype = _of_inner("autocast_dtype")
     micro_batch_size = _of_inner("micro_batch_size")

@@ -79,8 +79,7 @@ class Graphs:
         try:
             return call()
         except EverChangingError as error:
-            why = f"the loss, {error}"
-            self._choice.give_up(why, f"From here on the update runs uncompiled, since {why}.")
+            self.give_up(f"the loss, {error}")
         except Exception as error:
             if self.have_served:
                 raise
@@ -93,6 +92,12 @@ class Graphs:
             )
         self.available = False
         return None
+
+    def give_up(self, why: str) -> None:
+        """Have no more graphs, and say why, once."""
+        if self.available:
+            self._choice.give_up(why, f"From here on the update runs uncompiled, since {why}.")
+        self.available = False
 
     def call(
         self, key: tuple[Any, ...], make: Make, inputs: list[Tensor], moving: slice

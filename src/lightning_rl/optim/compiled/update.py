@@ -13,9 +13,11 @@ from lightning_rl.distributed import ranks
 from lightning_rl.optim.compiled.adam import TracedAdam
 from lightning_rl.optim.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
-from lightning_rl.optim.update import Objective, Update, UpdateSequence, micro_batches
+from lightning_rl.optim.update import Objective, Update, micro_batches
+from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
+from lightning_rl.sequences import sequences_of, tensors_of, with_tensors
 from lightning_rl.torch_private import flatten
 
 
@@ -106,6 +108,14 @@ class CompiledUpdate(Update):
 
     def has_graph_for(self, minibatch: TensorDict) -> bool:
         """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        sequences = sequences_of(minibatch)
+        if sequences is not None and sequences.counted is not None:
+            # Another number of samples each time, and a graph is one for one number.
+            self.graphs.give_up(
+                "some steps of its sequences count in no loss, and how many changes from minibatch "
+                "to minibatch (a step that somebody took over, one after the first episode, or a "
+                "sequence_length that does not divide data.buffer_size)"
+            )
         if not self._sizes_known:
             self._sizes.add(len(minibatch))
         return self.graphs.available and len(minibatch) in self._sizes
@@ -131,7 +141,7 @@ class CompiledUpdate(Update):
 
         Without it, return scalars and gradients of samples that are prepared, as `flattened` does.
         """
-        fields: list[Any] = list(samples.values(True, True))
+        fields = tensors_of(samples)
         key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
         inputs = [*self.parameters, *fields]
         moving = slice(len(self.parameters), len(inputs))
@@ -171,13 +181,12 @@ class CompiledUpdate(Update):
         self, samples: TensorDict, adam: TracedAdam | None
     ) -> tuple[Function, dict[str, None]]:
         """Return the function of a graph, and where it notes what the loss reports."""
-        keys = list(samples.keys(include_nested=True, leaves_only=True))
-        size, first = samples.batch_size, len(self.parameters)
-        last = first + len(keys)
+        first = len(self.parameters)
+        last = first + len(tensors_of(samples))
         reported: dict[str, None] = {}
 
         def differentiate(*inputs: Tensor) -> list[Tensor]:
-            minibatch = TensorDict(dict(zip(keys, inputs[first:last], strict=True)), size)
+            minibatch = with_tensors(samples, inputs[first:last])
             state = dict(zip(self.names_of_parameters, inputs[:first], strict=True))
             if adam is not None:
                 return [self.traced_step(state, minibatch, adam, inputs[last:], reported)]

@@ -1,0 +1,163 @@
+"""Draw minibatches of sequences, for policies with a memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.action_parts import loss_fields
+from lightning_rl.algorithms.minibatches import Drawing, Transitions, gather
+from lightning_rl.policies import Policy
+from lightning_rl.rollout import flat_transitions
+from lightning_rl.sequences import Sequences, with_sequences
+
+SequenceLength = int | Literal["rollout"] | None
+"""Of the setting `sequence_length`."""
+
+SEQUENCE_LENGTH = 32
+"""Steps that the gradients of a policy with a memory go through, where nothing else is said."""
+
+
+def drawing_of(
+    policy: Policy,
+    rollout: TensorDict,
+    keys: Sequence[str],
+    mask: Tensor | None,
+    length: SequenceLength,
+    burn_in: int,
+) -> Drawing:
+    """Return what the minibatches of a rollout [N, T+1] are drawn from, as its policy wants it.
+
+    Args:
+        policy: is trained.
+        rollout: [N, T+1].
+        keys: the fields that the loss reads; the policy's own come beside them.
+        mask: [N, T], true where a transition counts; None for everywhere.
+        length: of the sequences, in steps, for a policy with a memory; `rollout` for all, None for
+            `SEQUENCE_LENGTH`.
+        burn_in: steps before each of them.
+    """
+    fields = loss_fields(rollout, keys, policy.extra_fields)
+    if not policy.evaluates_sequences:
+        return Transitions(flat_transitions(rollout, fields), mask)
+    steps = steps_of(length, rollout.batch_size[1] - 1)
+    fields.remove("state")  # of the first step of a sequence alone, which has it
+    return SequenceCut(rollout, fields, steps, burn_in, mask)
+
+
+def steps_of(length: SequenceLength, num_steps: int) -> int:
+    """Return how many steps L a sequence of a rollout of so many steps T has."""
+    if length == "rollout":
+        return num_steps
+    return min(SEQUENCE_LENGTH if length is None else length, num_steps)
+
+
+def most_minibatches(
+    policy: Policy, num_envs: int, num_steps: int, batch_size: int, length: SequenceLength
+) -> int:
+    """Return how many minibatches a pass over a rollout has, where each step counts.
+
+    Args:
+        policy: is trained.
+        num_envs: N.
+        num_steps: T.
+        batch_size: transitions per minibatch.
+        length: of the sequences, in steps; see `drawing_of`.
+    """
+    if not policy.evaluates_sequences:
+        return -(-num_envs * num_steps // batch_size)
+    steps = steps_of(length, num_steps)
+    return -(-num_envs * -(-num_steps // steps) // max(1, batch_size // steps))
+
+
+class SequenceCut(Drawing):
+    """A rollout cut into sequences of L steps, each a unit, for a policy with a memory.
+
+    Each row of T steps is ceil(T / L) sequences. Where L does not divide T the last of them begins
+    earlier, and what it has in common with the one before counts there alone.
+
+    Args:
+        rollout: [N, T+1], with `state`.
+        keys: the fields of the samples.
+        length: L; the whole rollout where that is shorter.
+        burn_in: C, steps before each sequence through which the state of the present weights is
+            found, from the one that was stored; fewer where the rollout begins.
+        mask: [N, T], true where a step counts; None for everywhere. What does not count is passed
+            through all the same.
+    """
+
+    def __init__(
+        self,
+        rollout: TensorDict,
+        keys: Sequence[str],
+        length: int,
+        burn_in: int = 0,
+        mask: Tensor | None = None,
+    ) -> None:
+        super().__init__(flat_transitions(rollout, list(keys)), varies=mask is not None)
+        envs, slots = rollout.batch_size
+        done: Tensor = rollout["done"][:, :-1]
+        starts = torch.zeros_like(done)
+        starts[:, 1:] = done[:, :-1]  # of the first step the stored state says it: it is zero
+        self._steps = flat_transitions(rollout, ["observation"])
+        self._steps["starts"] = starts.t().flatten()
+        self._state = flat_transitions(rollout, ["state"])["state"]
+        self._length, self._burn_in = min(length, slots - 1), burn_in
+        steps, real, counted = self._cut_of_a_row(slots - 1, done.device)
+        # [K, ...] of one row becomes [K*N, ...] of all, into what is flattened in order of time.
+        rows = torch.arange(envs, device=done.device).view(1, envs, 1)
+        self._index = (steps[:, None] * envs + rows).flatten(0, 1)
+        self._real = real.repeat_interleave(envs, 0)
+        self._counted = counted.repeat_interleave(envs, 0)
+        if mask is not None:
+            self._counted &= mask.t().flatten()[self._index[:, burn_in:]]
+            kept = self._counted.any(1)  # no other is worth passing through
+            self._index, self._real = self._index[kept], self._real[kept]
+            self._counted = self._counted[kept]
+        self._all_count = bool(self._counted.all())
+
+    def _cut_of_a_row(self, num_steps: int, device: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return of each sequence its steps [K, C+L], which of C are real, and which of L count."""
+        length = self._length
+        begins = torch.arange(0, num_steps, length, device=device)[:, None]
+        first = begins.clamp(max=num_steps - length)
+        steps = first + torch.arange(-self._burn_in, length, device=device)
+        counted = steps[:, self._burn_in :] >= begins
+        return steps.clamp(min=0), steps[:, : self._burn_in] >= 0, counted
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def units_in(self, batch_size: int) -> int:
+        return max(1, batch_size // self._length)
+
+    def samples(self, units: Tensor) -> Tensor:
+        index = self._index[units, self._burn_in :]
+        return index.flatten() if self._all_count else index[self._counted[units]]
+
+    def minibatches(
+        self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+    ) -> Iterator[TensorDict]:
+        """Yield the samples that count, and beside them the sequences through which they come."""
+        done = 0
+        for units in parts:
+            minibatch = gather(self.flat, self.samples(units))
+            for key, value in (drawn or {}).items():
+                minibatch[key] = value[done : done + len(minibatch)]
+            done += len(minibatch)
+            yield with_sequences(minibatch, self._sequences(units))
+
+    def _sequences(self, units: Tensor) -> Sequences:
+        index = self._index[units]
+        steps = gather(self._steps, index.flatten()).view(*index.shape)
+        if self._burn_in > 0:
+            real = self._real.new_ones(index.shape)
+            real[:, : self._burn_in] = self._real[units]
+            steps["real"] = real
+        places = None
+        if not self._all_count:
+            places = self._counted[units].flatten().nonzero().squeeze(1)
+        state = self._state.index_select(0, index[:, 0])
+        return Sequences(steps, state, self._burn_in, places)

@@ -1,0 +1,452 @@
+"""Recurrent policies: sequences, states and values by definition; what does not count, nowhere counts."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tensordict import TensorDict
+
+from lightning_rl import GRPO, GRU, LSTM, PPO, ActorCritic, CartPole, SyncCollector
+from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
+from lightning_rl.algorithms.sequence_cut import drawing_of
+from lightning_rl.envs import RecallProbe
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.functional import normalize_advantage
+from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.encoders import Encoder
+from lightning_rl.rollout import add_transition_field, final_observations
+from lightning_rl.sequences import sequences_of
+from tests.helpers import make_data, make_ppo, make_update, scalars_of, train, uncompiled_traces
+from tests.references import gru_step, lstm_step, recurrent_ppo_loss
+
+N, T = 3, 11
+MEMORIES = {"GRU": (GRU, gru_step), "LSTM": (LSTM, lstm_step)}
+FIELDS = ("observation", "action", "sample_log_prob", "value", "advantage", "return")
+
+
+class Double(Encoder):
+    """Pass numbers on in float64."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.size = observation_space.shape[0]
+
+    def forward(self, observation):
+        return observation.double()
+
+
+def policy_for(env, memory=LSTM, size=4, cls=ActorCritic, hidden=(), **kwargs):
+    spaces = env.single_observation_space, env.single_action_space
+    return cls(*spaces, hidden, memory=partial(memory, size=size), **kwargs)
+
+
+def collected(memory=LSTM, steps=24, limit=7, envs=N, seed=0, rollouts=2, **kwargs):
+    """A policy, and what it has done in episodes that fail or are cut by time, begun in the rollout before."""
+    torch.manual_seed(seed)
+    env = CartPole(envs, max_episode_steps=limit)
+    policy = policy_for(env, memory, **kwargs)
+    for name, parameter in policy.named_parameters():
+        if name.startswith(("actor", "critic")):  # so that what is remembered shows in actions
+            torch.nn.init.normal_(parameter)
+    collector = SyncCollector(env, policy, steps, seed=seed)
+    for _ in range(rollouts):
+        rollout = collector.collect()
+    return policy, rollout
+
+
+def with_advantages(rollout):
+    generator = torch.Generator().manual_seed(1)
+    for key in ("advantage", "return"):
+        values = torch.randn(rollout["reward"][:, :-1].shape, generator=generator)
+        add_transition_field(rollout, key, values.to(rollout["sample_log_prob"].dtype))
+    return rollout
+
+
+def drawn(policy, rollout, length, burn_in=0, mask=None, batch_size=10_000, seed=0, keys=FIELDS):
+    """The minibatches of one pass."""
+    drawing = drawing_of(policy, rollout, keys, mask, length, burn_in)
+    generator = torch.Generator().manual_seed(seed)
+    (only,) = epochs(drawing, 1, batch_size, generator, draw=lambda *_: {})
+    return list(only)
+
+
+# --- gradients by definition ---
+
+
+def random_rollout(policy, seed):
+    """Random numbers of float64, with an end at one step in five."""
+    generator = np.random.default_rng(seed)
+    observation = generator.normal(size=(N, T + 1, 4))
+    fields = {
+        "observation": torch.tensor(observation),
+        "action": torch.tensor(generator.integers(2, size=(N, T + 1))),
+        "state": torch.tensor(generator.normal(size=(N, T + 1, policy.memory.state_size))),
+        "done": torch.tensor(generator.random((N, T + 1)) < 0.2),
+    }
+    fields["state"][:, 1:][fields["done"][:, :-1]] = 0.0  # as every rollout has it
+    for key in ("sample_log_prob", "value", "advantage", "return"):
+        fields[key] = torch.tensor(generator.normal(size=(N, T + 1)) * 0.3 - 0.5)
+    return TensorDict(fields, [N, T + 1])
+
+
+def numerical_gradient(loss, weights, step=1e-6):
+    """Central differences in float64, of each number of each array."""
+    gradients = {}
+    for name, array in weights.items():
+        gradient = np.zeros_like(array)
+        for at in np.ndindex(array.shape):
+            kept = array[at]
+            array[at] = kept + step
+            above = loss()
+            array[at] = kept - step
+            gradient[at] = (above - loss()) / (2 * step)
+            array[at] = kept
+        gradients[name] = gradient
+    return gradients
+
+
+@pytest.mark.parametrize("length", [1, 4, "rollout"])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_gradients_are_those_of_the_definition_over_random_ends_of_episodes(name, length):
+    memory, step = MEMORIES[name]
+    torch.manual_seed(2)
+    policy = ActorCritic(
+        Box(-1, 1, (4,)), Discrete(2), (), memory=partial(memory, size=3), encoder=Double
+    ).double()
+    module = PPO(policy, normalize_advantage="off", vf_coef=0.7, sequence_length=length)
+    rollout = random_rollout(policy, seed=4)
+    mask = torch.rand(N, T) < 0.7
+    (minibatch,) = drawn(policy, rollout, length, mask=mask)
+    loss, _ = module.loss(module.prepare(minibatch))
+    assert loss.dtype == torch.float64
+    loss.backward()
+    loss = float(loss.detach())
+
+    def plain(key):
+        return key.removeprefix("memory.").replace(".0.", ".")
+
+    parameters = {plain(key): value for key, value in policy.named_parameters()}
+    weights = {key: value.detach().numpy().copy() for key, value in parameters.items()}
+    arrays = {key: rollout[key][:, :-1].numpy() for key in rollout.keys()}
+    steps = T if length == "rollout" else length
+
+    def reference():
+        return recurrent_ppo_loss(step, weights, arrays, steps, mask.numpy(), 0.2, 0.7)
+
+    assert loss == pytest.approx(reference(), abs=1e-9)
+    for key, expected in numerical_gradient(reference, weights).items():
+        found = parameters[key].grad.numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8, err_msg=key)
+
+
+@pytest.mark.parametrize("memory", [GRU, LSTM])
+def test_a_sequence_of_the_whole_rollout_is_back_propagation_through_all_its_steps(memory):
+    policy, rollout = collected(memory, limit=1000, steps=6, rollouts=1)
+    assert not rollout["done"][:, :-1].any()
+    (minibatch,) = drawn(policy, with_advantages(rollout), "rollout")
+    policy.evaluate_actions(minibatch)["sample_log_prob"].sum().backward()
+    found = [parameter.grad.clone() for parameter in policy.memory.parameters()]
+    policy.zero_grad()
+    state, total = rollout["state"][:, 0], 0.0
+    for t in range(6):
+        step = rollout[:, t].select("observation", "action")
+        output, state = policy.memory(step["observation"], state)
+        acted = {"action": step["action"]}
+        log_prob, _ = policy.distribution.log_prob_and_entropy(policy.actor(output), acted)
+        total = total + log_prob.sum()
+    total.backward()
+    for one, parameter in zip(found, policy.memory.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+# --- ratios, states and values ---
+
+
+@pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (5, 0), (8, 3), (7, 9), (24, 0), (100, 0)])
+@pytest.mark.parametrize("memory", [GRU, LSTM])
+def test_the_first_ratio_is_one(memory, length, burn_in):
+    policy, rollout = collected(memory)
+    assert rollout["done"][:, :-1].sum() > 6
+    assert rollout["state"][:, 0].abs().sum() > 0, "begun within episodes"
+    for minibatch in drawn(policy, with_advantages(rollout), length, burn_in, batch_size=30):
+        again = policy.evaluate_actions(minibatch)["sample_log_prob"]
+        ratio = (again - minibatch["sample_log_prob"]).exp()
+        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
+
+
+def test_a_state_that_leaks_over_an_episodes_end_is_noticed():
+    """The negative control of the one before: with states that are reset a step late no ratio is 1."""
+    policy, rollout = collected()
+    (minibatch,) = drawn(policy, with_advantages(rollout), 8)
+    starts = sequences_of(minibatch).steps["starts"]
+    starts.copy_(starts.roll(1, 1))
+    again = policy.evaluate_actions(minibatch)["sample_log_prob"]
+    assert (again - minibatch["sample_log_prob"]).abs().max() > 1e-2
+
+
+def test_acting_step_by_step_gives_the_states_of_one_pass():
+    policy, rollout = collected()
+    states = states_of(policy, rollout)
+    torch.testing.assert_close(states, rollout["state"])
+    rows, steps = rollout["done"][:, :-1].nonzero(as_tuple=True)
+    assert not states[rows, steps + 1].any(), "an episode begins with zeros"
+    torch.testing.assert_close(
+        log_prob_of(policy, rollout), rollout["sample_log_prob"][:, :-1], rtol=1e-5, atol=1e-5
+    )
+
+
+def test_each_slot_is_valued_with_its_state_and_a_cut_episode_with_the_state_before_the_reset():
+    """By reading each episode anew from its beginning, its true final observation last."""
+    policy, rollout = collected(rollouts=1)
+    write_values(policy, rollout)
+    policy.requires_grad_(False)
+    cut = 0
+    for n in range(N):
+        state = torch.zeros(1, policy.memory.state_size)
+        for t in range(25):
+            output, following = policy.memory(rollout["observation"][n, t][None], state)
+            assert float(policy.critic(output)) == pytest.approx(
+                float(rollout["value"][n, t]), abs=1e-5
+            )
+            if t == 24:
+                break
+            if rollout["truncated"][n, t] and not rollout["terminated"][n, t]:
+                final = final_observations(rollout, torch.tensor([n]), torch.tensor([t]))
+                after = policy.critic(policy.memory(final, following)[0])
+                found = float(rollout["final_value"][n, t])
+                assert found == pytest.approx(float(after), abs=1e-5)
+                cut += 1
+            state = following * ~rollout["done"][n, t]
+    assert cut > 3
+
+
+# --- sequences ---
+
+
+@pytest.mark.parametrize("length", [1, 4, 5, 24, 30])
+@pytest.mark.parametrize("burn_in", [0, 3])
+@pytest.mark.parametrize("batch_size", [1, 20, 1000])
+def test_each_transition_comes_once_and_the_bootstrap_slot_never(length, burn_in, batch_size):
+    policy, rollout = collected(rollouts=1)
+    number = torch.arange(N * 25.0).view(N, 25)
+    rollout["value"] = number
+    minibatches = drawn(policy, rollout, length, burn_in, batch_size=batch_size, keys=("value",))
+    seen = torch.cat([minibatch["value"] for minibatch in minibatches])
+    assert sorted(seen.tolist()) == number[:, :-1].flatten().tolist()
+    whole = min(length, 24)
+    assert len(minibatches[0]) <= max(1, batch_size // whole) * whole
+
+
+def test_a_sequence_is_what_came_one_after_the_other_in_a_row():
+    policy, rollout = collected(rollouts=1)
+    rollout["observation"][..., 0] = torch.arange(N)[:, None]
+    rollout["observation"][..., 1] = torch.arange(25)
+    rollout["state"][..., 0] = torch.arange(25)
+    for minibatch in drawn(policy, rollout, 5, 3, batch_size=10, keys=("observation",)):
+        steps, state, _, _ = sequences_of(minibatch)
+        row, time = steps["observation"][..., 0], steps["observation"][..., 1]
+        assert (row == row[:, :1]).all()
+        real = steps["real"]
+        assert torch.equal((time.diff(dim=1) == 1) | ~real[:, :-1], torch.ones_like(real[:, 1:]))
+        first = time.gather(1, real.long().argmax(1, keepdim=True))
+        assert torch.equal(first.squeeze(1), state[:, 0]), "the state is that of the first step"
+
+
+def test_burn_in_finds_the_state_of_the_present_weights_without_gradients():
+    """It is what would follow if the states of these weights had been stored."""
+    policy, rollout = collected(rollouts=1, steps=12)
+    with torch.no_grad():
+        policy.memory.recurrent.weight.mul_(0.5)
+
+    def found(burn_in):
+        policy.zero_grad()
+        (minibatch,) = drawn(policy, with_advantages(rollout), 6, burn_in)
+        log_prob = policy.evaluate_actions(minibatch)["sample_log_prob"]
+        log_prob.sum().backward()
+        return [log_prob, *(parameter.grad.clone() for parameter in policy.memory.parameters())]
+
+    stored, burned = found(0), found(6)
+    assert (stored[0] - burned[0]).abs().max() > 1e-3
+    rollout["state"] = states_of(policy, rollout)
+    for one, other in zip(burned, found(0), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+# --- what does not count ---
+
+
+def test_what_does_not_count_is_seen_by_no_loss_and_no_average(monkeypatch):
+    """NaN in what is left out changes nothing; what counts is what counts without a memory."""
+    policy, rollout = collected()
+    mask = torch.rand(N, 24, generator=torch.Generator().manual_seed(3)) < 0.6
+    with_advantages(rollout)
+    for key in ("advantage", "return", "sample_log_prob"):
+        rollout[key][:, :-1].masked_fill_(~mask, torch.nan)
+    module = PPO(policy)
+    (minibatch,) = drawn(policy, rollout, 5, mask=mask)
+    assert len(minibatch) == int(mask.sum())
+    minibatch = module.prepare(minibatch)
+    counted = rollout["advantage"][:, :-1][mask]
+    expected = normalize_advantage(counted)
+    assert sorted(minibatch["advantage"].tolist()) == pytest.approx(sorted(expected.tolist()))
+    loss, scalars = module.loss(minibatch)
+    assert loss.isfinite()
+    assert all(value.isfinite() for value in scalars.values())
+    assert float(scalars["approx_kl"]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_micro_batches_are_whole_sequences_and_add_up(masked):
+    policy, rollout = collected()
+    mask = torch.rand(N, 24, generator=torch.Generator().manual_seed(3)) < 0.4 if masked else None
+    module = PPO(policy, normalize_advantage="off")
+    (minibatch,) = drawn(policy, with_advantages(rollout), 6, mask=mask)
+
+    def gradients(size):
+        policy.micro_batch_size = size
+        vars(module).pop("objectives", None)
+        scalars = scalars_of(make_update(module, compile=False), minibatch)
+        return scalars, [parameter.grad.clone() for parameter in policy.parameters()]
+
+    scalars, whole = gradients(None)
+    split_scalars, split = gradients(7)
+    assert scalars == pytest.approx(split_scalars, abs=1e-6)
+    for one, other in zip(whole, split, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+# --- a whole run ---
+
+
+@pytest.mark.parametrize("memory", [GRU, LSTM])
+def test_compiled_it_is_the_eager_update(memory):
+    policy, rollout = collected(memory, hidden=(8,))
+    module = PPO(policy, ent_coef=0.01)
+    (minibatch, *_) = drawn(policy, with_advantages(rollout), 4, 2, batch_size=40)
+    minibatch["sample_log_prob"] += 0.2 * torch.randn(len(minibatch))
+
+    def differentiate(compile):
+        update = make_update(module, compile=compile)
+        found = scalars_of(update, minibatch)
+        return found, [parameter.grad.clone() for parameter in policy.parameters()], update
+
+    eager, eager_gradients, _ = differentiate(False)
+    with uncompiled_traces():
+        compiled, gradients, update = differentiate(True)
+    assert update.graphs.available
+    assert eager == pytest.approx(compiled, abs=1e-5, rel=1e-5)
+    for one, other in zip(eager_gradients, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_where_steps_do_not_count_it_says_that_it_does_not_compile(tmp_path):
+    model = {"sequence_length": 5, "compile": True}
+    words = "a sequence_length that does not divide data.buffer_size"
+    with uncompiled_traces(), pytest.warns(UserWarning, match=words):
+        module, *_ = train(tmp_path, policy={"memory": LSTM}, model=model)
+    assert module.optimizer_steps > 0
+
+
+def test_numpy_has_no_memory():
+    policy, rollout = collected()
+    assert type(policy.rollout_actor(rollout)) is StepwiseActor
+
+
+def test_what_grpo_is_held_near_is_the_policy_as_it_was_with_its_own_states(tmp_path):
+    """It begins as the same policy, so the log-probs are those that were stored."""
+    seen = []
+
+    class Noting(GRPO):
+        def add_advantages(self, rollout):
+            log_prob = self.reference.log_prob(rollout)
+            seen.append((log_prob - rollout["sample_log_prob"][:, :-1]).abs().max())
+            return super().add_advantages(rollout)
+
+    model = {"algorithm": Noting, "group_size": 2, "kl_coef": 0.1, "sequence_length": 8}
+    module, *_ = train(tmp_path, policy={"memory": GRU}, model=model | {"learning_rate": 0.01})
+    assert seen[0] < 1e-5
+    assert seen[-1] > 1e-3
+    assert module.metrics["train/reference_kl"] > 0
+
+
+def recall(tmp_path, memory, delay=20):
+    data = {
+        "num_envs": 32,
+        "buffer_size": 42,
+        "total_env_steps": 32 * 42 * 30,
+        "iterations_per_epoch": 30,
+        "num_eval_episodes": 64,
+    }
+    model = {
+        "batch_size": 42 * 8,
+        "n_epochs": 4,
+        "learning_rate": 3e-3,
+        "gamma": 1.0,
+        "compile": False,
+    }
+    if memory is not None:
+        model["sequence_length"] = 21
+    module, *_ = train(
+        tmp_path,
+        env=partial(RecallProbe, delay=delay),
+        data=data,
+        policy={"memory": memory} if memory else {},
+        model=model,
+    )
+    return module.evaluation["avg_reward"]
+
+
+@pytest.mark.parametrize("memory", [GRU, LSTM, None])
+def test_a_cue_is_recalled_twenty_steps_later_by_those_who_remember(memory, tmp_path):
+    reward = recall(tmp_path, memory and partial(memory, size=16))
+    assert reward >= 0.95 if memory else reward < 0.7
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sequence_length": 0}, "sequence_length must be at least 1, got 0"),
+        ({"burn_in": -1}, "burn_in must be at least 0, got -1"),
+        ({"sequence_length": "rollout", "burn_in": 4}, "leaves no step before it"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PPO(policy_for(CartPole(1)), **settings)
+
+
+@pytest.mark.parametrize("settings", [{"sequence_length": 8}, {"burn_in": 2}])
+def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
+    (name,) = settings
+    with pytest.raises(
+        ConfigurationError, match=f"{name} is about sequences.*memory: {{class_path"
+    ):
+        make_ppo(make_data(), **settings)
+
+    class Own(ActorCritic):
+        """It stores a state, and learns from each step by itself."""
+
+        @property
+        def extra_fields(self):
+            return {"state": ((1,), torch.float32)}
+
+    env = CartPole(1)
+    policy = Own(env.single_observation_space, env.single_action_space)
+    with pytest.raises(ConfigurationError, match="takes each step by itself"):
+        PPO(policy, **settings)
+
+
+def test_a_critic_that_sees_no_more_shares_the_memory():
+    with pytest.raises(ConfigurationError, match="leaves the critic without the memory"):
+        policy_for(CartPole(1), encoder=Double, share_encoder=False)
+
+
+def test_a_memory_without_units_is_refused():
+    with pytest.raises(ConfigurationError, match="memory: size must be at least 1, got 0"):
+        policy_for(CartPole(1), size=0)
