@@ -72,13 +72,17 @@ class PerceptronPolicy(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        return self.distribution.extra_fields
+        size = self.distribution.state_size
+        state: dict[str, FieldSpec] = {"state": ((size,), torch.float32)} if size else {}
+        return self.distribution.extra_fields | state
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
         output = widened(self.actor(self.features(td)))  # no critic: values come per rollout
-        for key, value in self.distribution.sample(output, deterministic, generator).items():
+        state = td.get("state", None)
+        drawn = self.distribution.sample(output, deterministic, generator, state)
+        for key, value in drawn.items():
             td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
         return td
 

@@ -21,13 +21,26 @@ class ActionDistribution(nn.Module, ABC):
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
+    state_size: int = 0
+    """S, how many numbers a draw hands to the next one of its episode; 0 where draws are apart."""
+
     @abstractmethod
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`.
 
-        `output` is [B, num_outputs].
+        And `next_state` [B, S], where `state_size` is above zero.
+
+        Args:
+            output: [B, num_outputs].
+            deterministic: take the mode.
+            generator: of the draw.
+            state: [B, S], what the draw before returned, zeros where an episode begins.
         """
 
     @abstractmethod
@@ -69,7 +82,11 @@ class Categorical(ActionDistribution):
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
         log_probs = self._log_probs(output)
         index = draw_category(log_probs, deterministic, generator)

@@ -96,7 +96,9 @@ class GripperActorCritic(SquashedActorCritic):
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
         features = self.features(td)
-        fields = self.distribution.sample(widened(self.actor(features)), deterministic, generator)
+        fields = self.distribution.sample(
+            widened(self.actor(features)), deterministic, generator, td.get("state", None)
+        )
         command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
         fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
         for key, value in fields.items():

@@ -84,6 +84,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     distribution = policy.distribution
     return (
         type(distribution) in FAMILIES
+        and not distribution.state_size
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32

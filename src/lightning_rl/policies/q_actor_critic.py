@@ -183,6 +183,8 @@ class SquashedActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        noise_correlation: of the noise that an action is drawn with and the one before it, in
+            [0, 1): see `ActorOnly`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -204,11 +206,12 @@ class SquashedActorCritic(QActorCritic):
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        noise_correlation: float = 0.0,
     ) -> None:
         super().__init__(
             observation_space,
             action_space,
-            StateTanhGaussian(action_space, log_std_bounds),
+            StateTanhGaussian(action_space, log_std_bounds, noise_correlation),
             hidden_sizes,
             activation,
             critic_hidden_sizes,
@@ -245,6 +248,8 @@ class DeterministicActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        noise_correlation: of the noise that an action is drawn with and the one before it, in
+            [0, 1): see `ActorOnly`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -266,11 +271,12 @@ class DeterministicActorCritic(QActorCritic):
         exploration_std: float = 0.1,
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        noise_correlation: float = 0.0,
     ) -> None:
         super().__init__(
             observation_space,
             action_space,
-            NoisyTanh(action_space, exploration_std),
+            NoisyTanh(action_space, exploration_std, noise_correlation),
             hidden_sizes,
             activation,
             critic_hidden_sizes,
