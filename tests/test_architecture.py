@@ -42,6 +42,7 @@ LEVELS = {
     "tensorboard_private": 0,
     "distributed": 0,
     "rollout": 0,
+    "structured_actions": 0,
     "functional": 0,
     "policies": 1,
     "envs": 2,

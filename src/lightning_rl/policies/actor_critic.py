@@ -25,7 +25,7 @@ from lightning_rl.policies.perceptron import (
     read_keys,
     read_space,
 )
-from lightning_rl.rollout import FieldSpec, time_major
+from lightning_rl.rollout import MASK, FieldSpec, has_mask, time_major
 
 
 class PerceptronPolicy(Policy):
@@ -33,7 +33,8 @@ class PerceptronPolicy(Policy):
 
     The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
     observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
-    action comes about; `critic_features` is what a critic reads.
+    action comes about; `critic_features` is what a critic reads. Where an observation has the key
+    `action_mask`, no action is chosen that it does not allow.
 
     Args:
         observation_space, action_space: of one env.
@@ -81,6 +82,7 @@ class PerceptronPolicy(Policy):
         self.encoder = None if encoder is None else encoder(space)
         size = flat_observation_size(space) if self.encoder is None else self.encoder.size
         self.distribution = distribution
+        self.masks_actions = has_mask(observation_space, action_space)
         self.actor = mlp(
             size,
             hidden_sizes,
@@ -222,7 +224,10 @@ class PerceptronPolicy(Policy):
             td: [B], with `observation`.
             features: [B, D], the actor's, of `td`.
         """
-        return widened(self.actor(features))
+        output = widened(self.actor(features))
+        if self.masks_actions:
+            output = self.distribution.masked(output, td["observation"][MASK])
+        return output
 
     def update_normalization(self, rollout: TensorDict) -> None:
         for encoder, normalizer, keys in (
@@ -271,7 +276,8 @@ class ActorOnly(PerceptronPolicy):
     Args:
         observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
             encoder, whatever that takes.
-        action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
+        action_space: of one env: floating-point Box, Discrete, MultiDiscrete, MultiBinary, or a
+            Dict or Tuple of them.
         hidden_sizes: units of the hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
@@ -291,6 +297,10 @@ class ActorOnly(PerceptronPolicy):
             it reads the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
+        noise_correlation: of the noise that a continuous action is drawn with and the one before
+            it in the episode, in [0, 1). 0 draws each by itself; .97 pushes for some 33 steps into
+            one direction, which explores where single draws cancel each other, and is easier on a
+            robot's joints.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -312,6 +322,7 @@ class ActorOnly(PerceptronPolicy):
         rescale_action: bool = True,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        noise_correlation: float = 0.0,
     ) -> None:
         if encoder is None:  # refused first where both spaces are amiss
             keys = read_keys(observation_space, actor_keys, "actor_keys")
@@ -322,6 +333,7 @@ class ActorOnly(PerceptronPolicy):
             rescale=rescale_action,
             log_std_init=log_std_init,
             log_std_bounds=log_std_bounds,
+            noise_correlation=noise_correlation,
         )
         super().__init__(
             observation_space,

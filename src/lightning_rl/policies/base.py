@@ -36,6 +36,8 @@ class Policy(nn.Module, ABC, Constructed):
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.
+        masks_actions: whether it chooses only what the observation's `action_mask` allows; what it
+            learns from is held to that.
         autocast_dtype: in which its network computes when it acts, under `trainer.precision:
             bf16-mixed`; None for that of its weights. Log-probs, entropies and values are float32
             in any case.
@@ -52,6 +54,7 @@ class Policy(nn.Module, ABC, Constructed):
     version: Tensor
     has_critic: bool = True
     joint_ratio: bool = False
+    masks_actions: bool = False
     autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
     critic_modules: tuple[str, ...] = ("critic", "value_head")

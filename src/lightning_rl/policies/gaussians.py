@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -11,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.policies.distributions import ActionDistribution, Categorical
+from lightning_rl.policies.distributions import (
+    ActionDistribution,
+    Categorical,
+    JointDistribution,
+)
+from lightning_rl.structured_actions import StructuredActions, flat_actions
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 """log(2 pi) / 2, of the density of a normal distribution."""
@@ -30,6 +36,7 @@ def distribution_for(
     rescale: bool = True,
     log_std_init: float,
     log_std_bounds: Sequence[float],
+    noise_correlation: float = 0.0,
 ) -> ActionDistribution:
     """Choose the family for an action space.
 
@@ -43,20 +50,48 @@ def distribution_for(
         ConfigurationError: for an action space that no family covers, or `squash` where it has no
             meaning.
     """
+    space = flat_actions(space)
+    gaussian = partial(
+        distribution_for,
+        squash=squash,
+        rescale=rescale,
+        log_std_init=log_std_init,
+        log_std_bounds=log_std_bounds,
+        noise_correlation=noise_correlation,
+    )
+    if isinstance(space, StructuredActions):
+        boxes = [part for part in space.parts if not part.counts]
+        _refuse_for_choices(space, squash and not boxes, noise_correlation and not boxes)
+        parts = [
+            Categorical(part.counts, (len(part.counts),)) if part.counts else gaussian(part.space)
+            for part in space.parts
+        ]
+        return JointDistribution(space.parts, parts)
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        settings = log_std_init, log_std_bounds, noise_correlation
         if squash:
-            return TanhGaussian(space, log_std_init, log_std_bounds)
+            return TanhGaussian(space, *settings)
         if rescale and _needs_scaling(space):
-            return RescaledGaussian(space, log_std_init, log_std_bounds)
-        return DiagonalGaussian(space.shape, log_std_init, log_std_bounds)
-    require(not squash, f"squash is for continuous actions; the action space is {space}.")
+            return RescaledGaussian(space, *settings)
+        return DiagonalGaussian(space.shape, *settings)
+    _refuse_for_choices(space, squash, noise_correlation)
     if isinstance(space, gymnasium.spaces.Discrete):
         return Categorical([int(space.n)], ())
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return Categorical([int(n) for n in space.nvec], space.shape)
     raise ConfigurationError(
         f"Action space {space} is not supported: use a floating-point Box, Discrete or "
-        "one-dimensional MultiDiscrete."
+        "one-dimensional MultiDiscrete, a MultiBinary, or a Dict or Tuple of them."
+    )
+
+
+def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
+    """Refuse settings of continuous actions where there are none."""
+    require(not squash, f"squash is for continuous actions; the action space is {space}.")
+    require(
+        not noise_correlation,
+        f"noise_correlation={noise_correlation} is of the noise of continuous actions; the action "
+        f"space is {space}. Leave it out.",
     )
 
 
@@ -419,13 +454,16 @@ class UnitActions(Squashing, Exploring):
 
     def __init__(self, space: gymnasium.Space[Any], noise_correlation: float = 0.0) -> None:
         super().__init__()
-        if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(
+        continuous = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(
             space.dtype, np.floating
-        ):
+        )
+        if not continuous or isinstance(space, StructuredActions):
             raise ConfigurationError(
                 f"The critics of an off-policy algorithm take continuous actions, a floating-point "
-                f"Box; the action space is {space}. Learn discrete actions with PPO."
+                f"Box; the action space is {space}. Learn discrete actions, and those of several "
+                "parts, with PPO."
             )
+        assert isinstance(space, gymnasium.spaces.Box)
         self.set_bounds(
             space,
             "An actor that is squashed to the bounds of its actions",

@@ -16,6 +16,7 @@ from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.structured_actions import FlatAction, StructuredActions, flat_actions
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -74,6 +75,11 @@ def make_gymnasium(
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
+            require(
+                not isinstance(flat_actions(env.single_action_space), StructuredActions),
+                f"Env '{id}' has actions of several parts, {env.single_action_space}, which a "
+                "vector entry point cannot be given: use vectorization: sync or async.",
+            )
     except gymnasium.error.NamespaceNotFound as error:
         raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -105,7 +111,8 @@ def _make_one(
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
     _check_units(env)
-    return ReplayableEpisode(env)
+    structured = isinstance(flat_actions(env.action_space), StructuredActions)
+    return ReplayableEpisode(FlatAction(env) if structured else env)
 
 
 def _check_units(env: gymnasium.Env) -> None:
