@@ -1,5 +1,6 @@
 """Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
+from lightning_rl.envs.action_mask import ActionMask
 from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.condition import Conditioned
@@ -8,7 +9,13 @@ from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.penalty import PenaltyTerms
-from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
+from lightning_rl.envs.probes import (
+    ActionProbe,
+    MaskProbe,
+    StructureProbe,
+    TimeLimitProbe,
+    ValueProbe,
+)
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
@@ -16,6 +23,7 @@ from lightning_rl.envs.vla_observation import VLAObservation
 
 __all__ = [
     "ActionChunk",
+    "ActionMask",
     "ActionProbe",
     "CartPole",
     "Conditioned",
@@ -27,6 +35,7 @@ __all__ = [
     "Intervention",
     "InterventionSource",
     "Keyboard",
+    "MaskProbe",
     "PenaltyTerms",
     "PointMass",
     "PushBlocks",
@@ -35,6 +44,7 @@ __all__ = [
     "Said",
     "Script",
     "SpaceMouse",
+    "StructureProbe",
     "TimeLimitProbe",
     "TorchEnv",
     "VLAObservation",

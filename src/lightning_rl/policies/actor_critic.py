@@ -26,6 +26,7 @@ from lightning_rl.policies.perceptron import (
     read_space,
 )
 from lightning_rl.rollout import MASK, FieldSpec, has_mask, time_major
+from lightning_rl.structured_actions import flat_actions
 
 
 class PerceptronPolicy(Policy):
@@ -69,7 +70,7 @@ class PerceptronPolicy(Policy):
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(observation_space, action_space)
+        super().__init__(observation_space, flat_actions(action_space))
         require(
             encoder is None or not normalize_observation,
             "normalize_observation scales flat observations, and with an encoder there are none: "
@@ -82,7 +83,7 @@ class PerceptronPolicy(Policy):
         self.encoder = None if encoder is None else encoder(space)
         size = flat_observation_size(space) if self.encoder is None else self.encoder.size
         self.distribution = distribution
-        self.masks_actions = has_mask(observation_space, action_space)
+        self.masks_actions = has_mask(observation_space, self.action_space)
         self.actor = mlp(
             size,
             hidden_sizes,

@@ -457,11 +457,17 @@ class UnitActions(Squashing, Exploring):
         continuous = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(
             space.dtype, np.floating
         )
-        if not continuous or isinstance(space, StructuredActions):
+        in_parts = isinstance(flat_actions(space), StructuredActions)
+        if not continuous or in_parts:
+            cure = "Learn discrete actions with PPO."
+            if in_parts:
+                cure = (
+                    "Learn actions of several parts with PPO; an arm beside a gripper, in one Box, "
+                    "GripperSAC learns as well."
+                )
             raise ConfigurationError(
                 f"The critics of an off-policy algorithm take continuous actions, a floating-point "
-                f"Box; the action space is {space}. Learn discrete actions, and those of several "
-                "parts, with PPO."
+                f"Box; the action space is {space}. {cure}"
             )
         assert isinstance(space, gymnasium.spaces.Box)
         self.set_bounds(

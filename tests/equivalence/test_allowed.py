@@ -1,0 +1,87 @@
+"""Masks, actions of several parts and correlated noise: resumed, compiled, in the background, cloned, as they are alone."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import tests.allowed_envs  # noqa: F401  # registers envs
+from lightning_rl import (
+    GRPO,
+    SAC,
+    AsyncCollector,
+    GymnasiumEnv,
+    ReplayBuffer,
+)
+from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same, assert_same_run, last, load, train
+
+
+def masked(num_envs, vectorization="sync"):
+    env_id, wrappers = "tests/SaysWhatIsAllowed-v0", [ActionMask]
+    return GymnasiumEnv(num_envs, env_id, vectorization=vectorization, wrappers=wrappers)
+
+
+RUNS = {
+    "masks": {"env": masked},
+    "masks, workers": {"env": partial(masked, vectorization="async")},
+    "masks of a torch env, GRPO": {
+        "env": MaskProbe,
+        "model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},
+        "data": {"buffer_size": 32, "total_env_steps": 4 * 32 * 5},
+    },
+    "parts of a torch env, squashed": {"env": StructureProbe, "policy": {"squash": True}},
+    "parts, noise": {
+        "env": "tests/TakesParts-v0",
+        "policy": {"noise_correlation": 0.9, "normalize_observation": True},
+    },
+    "noise": {"env": "Pendulum-v1", "policy": {"noise_correlation": 0.9}},
+    "noise, SAC": {
+        "env": "Pendulum-v1",
+        "policy": {"noise_correlation": 0.9},
+        "model": {"algorithm": SAC},
+        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(ReplayBuffer, capacity=60)},
+    },
+}  # fmt: skip
+"""Episodes go on where rollouts end, so that a run is stopped amid the noise of each."""
+
+NEIGHBOURS = ("masks", "parts, noise", "noise, SAC")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resume_is_exact_for(name, tmp_path):
+    train(tmp_path / "whole", **RUNS[name])
+    stop_and_resume(tmp_path / "stopped", 3, **RUNS[name])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", ["noise", "noise, SAC"])
+def test_a_run_is_stopped_within_an_episode_whose_noise_goes_on(name, tmp_path):
+    stop_and_resume(tmp_path, 3, **RUNS[name])
+    state = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]["policy"]["state"]
+    assert (state[:, -1] == 1).all()
+    assert (state[:, :-1] != 0).all()
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    settings = RUNS[name]
+    eager, *_ = train(tmp_path / "eager", **settings)
+    model = settings.get("model", {}) | {"compile": True}
+    compiled, *_ = train(tmp_path / "compiled", **settings | {"model": model})
+    assert compiled.compilation.compiled
+    for key, value in eager.state_dict().items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
+    settings = RUNS[name]
+    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
+    train(tmp_path / "sync", **settings)
+    data = settings.get("data", {}) | {"collector": background}
+    train(tmp_path / "async", **settings | {"data": data})
+    for key in ("state_dict", "optimizer_states"):
+        assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
