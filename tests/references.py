@@ -167,6 +167,8 @@ def group_advantage(reward, done, size, gamma, mode, floor, normalize, leave_one
 
 def masked_categorical(logits, allowed):
     """Probabilities of a row of logits over what is allowed alone, by the definition of a softmax; their entropy."""
-    weights = [math.exp(x - max(logits)) if ok else 0.0 for x, ok in zip(logits, allowed, strict=True)]
+    weights = [
+        math.exp(x - max(logits)) if ok else 0.0 for x, ok in zip(logits, allowed, strict=True)
+    ]
     p = np.array(weights) / sum(weights)
     return p, -sum(x * math.log(x) for x in p if x > 0)

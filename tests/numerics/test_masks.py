@@ -38,7 +38,11 @@ def observed(mask_space, **more):
 def env_with_masks(num_envs=4, vectorization="sync", **kwargs):
     wrapper = partial(ActionMask, key=kwargs.get("key", "action_mask"))
     return GymnasiumEnv(
-        num_envs, "tests/SaysWhatIsAllowed-v0", kwargs, vectorization=vectorization, wrappers=[wrapper]
+        num_envs,
+        "tests/SaysWhatIsAllowed-v0",
+        kwargs,
+        vectorization=vectorization,
+        wrappers=[wrapper],
     )
 
 
@@ -139,7 +143,9 @@ def test_what_infos_say_is_observed_at_resets_and_steps_and_held_to(vectorizatio
     mask = rollout["observation", "action_mask"][:, :-1]
     assert (mask.sum(-1) == 2).all()
     assert (mask.gather(-1, rollout["action"][:, :-1, None]) == 1).all()
-    assert (rollout["final_observation"].in_use()["action_mask"][1:] == 1).all()  # the end says nothing
+    assert (
+        rollout["final_observation"].in_use()["action_mask"][1:] == 1
+    ).all()  # the end says nothing
     collector.close()
 
 
@@ -175,7 +181,10 @@ def test_of_several_choices_the_empty_one_is_named():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"silent_at": 2}, "looks for 'action_mask' with 5 entries, one per category, and the info has"),
+        (
+            {"silent_at": 2},
+            "looks for 'action_mask' with 5 entries, one per category, and the info has",
+        ),
         ({"key": "legal"}, None),
     ],
 )
@@ -232,5 +241,3 @@ def test_parts_are_masked_in_the_order_in_which_they_lie():
     last = policy.actor[-1].weight.grad
     assert (last[2:] == 0).all()  # of the gripper's three logits, behind the arm's two means
     assert (last[:2] != 0).any()
-
-

@@ -145,7 +145,11 @@ def test_without_its_state_it_says_what_is_missing():
 @torch.no_grad()
 def test_only_the_boxes_of_an_action_have_noise():
     joint = distribution_for(
-        flat_actions(PARTS), squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0), noise_correlation=0.5
+        flat_actions(PARTS),
+        squash=False,
+        log_std_init=0.0,
+        log_std_bounds=(-5.0, 2.0),
+        noise_correlation=0.5,
     )
     assert joint.state_sizes == [3, 2, 0, 0, 0, 5]
     output = torch.zeros(7, joint.num_outputs)

@@ -73,7 +73,10 @@ def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (Dict({"word": gymnasium.spaces.Text(3)}), "part 'word' is Text.* which no policy can choose"),
+        (
+            Dict({"word": gymnasium.spaces.Text(3)}),
+            "part 'word' is Text.* which no policy can choose",
+        ),
         (Dict({"a": Dict({"b": Box(0, 9, (2,), np.int64)})}), "part 'a.b' is Box"),
         (Dict({}), "has no parts"),
     ],
@@ -192,7 +195,9 @@ def test_an_intervention_stands_around_the_flat_form():
 
 
 def test_sac_and_chunks_refuse_it_and_say_who_does_not():
-    message = r"the action space is StructuredActions\(Dict.* Learn actions of several parts with PPO"
+    message = (
+        r"the action space is StructuredActions\(Dict.* Learn actions of several parts with PPO"
+    )
     with pytest.raises(ConfigurationError, match=message):
         SquashedActorCritic(STATE, flat_actions(ARM))
     with pytest.raises(ConfigurationError, match="cannot be chunked"):

@@ -20,6 +20,7 @@ from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.vla_observation import VLAObservation
+from lightning_rl.structured_actions import FlatAction
 
 __all__ = [
     "ActionChunk",
@@ -29,6 +30,7 @@ __all__ = [
     "Conditioned",
     "EnvPoolEnv",
     "Finding",
+    "FlatAction",
     "Gamepad",
     "GymnasiumEnv",
     "HoldsRows",
