@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 
-import tests.allowed_envs  # noqa: F401  # registers envs
+import tests.allowed_envs  # registers envs
 from lightning_rl import (
     ActorCritic,
     ActorOnly,
@@ -164,7 +164,7 @@ def test_an_env_that_allows_nothing_is_named_with_env_and_step():
     env = env_with_masks(empty_at=3)
     with pytest.raises(ConfigurationError, match=message):
         SyncCollector(env, policy_for(env), 8, seed=0).collect()
-    with pytest.raises(ConfigurationError, match="allows nothing: .* of env 0 at step 3"):
+    with pytest.raises(ConfigurationError, match=r"allows nothing: .* of env 0 at step 3"):
         run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
 
 
@@ -173,7 +173,7 @@ def test_of_several_choices_the_empty_one_is_named():
     choose = chooser_of(policy, 2, None)
     mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
     observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
-    with pytest.raises(ConfigurationError, match="allows nothing in choice 1 of 2: .* of env 1"):
+    with pytest.raises(ConfigurationError, match=r"allows nothing in choice 1 of 2: .* of env 1"):
         choose(observation, torch.tensor([True, True]))
     choose(observation, torch.tensor([True, False]))  # that episode is over
 
