@@ -16,6 +16,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import FieldSpec, step_views, time_major
+from lightning_rl.structured_actions import flat_actions
 from lightning_rl.torch_private import version_of
 
 
@@ -30,7 +31,8 @@ class Policy(nn.Module, ABC, Constructed):
     no recurrent or chunk state: such state is data.
 
     Attributes:
-        observation_space, action_space: of one env.
+        observation_space, action_space: of one env; of actions of several parts the flat form,
+            see `StructuredActions`.
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
@@ -65,7 +67,7 @@ class Policy(nn.Module, ABC, Constructed):
     ) -> None:
         super().__init__()
         self.observation_space = observation_space
-        self.action_space = action_space
+        self.action_space = flat_actions(action_space)
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
 
     @property

@@ -5,14 +5,11 @@ Discrete ones here; those of continuous actions are in `gaussians.py`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
 
-import gymnasium
 import torch
 from torch import Tensor, nn
 
 from lightning_rl.rollout import FieldSpec
-from lightning_rl.structured_actions import ActionPart
 
 NEVER = -1e30
 """The logit of what cannot be chosen; finite, as 0 * -inf in an entropy would be NaN."""
@@ -27,23 +24,12 @@ class ActionDistribution(nn.Module, ABC):
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
-    state_size: int = 0
-    """S, how many numbers a draw hands to the next one of its episode; 0 where draws are apart."""
-
-    num_choices: int = 0
-    """C, how many categories all choices have together: the size of a mask of what is allowed."""
+    state_size = num_choices = 0
+    """S, how many numbers a draw hands to the next one; C, the categories of all choices."""
 
     def masked(self, output: Tensor, mask: Tensor) -> Tensor:
-        """Return an output [B, num_outputs] after which only what is allowed has a probability.
-
-        The others have exactly 0, and no gradient; log-probs and entropies are those of the
-        distribution over what is left. A choice of which nothing is left has no meaning.
-
-        Args:
-            output: [B, num_outputs].
-            mask: [B, C], true or 1 for what is allowed, of the choices in their order.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no choices to mask")
+        """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
+        return output.masked_fill(mask == 0, NEVER)
 
     @abstractmethod
     def sample(
@@ -53,15 +39,9 @@ class ActionDistribution(nn.Module, ABC):
         generator: torch.Generator | None,
         state: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`.
+        """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        And `next_state` [B, S], where `state_size` is above zero.
-
-        Args:
-            output: [B, num_outputs].
-            deterministic: take the mode.
-            generator: of the draw.
-            state: [B, S], what the draw before returned, zeros where an episode begins.
+        The last of a `state` [B, S], zeros in an episode's beginning; `output` [B, num_outputs].
         """
 
     @abstractmethod
@@ -102,9 +82,6 @@ class Categorical(ActionDistribution):
             start += size
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
-    def masked(self, output: Tensor, mask: Tensor) -> Tensor:
-        return output.masked_fill(mask == 0, NEVER)
-
     def sample(
         self,
         output: Tensor,
@@ -135,101 +112,6 @@ class Categorical(ActionDistribution):
 
     def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
         return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
-
-
-class JointDistribution(ActionDistribution):
-    """The distributions of an action's parts, chosen independently of each other.
-
-    log p(a) is the sum of those of the parts, and so is the entropy. The network's output is split
-    between them in their order; what a part stores beside its action has its number behind the
-    name: `unit_action_0`.
-
-    Args:
-        places: of the parts in a flat action [A], see `StructuredActions`.
-        parts: a distribution for each, of choices as [B, D] and of a Box in its shape.
-    """
-
-    def __init__(self, places: Sequence[ActionPart], parts: Sequence[ActionDistribution]) -> None:
-        super().__init__()
-        self.places = list(places)
-        self.parts = nn.ModuleList(parts)
-        self.sizes = [part.num_outputs for part in parts]
-        self.num_outputs = sum(self.sizes)
-        self.state_sizes = [part.state_size for part in parts]
-        self.state_size = sum(self.state_sizes)
-        self.choices = [part.num_choices for part in parts]
-        self.num_choices = sum(self.choices)
-        self.extra_fields = {
-            f"{key}_{i}": spec
-            for i, part in enumerate(parts)
-            for key, spec in part.extra_fields.items()
-        }
-
-    def masked(self, output: Tensor, mask: Tensor) -> Tensor:
-        masks = mask.split(self.choices, -1)
-        outputs = list(output.split(self.sizes, -1))
-        for i, part in enumerate(self._parts()):
-            if part.num_choices:
-                outputs[i] = part.masked(outputs[i], masks[i])
-        return torch.cat(outputs, -1)
-
-    def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        states: Sequence[Tensor | None] = [None] * len(self.sizes)
-        if state is not None and self.state_size:
-            states = state.split(self.state_sizes, -1)
-        outputs = output.split(self.sizes, -1)
-        drawn = [
-            part.sample(one, deterministic, generator, before)
-            for part, one, before in zip(self._parts(), outputs, states, strict=True)
-        ]
-        flat = [one["action"].reshape(*output.shape[:-1], -1).float() for one in drawn]
-        log_probs = [one["sample_log_prob"] for one in drawn]
-        fields = {"action": torch.cat(flat, -1), "sample_log_prob": torch.stack(log_probs).sum(0)}
-        if self.state_size:
-            following = [one["next_state"] for one in drawn if "next_state" in one]
-            fields["next_state"] = torch.cat(following, -1)
-        for i, (part, one) in enumerate(zip(self._parts(), drawn, strict=True)):
-            fields |= {f"{key}_{i}": one[key] for key in part.extra_fields}
-        return fields
-
-    def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        outputs, actions = output.split(self.sizes, -1), self._actions(fields["action"])
-        found = []
-        for i, part in enumerate(self._parts()):
-            own: Any = {key: fields.get(f"{key}_{i}") for key in part.extra_fields}
-            found.append(part.log_prob_and_entropy(outputs[i], {"action": actions[i], **own}))
-        log_probs, entropies = zip(*found, strict=True)
-        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
-
-    def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
-        fields: dict[str, Tensor] = {}
-        for i, (part, one) in enumerate(zip(self._parts(), self._actions(action), strict=True)):
-            own = part.fields_of(one)
-            if own is None:
-                return None
-            fields |= {f"{key}_{i}": value for key, value in own.items()}
-        return fields
-
-    def _parts(self) -> list[ActionDistribution]:
-        return cast(list[ActionDistribution], list(self.parts))
-
-    def _actions(self, flat: Tensor) -> list[Tensor]:
-        """Return the parts of flat actions [B, A] as their distributions have them."""
-        actions = []
-        for _, space, start, stop in self.places:
-            value = flat[..., start:stop]
-            choice = not isinstance(space, gymnasium.spaces.Box)
-            shape = (*flat.shape[:-1], *(space.shape or ()))
-            actions.append(value.round().long() if choice else value.reshape(shape))
-        return actions
 
 
 def draw_category(

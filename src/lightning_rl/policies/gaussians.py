@@ -12,11 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.policies.distributions import (
-    ActionDistribution,
-    Categorical,
-    JointDistribution,
-)
+from lightning_rl.policies.distributions import ActionDistribution, Categorical
+from lightning_rl.policies.joint import JointDistribution
 from lightning_rl.structured_actions import StructuredActions, flat_actions
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -160,7 +157,15 @@ class Exploring(ActionDistribution):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return mean + std * e [B, A], and `next_state` where there is a state.
 
-        Where `deterministic`, the mean, and the state as it is.
+        Args:
+            mean: [B, A].
+            std: [B, A] or [A].
+            deterministic: return the mean, and the state as it is.
+            generator: of the draw.
+            state: [B, A + 1], of the step before.
+
+        Raises:
+            ValueError: where the state is missing.
         """
         if deterministic:
             return mean, {} if state is None or not self.state_size else {"next_state": state}

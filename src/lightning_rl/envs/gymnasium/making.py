@@ -75,11 +75,6 @@ def make_gymnasium(
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
-            require(
-                not isinstance(flat_actions(env.single_action_space), StructuredActions),
-                f"Env '{id}' has actions of several parts, {env.single_action_space}, which a "
-                "vector entry point cannot be given: use vectorization: sync or async.",
-            )
     except gymnasium.error.NamespaceNotFound as error:
         raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
@@ -90,6 +85,17 @@ def make_gymnasium(
         raise missing_package(id, error) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
+    _check_batch(env, id, vectorization)
+    return env
+
+
+def _check_batch(env: Any, id: str, vectorization: str) -> None:
+    """Refuse a batch of envs that cannot be stepped as is wanted here, and close it.
+
+    Raises:
+        ConfigurationError: where finished envs are not reset in the same step, or actions have
+            several parts that nobody takes apart.
+    """
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         env.close()
@@ -99,7 +105,14 @@ def make_gymnasium(
             "same step, or garbage transitions would be trained on. Use vectorization: sync or "
             "async."
         )
-    return env
+    taken = flat_actions(env.single_action_space)
+    # Single envs have got the wrapper `FlatAction`, which takes them apart.
+    if isinstance(taken, StructuredActions) and taken != env.single_action_space:
+        env.close()
+        raise ConfigurationError(
+            f"Env '{id}' has actions of several parts, {env.single_action_space}, which a vector "
+            "entry point cannot be given: use vectorization: sync or async."
+        )
 
 
 def _make_one(
