@@ -136,6 +136,22 @@ def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
     assert module.metrics["train/negative_log_prob"] < 0.45
 
 
+def test_a_run_begins_with_a_policy_that_explored_in_another_way(tmp_path):
+    settings = {"env": "tests/TakesParts-v0", "data": {"total_env_steps": 64}}
+    before, *_ = train(tmp_path / "plain", **settings)
+    trainer = {"init_from": str(last(tmp_path / "plain"))}
+    policy = {"noise_correlation": 0.9}
+    module, *_ = train(
+        tmp_path / "begun",
+        **settings,
+        policy=policy,
+        trainer=trainer,
+        model={"learning_rate": 1e-9},
+    )
+    for name, value in before.policy.actor.state_dict().items():
+        torch.testing.assert_close(module.policy.actor.state_dict()[name], value)
+
+
 def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = Path(__file__).parents[2] / "configs" / "ppo.yaml"
