@@ -337,9 +337,37 @@ MUTATIONS = (
     Mutation(
         "policies/distributions.py",
         "a choice that a short row does not have can be drawn",
-        "value=-1e30",
-        "value=0.0",
+        "NEVER = -1e30",
+        "NEVER = 0.0",
         "numerics/test_distributions.py",
+    ),
+    Mutation(
+        "policies/perceptron_policy.py",
+        "an action is drawn that its mask forbids",
+        "if self.masks_actions else output",
+        "if self.masks_actions and self.training else output",
+        "numerics/test_masks.py",
+    ),
+    Mutation(
+        "policies/gaussians.py",
+        "correlated noise grows along an episode",
+        "kept * last + (1.0 - kept.square()).sqrt() * fresh",
+        "kept * last + fresh",
+        "numerics/test_noise.py",
+    ),
+    Mutation(
+        "policies/gaussians.py",
+        "the first noise of an episode is smaller than the others",
+        "kept = self.noise_correlation * begun",
+        "kept = self.noise_correlation * torch.ones_like(begun)",
+        "numerics/test_noise.py",
+    ),
+    Mutation(
+        "policies/joint.py",
+        "an action of several parts has the log-prob of its first one",
+        "return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)",
+        "return log_probs[0], torch.stack(entropies).sum(0)",
+        "numerics/test_structured_actions.py",
     ),
     Mutation(
         "policies/numpy_acting.py",
@@ -923,8 +951,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/sac.py",
         "encoders: targets are read by the encoder itself",
-        "        features, slow = self.policy.features_for_target(following, self.target_encoder)\n",
-        "        features, slow = self.policy.features_for_target(following, None)\n",
+        "self.policy.features_for_target(following, self.target_encoder)\n",
+        "self.policy.features_for_target(following, None)\n",
         "numerics/test_encoders.py",
     ),
     Mutation(
@@ -937,7 +965,7 @@ MUTATIONS = (
     Mutation(
         "policies/perceptron.py",
         "encoders: the mask of actions is an input",
-        'NO_INPUT = ("action_mask",)\n',
+        "NO_INPUT = (MASK,)\n",
         'NO_INPUT = ("",)\n',
         "numerics/test_encoders.py",
     ),

@@ -237,3 +237,12 @@ def recurrent_ppo_loss(step, weights, rollout, length, mask, clip, vf_coef):
         value = (weights["critic.weight"] @ outputs[n, t] + weights["critic.bias"])[0]
         error.append((value - rollout["return"][n, t]) ** 2)
     return ppo_policy_loss(new, old, advantage, clip, clip) + vf_coef * float(np.mean(error))
+
+
+def masked_categorical(logits, allowed):
+    """Probabilities of a row of logits over what is allowed alone, by the definition of a softmax; their entropy."""
+    weights = [
+        math.exp(x - max(logits)) if ok else 0.0 for x, ok in zip(logits, allowed, strict=True)
+    ]
+    p = np.array(weights) / sum(weights)
+    return p, -sum(x * math.log(x) for x in p if x > 0)

@@ -43,6 +43,7 @@ LEVELS = {
     "distributed": 0,
     "rollout": 0,
     "sequences": 0,
+    "structured_actions": 0,
     "functional": 0,
     "policies": 1,
     "envs": 2,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
         ActionChunk,
+        ActionMask,
         CartPole,
         Conditioned,
         EnvPoolEnv,
@@ -106,6 +107,7 @@ _HOMES = {
     "GripperSAC": "algorithms",
     "MixedReplay": "offline",
     "ActionChunk": "envs",
+    "ActionMask": "envs",
     "ActorCritic": "policies",
     "ActorOnly": "policies",
     "Algorithm": "algorithms",
@@ -166,6 +168,7 @@ __all__ = [
     "SAC",
     "TD3",
     "ActionChunk",
+    "ActionMask",
     "ActorCritic",
     "ActorOnly",
     "Algorithm",

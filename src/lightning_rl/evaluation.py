@@ -1,8 +1,9 @@
 """Run one episode per seed, and say how well a policy does, with its uncertainty."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import first_state
+from lightning_rl.rollout import MASK, refuse_empty_masks
 
 MAX_EPISODE_STEPS = 100_000
 """Steps after which an evaluation episode without a time limit is cut, and counted as truncated."""
@@ -119,7 +121,14 @@ def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Ch
             everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
         return everyone
 
+    step = itertools.count()
+
     def choose(observation: Observation, running: Tensor) -> Tensor:
+        t = next(step)
+        if policy.masks_actions:  # of the episodes that run: nobody looks at the others
+            mask = cast(TensorDict, observation)[MASK]
+            allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
+            refuse_empty_masks("The env", allowed[None], policy.action_space, t)
         td = TensorDict({"observation": observation, **state}, [num_envs])
         td = td.to(policy.version.device)
         if seeds is None:

@@ -210,7 +210,7 @@ def follow(arguments):
         if "--trainer.init_from" in arguments:
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
-        if config in ("sac.yaml", "td3.yaml", "sac_push_cube.yaml"):
+        if config.startswith(("sac", "td3")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
         if config.endswith(("push_cube.yaml", "point_mass.yaml")):

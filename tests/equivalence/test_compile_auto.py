@@ -268,6 +268,12 @@ def test_of_the_shipped_configs_the_long_ones_of_small_minibatches_are_compiled(
     found = {path.stem: minibatches_of(path) for path in CONFIGS.glob("*.yaml")}
     compiled = {name: count for name, count in found.items() if count >= PAYS_FROM}
     on_policy = {"ppo_mujoco": 156_480, "ppo_pendulum": 47_360}
-    off_policy = {"sac": 20_000, "td3": 20_000, "sac_push_cube": 50_016, "rlpd_push_cube": 50_000}
+    off_policy = {
+        "sac": 20_000,
+        "td3": 20_000,
+        "sac_mountain_car": 20_000,
+        "sac_push_cube": 50_016,
+        "rlpd_push_cube": 50_000,
+    }
     assert compiled == on_policy | off_policy
     assert max(count for name, count in found.items() if name not in compiled) < PAYS_FROM * 0.8

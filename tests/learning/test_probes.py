@@ -2,10 +2,17 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from tensordict import TensorDict
 
 from lightning_rl import PPO
-from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
+from lightning_rl.envs import (
+    ActionProbe,
+    MaskProbe,
+    StructureProbe,
+    TimeLimitProbe,
+    ValueProbe,
+)
 from tests.helpers import train
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
@@ -69,3 +76,58 @@ def test_the_value_under_a_time_limit_is_that_of_the_endless_task(algorithm, exp
         expected = sum((1 - gamma**k) / (1 - gamma) for k in range(1, 6)) / 5
     value = float(module.policy.get_value(observations(0.0))["value"].detach())
     assert value == pytest.approx(expected, rel=0.06)
+
+
+class Until(Callback):
+    """Stop when the episodes of a rollout have returned as much as `bar`; `env_steps` says when, None if never."""
+
+    def __init__(self, bar):
+        self.bar, self.env_steps = bar, None
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        returned = batch["reward"][:, :-1].sum() / batch["done"][:, :-1].sum().clamp(min=1)
+        if returned >= self.bar:
+            self.env_steps = module.env_steps
+            trainer.should_stop = True
+
+
+def env_steps_until(tmp_path, env, seed, iterations):
+    until = Until(0.9)
+    data = {
+        "num_envs": 16,
+        "buffer_size": 32,
+        "total_env_steps": 16 * 32 * iterations,
+        "iterations_per_epoch": 1,
+    }
+    trainer = {
+        "limit_val_batches": 0,
+        "enable_checkpointing": False,
+        "logger": False,
+        "callbacks": [until],
+    }
+    train(tmp_path, env=env, seed=seed, data=data, model=SETTINGS, trainer=trainer)
+    return until.env_steps
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_with_a_mask_a_corridor_is_learnt_five_times_sooner(seed, tmp_path):
+    """90 % of its actions do nothing; the settings are those of the other probes."""
+    masked = env_steps_until(tmp_path / "masked", MaskProbe, seed, 20)
+    assert masked is not None
+    budget = 5 * masked // 512
+    without = env_steps_until(tmp_path / "free", lambda n: MaskProbe(n, masked=False), seed, budget)
+    assert without is None
+
+
+def test_the_actor_learns_an_action_of_two_parts_that_is_paid_for_both(tmp_path):
+    module = learn(tmp_path, StructureProbe, 25, policy={"log_std_init": -1.0})
+    td = module.policy.get_action(observations(1.0, -1.0), deterministic=True)
+    action = module.policy.action_space.tensors(td["action"])
+    assert action["gripper"].tolist() == [2, 0]
+    assert action["arm"].flatten().tolist() == pytest.approx([0.5, 0.5, -0.5, -0.5], abs=0.15)
+
+
+def test_the_actor_learns_three_bits(tmp_path):
+    module = learn(tmp_path, lambda n: StructureProbe(n, "bits"), 20)
+    td = module.policy.get_action(observations(1.0, -1.0), deterministic=True)
+    assert td["action"].tolist() == [[1, 0, 1], [0, 1, 0]]

@@ -165,7 +165,7 @@ def test_observations_that_a_perceptron_cannot_take(space, message):
         (Discrete(2), {"activation": "tahn"}, "close matches: tanh"),
         (Discrete(2), {"hidden_sizes": (0,)}, "at least 1"),
         (Discrete(2), {"critic_hidden_sizes": (0,)}, "at least 1"),
-        (Dict({"arm": STATE}), {}, "Action space .* is not supported"),
+        (Box(0, 9, (2,), np.int64), {}, "Action space .* is not supported"),
         (Discrete(2), {"squash": True}, "squash is for continuous actions"),
         (Box(-np.inf, np.inf, (2,)), {"squash": True}, "squash needs finite action bounds"),
         (

@@ -46,7 +46,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
-from lightning_rl.rollout import check_finite, env_steps_in, without_padding
+from lightning_rl.rollout import check_allowed, check_finite, env_steps_in, without_padding
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
@@ -444,8 +444,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         Raises:
             RuntimeError: where the rollout is staler than the collector promises.
             FloatingPointError: where the env returned what is not a number.
+            ConfigurationError: where it holds an action that its mask forbids.
         """
         check_finite(batch)
+        if self.policy.masks_actions:
+            check_allowed(batch, self.policy.action_space)
         staleness, allowed = self.staleness(batch), self.data.max_staleness
         if staleness > allowed:
             raise RuntimeError(

@@ -283,7 +283,7 @@ class OnPolicyAlgorithm(Algorithm):
         In one of older weights write the states that the policy as it is now comes to.
         """
         super().on_train_batch_start(batch, batch_idx)
-        if self.may_be_stale and "state" in batch.keys():
+        if self.may_be_stale and self.policy.evaluates_sequences:
             # What older weights came to: values, ratios and sequences begin with what these do.
             batch["state"] = states_of(self.policy, batch)
         if self.reward_normalizer is not None:

@@ -20,7 +20,14 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
-from lightning_rl.rollout import LOOK_EVERY, clear_final_observations, copy_tree, time_major
+from lightning_rl.rollout import (
+    LOOK_EVERY,
+    MASK,
+    clear_final_observations,
+    copy_tree,
+    refuse_empty_masks,
+    time_major,
+)
 
 Chooser = Callable[[Observation, Tensor], Tensor]
 """Gives the actions [N, *A] for an observation [N, ...] and the rows [N] bool that still run."""
@@ -239,10 +246,14 @@ class RolloutLoop:
         begins_anew = self._begin(segment)
         storage, success, actor, stepper = writer = self._writer_of(segment, before_rollout)
         since = steps = 0
+        masks = self._masks_of(storage)
 
         def before(t: int) -> None:
             nonlocal since
-            assert self._take_up_weights is not None
+            if masks is not None and masks.device.type == "cpu":
+                self._look_at_masks(masks[t : t + 1], t)
+            if self._take_up_weights is None:
+                return
             if self._take_up_weights(lambda: self._close(writer, since, t)):
                 actor.begin(self._generator, t)
                 since = t
@@ -253,7 +264,7 @@ class RolloutLoop:
             actor,
             stepper,
             len(storage) - 1,
-            before=before if self._take_up_weights is not None else None,
+            before=before if self._take_up_weights or masks is not None else None,
             phase=self._phase,
         )
         may_end_early = self._plan.first_episode_only
@@ -266,6 +277,8 @@ class RolloutLoop:
         self._close(writer, since, steps)
         stepper.finish()
         self._check_ends(storage, steps)
+        if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device
+            self._look_at_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
@@ -324,6 +337,14 @@ class RolloutLoop:
         cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
         missing = cut & (storage["final_index"][:steps] == 0)
         refuse_missing_end(type(self._env).__name__, missing.cpu())
+
+    def _masks_of(self, storage: TensorDict) -> Tensor | None:
+        """Return the masks [T+1, N, C] of what is allowed, where the policy goes by them."""
+        return storage["observation"][MASK] if self._policy.masks_actions else None
+
+    def _look_at_masks(self, masks: Tensor, step: int = 0) -> None:
+        name = type(self._env).__name__
+        refuse_empty_masks(name, masks, self._env.single_action_space, step)
 
     def _all_have_finished(self, storage: TensorDict, steps: int) -> bool:
         """Tell whether each row has finished an episode, so that no further step is wanted."""

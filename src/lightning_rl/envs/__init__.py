@@ -1,5 +1,6 @@
 """Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
+from lightning_rl.envs.action_mask import ActionMask
 from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.condition import Conditioned
@@ -9,19 +10,29 @@ from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.hide import HideEntries
 from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.penalty import PenaltyTerms
-from lightning_rl.envs.probes import ActionProbe, RecallProbe, TimeLimitProbe, ValueProbe
+from lightning_rl.envs.probes import (
+    ActionProbe,
+    MaskProbe,
+    RecallProbe,
+    StructureProbe,
+    TimeLimitProbe,
+    ValueProbe,
+)
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.vla_observation import VLAObservation
+from lightning_rl.structured_actions import FlatAction
 
 __all__ = [
     "ActionChunk",
+    "ActionMask",
     "ActionProbe",
     "CartPole",
     "Conditioned",
     "EnvPoolEnv",
     "Finding",
+    "FlatAction",
     "Gamepad",
     "GymnasiumEnv",
     "HideEntries",
@@ -29,6 +40,7 @@ __all__ = [
     "Intervention",
     "InterventionSource",
     "Keyboard",
+    "MaskProbe",
     "PenaltyTerms",
     "PointMass",
     "PushBlocks",
@@ -38,6 +50,7 @@ __all__ = [
     "Said",
     "Script",
     "SpaceMouse",
+    "StructureProbe",
     "TimeLimitProbe",
     "TorchEnv",
     "VLAObservation",

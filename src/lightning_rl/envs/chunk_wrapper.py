@@ -12,6 +12,7 @@ from lightning_rl.envs.step_results import (
     say_intervention,
 )
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.structured_actions import StructuredActions
 
 
 class ChunkWrapper(gymnasium.Wrapper):
@@ -88,7 +89,7 @@ def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
     Raises:
         ConfigurationError: for a space that is neither a Box nor a Discrete from 0 on.
     """
-    if isinstance(space, gymnasium.spaces.Box):
+    if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, StructuredActions):
         low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
         return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
     if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:

@@ -14,6 +14,7 @@ from lightning_rl.envs.step_results import check_like
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 from lightning_rl.rollout import map_tree
+from lightning_rl.structured_actions import StructuredActions, flat_actions
 
 
 class TorchEnv(VectorEnv):
@@ -73,7 +74,7 @@ class TorchEnv(VectorEnv):
         self.num_envs = num_envs
         self.device = torch.device(device)
         self.single_observation_space = observation_space
-        self.single_action_space = action_space
+        self.single_action_space = flat_actions(action_space)
         self.max_episode_steps = max_episode_steps
         self.seed = torch.arange(num_envs, device=self.device)
         self.episode = torch.full_like(self.seed, -1)
@@ -96,7 +97,7 @@ class TorchEnv(VectorEnv):
 
     @abstractmethod
     def transition(
-        self, state: TensorDict, action: Tensor
+        self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Move: return the next state [N], reward [N], terminated [N] bool, and info.
 
@@ -105,7 +106,8 @@ class TorchEnv(VectorEnv):
 
         Args:
             state: [N], what `initial_state` or the last transition returned.
-            action: [N, *A], as the policy gave it: not clipped to the space.
+            action: [N, *A], as the policy gave it: not clipped to the space. Of a Dict or Tuple
+                space a dict or tuple of such, of a MultiBinary one int64.
         """
 
     def uniform(self, count: int) -> Tensor:
@@ -201,7 +203,10 @@ class TorchEnv(VectorEnv):
             action: [N, *A].
             elapsed: [N], env steps since the episode began, this one included.
         """
-        moved, reward, terminated, info = self.moved(self.state, action.to(self.device))
+        action = action.to(self.device)
+        space = self.single_action_space
+        given = space.tensors(action) if isinstance(space, StructuredActions) else action
+        moved, reward, terminated, info = self.moved(self.state, given)
         truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
         # Here, as what follows may broadcast them.
         for field, value in (("reward", reward), ("terminated", terminated)):
@@ -245,13 +250,13 @@ class TorchEnv(VectorEnv):
         return self.initial_state(uniform)
 
     def moved(
-        self, state: TensorDict, action: Tensor
+        self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
         """Return what `transition` does, with what is kept beside the state.
 
         Args:
             state: [N].
-            action: [N, *A].
+            action: [N, *A], in its structure: see `transition`.
         """
         return self.transition(state, action)
 

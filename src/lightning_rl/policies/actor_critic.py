@@ -18,7 +18,8 @@ class ActorOnly(PerceptronPolicy):
     Args:
         observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
             encoder, whatever that takes.
-        action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
+        action_space: of one env: floating-point Box, Discrete, MultiDiscrete, MultiBinary, or a
+            Dict or Tuple of them.
         hidden_sizes: units of the hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
@@ -41,6 +42,10 @@ class ActorOnly(PerceptronPolicy):
         memory: what the actor remembers with, between encoder and hidden layers, such as
             `{class_path: LSTM, init_args: {size: 64}}`; where not given, it knows no more than the
             present observation.
+        noise_correlation: of the noise that a continuous action is drawn with and the one before
+            it in the episode, in [0, 1). 0 draws each by itself; .97 pushes for some 33 steps into
+            one direction, which explores where single draws cancel each other, and is easier on a
+            robot's joints.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -63,6 +68,7 @@ class ActorOnly(PerceptronPolicy):
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
         memory: MemoryFactory | None = None,
+        noise_correlation: float = 0.0,
     ) -> None:
         if encoder is None:  # refused first where both spaces are amiss
             keys = read_keys(observation_space, actor_keys, "actor_keys")
@@ -73,6 +79,7 @@ class ActorOnly(PerceptronPolicy):
             rescale=rescale_action,
             log_std_init=log_std_init,
             log_std_bounds=log_std_bounds,
+            noise_correlation=noise_correlation,
         )
         super().__init__(
             observation_space,

@@ -16,6 +16,7 @@ from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import FieldSpec, step_views, time_major
+from lightning_rl.structured_actions import flat_actions
 from lightning_rl.torch_private import version_of
 
 
@@ -30,7 +31,8 @@ class Policy(nn.Module, ABC, Constructed):
     no recurrent or chunk state: such state is data.
 
     Attributes:
-        observation_space, action_space: of one env.
+        observation_space, action_space: of one env; of actions of several parts the flat form,
+            see `StructuredActions`.
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
@@ -39,6 +41,8 @@ class Policy(nn.Module, ABC, Constructed):
             learns what to remember.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.
+        masks_actions: whether it chooses only what the observation's `action_mask` allows; what it
+            learns from is held to that.
         autocast_dtype: in which its network computes when it acts, under `trainer.precision:
             bf16-mixed`; None for that of its weights. Log-probs, entropies and values are float32
             in any case.
@@ -56,6 +60,7 @@ class Policy(nn.Module, ABC, Constructed):
     has_critic: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
+    masks_actions: bool = False
     autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
     critic_modules: tuple[str, ...] = ("critic", "value_head")
@@ -66,7 +71,7 @@ class Policy(nn.Module, ABC, Constructed):
     ) -> None:
         super().__init__()
         self.observation_space = observation_space
-        self.action_space = action_space
+        self.action_space = flat_actions(action_space)
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
 
     @property

@@ -22,8 +22,10 @@ LISTED_ENTRIES = 64
 NOT_OF_THE_FUNCTION = (
     *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
     *("critic_keys", "critic_reads_apart"),
+    *("noise_correlation", "state_size", "state_sizes"),
 )
-"""Attributes of modules and policies that say how they are trained, or what a critic reads."""
+"""Attributes of modules and policies that say how they are trained, what a critic reads, or how
+noise goes on: a clone, which has none, may begin to explore by any."""
 
 
 class Differences(NamedTuple):

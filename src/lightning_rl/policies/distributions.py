@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from lightning_rl.rollout import FieldSpec
 
+NEVER = -1e30
+"""The logit of what cannot be chosen; finite, as 0 * -inf in an entropy would be NaN."""
+
 
 class ActionDistribution(nn.Module, ABC):
     """A family of distributions over one action space; B stands for any batch shape."""
@@ -21,13 +24,24 @@ class ActionDistribution(nn.Module, ABC):
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
+    state_size = num_choices = 0
+    """S, how many numbers a draw hands to the next one; C, the categories of all choices."""
+
+    def masked(self, output: Tensor, mask: Tensor) -> Tensor:
+        """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
+        return output.masked_fill(mask == 0, NEVER)
+
     @abstractmethod
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return `action` [B, *A], `sample_log_prob` [B] and `extra_fields`.
+        """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        `output` is [B, num_outputs].
+        The last of a `state` [B, S], zeros in an episode's beginning; `output` [B, num_outputs].
         """
 
     @abstractmethod
@@ -58,7 +72,7 @@ class Categorical(ActionDistribution):
     def __init__(self, sizes: Sequence[int], shape: Sequence[int]) -> None:
         super().__init__()
         self.shape = tuple(shape)
-        self.num_outputs = sum(sizes)
+        self.num_outputs = self.num_choices = sum(sizes)
         self.padded = len(set(sizes)) > 1
         self.rows, self.width = len(sizes), max(sizes)
         columns = torch.full((self.rows, self.width), self.num_outputs)
@@ -69,7 +83,11 @@ class Categorical(ActionDistribution):
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
         log_probs = self._log_probs(output)
         index = draw_category(log_probs, deterministic, generator)
@@ -88,8 +106,7 @@ class Categorical(ActionDistribution):
 
     def _log_probs(self, output: Tensor) -> Tensor:
         if self.padded:
-            # A finite floor rather than -inf: 0 * -inf in the entropy would be NaN.
-            output = nn.functional.pad(output, (0, 1), value=-1e30)[..., self.columns]
+            output = nn.functional.pad(output, (0, 1), value=NEVER)[..., self.columns]
         logits: Tensor = output.unflatten(-1, (self.rows, self.width))
         return logits.log_softmax(-1)
 

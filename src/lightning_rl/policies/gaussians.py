@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.policies.distributions import ActionDistribution, Categorical
+from lightning_rl.policies.joint import JointDistribution
+from lightning_rl.structured_actions import StructuredActions, flat_actions
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 """log(2 pi) / 2, of the density of a normal distribution."""
@@ -30,6 +33,7 @@ def distribution_for(
     rescale: bool = True,
     log_std_init: float,
     log_std_bounds: Sequence[float],
+    noise_correlation: float = 0.0,
 ) -> ActionDistribution:
     """Choose the family for an action space.
 
@@ -43,20 +47,48 @@ def distribution_for(
         ConfigurationError: for an action space that no family covers, or `squash` where it has no
             meaning.
     """
+    space = flat_actions(space)
+    gaussian = partial(
+        distribution_for,
+        squash=squash,
+        rescale=rescale,
+        log_std_init=log_std_init,
+        log_std_bounds=log_std_bounds,
+        noise_correlation=noise_correlation,
+    )
+    if isinstance(space, StructuredActions):
+        boxes = [part for part in space.parts if not part.counts]
+        _refuse_for_choices(space, squash and not boxes, noise_correlation and not boxes)
+        parts = [
+            Categorical(part.counts, (len(part.counts),)) if part.counts else gaussian(part.space)
+            for part in space.parts
+        ]
+        return JointDistribution(space.parts, parts)
     if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        settings = log_std_init, log_std_bounds, noise_correlation
         if squash:
-            return TanhGaussian(space, log_std_init, log_std_bounds)
+            return TanhGaussian(space, *settings)
         if rescale and _needs_scaling(space):
-            return RescaledGaussian(space, log_std_init, log_std_bounds)
-        return DiagonalGaussian(space.shape, log_std_init, log_std_bounds)
-    require(not squash, f"squash is for continuous actions; the action space is {space}.")
+            return RescaledGaussian(space, *settings)
+        return DiagonalGaussian(space.shape, *settings)
+    _refuse_for_choices(space, squash, noise_correlation)
     if isinstance(space, gymnasium.spaces.Discrete):
         return Categorical([int(space.n)], ())
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
         return Categorical([int(n) for n in space.nvec], space.shape)
     raise ConfigurationError(
         f"Action space {space} is not supported: use a floating-point Box, Discrete or "
-        "one-dimensional MultiDiscrete."
+        "one-dimensional MultiDiscrete, a MultiBinary, or a Dict or Tuple of them."
+    )
+
+
+def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
+    """Refuse settings of continuous actions where there are none."""
+    require(not squash, f"squash is for continuous actions; the action space is {space}.")
+    require(
+        not noise_correlation,
+        f"noise_correlation={noise_correlation} is of the noise of continuous actions; the action "
+        f"space is {space}. Leave it out.",
     )
 
 
@@ -83,7 +115,81 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
     return False
 
 
-class DiagonalGaussian(ActionDistribution):
+class Exploring(ActionDistribution):
+    """Draws standard normal noise, which may be correlated from one action to the next.
+
+    e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t, where c is the correlation and the x_t are
+    independent: an autoregressive process of the first order, which each step finds standard
+    normal, so that the density of an action given its observation is what it is without. After
+    -1 / log(c) steps the correlation has fallen to 1/e. What was drawn last is `state`, data that
+    is kept with a rollout: e in its first A numbers, and 1 in the last where there was a draw.
+
+    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016, "Continuous
+    Control with Deep Reinforcement Learning", section 3; that the density be the one of a step by
+    itself: Eberhard et al. 2023, "Pink Noise Is All You Need", section 4. Differs from the former
+    by a variance that does not grow along an episode.
+
+    Attributes:
+        noise_correlation: c, of two actions that follow each other in an episode, in [0, 1).
+    """
+
+    def set_correlation(self, noise_correlation: float, size: int) -> None:
+        """Take c, of noise of `size` numbers.
+
+        Raises:
+            ConfigurationError: where it is out of range.
+        """
+        require(
+            0 <= noise_correlation < 1,
+            f"noise_correlation must be at least 0 and below 1, got {noise_correlation}: 0 draws "
+            "each action by itself, 0.97 keeps some of the noise for 33 steps.",
+        )
+        self.noise_correlation = float(noise_correlation)
+        self.state_size = size + 1 if noise_correlation else 0
+
+    def around(
+        self,
+        mean: Tensor,
+        std: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return mean + std * e [B, A], and `next_state` where there is a state.
+
+        Args:
+            mean: [B, A].
+            std: [B, A] or [A].
+            deterministic: return the mean, and the state as it is.
+            generator: of the draw.
+            state: [B, A + 1], of the step before.
+
+        Raises:
+            ValueError: where the state is missing.
+        """
+        if deterministic:
+            return mean, {} if state is None or not self.state_size else {"next_state": state}
+        noise, following = self._noise(mean, generator, state)
+        return torch.addcmul(mean, noise, std), following
+
+    def _noise(
+        self, like: Tensor, generator: torch.Generator | None, state: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        fresh = torch.empty_like(like).normal_(generator=generator)
+        if not self.state_size:
+            return fresh, {}
+        if state is None:
+            raise ValueError(
+                "Noise that is correlated from step to step needs the `state` of the step before; "
+                "first_state(policy, num_envs) is that of an episode's beginning."
+            )
+        last, begun = state[..., :-1], state[..., -1:]
+        kept = self.noise_correlation * begun
+        noise = kept * last + (1.0 - kept.square()).sqrt() * fresh
+        return noise, {"next_state": torch.cat((noise, torch.ones_like(begun)), -1)}
+
+
+class DiagonalGaussian(Exploring):
     """Independent normal distributions with a state-independent log standard deviation.
 
     The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
@@ -92,13 +198,19 @@ class DiagonalGaussian(ActionDistribution):
         shape: *A, of an action.
         log_std_init: initial log standard deviation, in units of the action.
         log_std_bounds: (low, high), between which the log standard deviation stays.
+        noise_correlation: see `Exploring`.
 
     Raises:
-        ConfigurationError: where `log_std_init` is not within the bounds.
+        ConfigurationError: where `log_std_init` is not within the bounds, or the correlation not
+            in [0, 1).
     """
 
     def __init__(
-        self, shape: Sequence[int], log_std_init: float, log_std_bounds: Sequence[float]
+        self,
+        shape: Sequence[int],
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
     ) -> None:
         super().__init__()
         require(
@@ -110,13 +222,19 @@ class DiagonalGaussian(ActionDistribution):
         self.num_outputs = math.prod(self.shape)
         self.bounds = (float(log_std_bounds[0]), float(log_std_bounds[1]))
         self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
+        self.set_correlation(noise_correlation, self.num_outputs)
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        action = self._draw(output, deterministic, generator)
+        std = self.clamped_log_std().exp()
+        action, following = self.around(output, std, deterministic, generator, state)
         log_prob = self._log_prob(output, action)
-        return {"action": self._shaped(action), "sample_log_prob": log_prob}
+        return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]
@@ -131,12 +249,6 @@ class DiagonalGaussian(ActionDistribution):
     def _shaped(self, flat: Tensor) -> Tensor:
         """Give actions [B, A] the shape of the space."""
         return flat.reshape(*flat.shape[:-1], *self.shape)
-
-    def _draw(self, mean: Tensor, deterministic: bool, generator: torch.Generator | None) -> Tensor:
-        if deterministic:
-            return mean
-        noise = torch.empty_like(mean).normal_(generator=generator)
-        return torch.addcmul(mean, noise, self.clamped_log_std().exp())
 
     def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
         log_std = self.clamped_log_std()
@@ -168,22 +280,32 @@ class RescaledGaussian(DiagonalGaussian):
     scale: Tensor
 
     def __init__(
-        self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]
+        self,
+        space: gymnasium.spaces.Box,
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
     ) -> None:
-        super().__init__(space.shape, log_std_init, log_std_bounds)
+        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
         low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
         self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
         self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
         self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        unit = self._draw(output, deterministic, generator)
+        std = self.clamped_log_std().exp()
+        unit, following = self.around(output, std, deterministic, generator, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
             "sample_log_prob": self._log_prob(output, unit) - self._log_volume(),
             "unit_action": unit,
+            **following,
         }
 
     def log_prob_and_entropy(
@@ -273,6 +395,7 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         space: of actions, with finite bounds.
         log_std_init: initial log standard deviation of u.
         log_std_bounds: (low, high), between which it stays.
+        noise_correlation: see `Exploring`.
 
     Raises:
         ConfigurationError: for a space without finite bounds, low < high.
@@ -282,9 +405,13 @@ class TanhGaussian(DiagonalGaussian, Squashing):
     weights: Tensor
 
     def __init__(
-        self, space: gymnasium.spaces.Box, log_std_init: float, log_std_bounds: Sequence[float]
+        self,
+        space: gymnasium.spaces.Box,
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
     ) -> None:
-        super().__init__(space.shape, log_std_init, log_std_bounds)
+        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
         self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
         nodes, weights = np.polynomial.hermite_e.hermegauss(24)
         for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
@@ -292,15 +419,21 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        u = self._draw(output, deterministic, generator)
+        std = self.clamped_log_std().exp()
+        u, following = self.around(output, std, deterministic, generator, state)
         action = self.squashed(u)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
             "action": self._shaped(action),
             "sample_log_prob": log_prob,
             "unsquashed_action": u,
+            **following,
         }
 
     def log_prob_and_entropy(
@@ -313,25 +446,35 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         return self._log_prob(output, u) - self._log_volume(u), entropy
 
 
-class UnitActions(Squashing):
+class UnitActions(Squashing, Exploring):
     """What an off-policy actor and its critics share: actions in units of their bounds, [-1, 1].
 
     Args:
         space: floating-point, with finite bounds.
+        noise_correlation: see `Exploring`.
 
     Raises:
-        ConfigurationError: for another space.
+        ConfigurationError: for another space, or a correlation that is not in [0, 1).
     """
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
+    def __init__(self, space: gymnasium.Space[Any], noise_correlation: float = 0.0) -> None:
         super().__init__()
-        if not isinstance(space, gymnasium.spaces.Box) or not np.issubdtype(
+        continuous = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(
             space.dtype, np.floating
-        ):
+        )
+        in_parts = isinstance(flat_actions(space), StructuredActions)
+        if not continuous or in_parts:
+            cure = "Learn discrete actions with PPO."
+            if in_parts:
+                cure = (
+                    "Learn actions of several parts with PPO; an arm beside a gripper, in one Box, "
+                    "GripperSAC learns as well."
+                )
             raise ConfigurationError(
                 f"The critics of an off-policy algorithm take continuous actions, a floating-point "
-                f"Box; the action space is {space}. Learn discrete actions with PPO."
+                f"Box; the action space is {space}. {cure}"
             )
+        assert isinstance(space, gymnasium.spaces.Box)
         self.set_bounds(
             space,
             "An actor that is squashed to the bounds of its actions",
@@ -340,6 +483,7 @@ class UnitActions(Squashing):
         )
         self.shape = space.shape
         self.size = math.prod(space.shape)
+        self.set_correlation(noise_correlation, self.size)
 
     def unit(self, action: Tensor) -> Tensor:
         """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
@@ -364,13 +508,19 @@ class StateTanhGaussian(UnitActions):
     Args:
         space: with finite bounds.
         log_std_bounds: least and greatest log standard deviation of u.
+        noise_correlation: see `Exploring`.
 
     Raises:
         ConfigurationError: for another space, and bounds that are not low < high.
     """
 
-    def __init__(self, space: gymnasium.Space[Any], log_std_bounds: Sequence[float]) -> None:
-        super().__init__(space)
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
+    ) -> None:
+        super().__init__(space, noise_correlation)
         require(
             len(log_std_bounds) == 2 and log_std_bounds[0] < log_std_bounds[1],
             f"log_std_bounds must be two numbers, low < high, got {list(log_std_bounds)}.",
@@ -386,17 +536,19 @@ class StateTanhGaussian(UnitActions):
         return mean, low + 0.5 * (high - low) * (free.tanh() + 1.0)
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
         mean, log_std = self.split(output)
-        u = mean
-        if not deterministic:
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            u = torch.addcmul(mean, noise, log_std.exp())
+        u, following = self.around(mean, log_std.exp(), deterministic, generator, state)
         return {
             "action": self.from_unit(u.tanh()),
             "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
             "unsquashed_action": u,
+            **following,
         }
 
     def draw_unit(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -439,26 +591,33 @@ class NoisyTanh(UnitActions):
     Args:
         space: with finite bounds.
         exploration_std: standard deviation of the noise, in units of the bounds.
+        noise_correlation: see `Exploring`.
 
     Raises:
         ConfigurationError: for another space, and a deviation below zero.
     """
 
-    def __init__(self, space: gymnasium.Space[Any], exploration_std: float) -> None:
-        super().__init__(space)
+    def __init__(
+        self, space: gymnasium.Space[Any], exploration_std: float, noise_correlation: float = 0.0
+    ) -> None:
+        super().__init__(space, noise_correlation)
         require(exploration_std >= 0, f"exploration_std must not be negative: {exploration_std}.")
         self.num_outputs = self.size
         self.exploration_std = exploration_std
 
     def sample(
-        self, output: Tensor, deterministic: bool, generator: torch.Generator | None
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
     ) -> dict[str, Tensor]:
         unit = output.tanh()
-        noise = torch.zeros_like(unit)
-        if not deterministic:
-            noise.normal_(generator=generator)
+        noise, following = self.around(
+            torch.zeros_like(unit), torch.ones_like(unit), deterministic, generator, state
+        )
         action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
-        return {"action": action, "sample_log_prob": self._log_prob(noise)}
+        return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
 
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor]

@@ -97,7 +97,8 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> TensorDict:
         features = self.actor_features(td)
         output = self.action_output(td, features)
-        fields = self.distribution.sample(output, deterministic, generator)
+        state = td.get("state", None)
+        fields = self.distribution.sample(output, deterministic, generator, state)
         command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
         fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
         for key, value in fields.items():

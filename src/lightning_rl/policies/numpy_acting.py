@@ -88,6 +88,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     distribution = policy.distribution
     return (
         type(distribution) in FAMILIES
+        and not distribution.state_size
         and policy.encoder is None
         and policy.memory is None
         and rollout.batch_size[0] <= MAX_ENVS

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.rollout import MASK
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -127,7 +128,7 @@ def flatten_observation(
     )
 
 
-NO_INPUT = ("action_mask",)
+NO_INPUT = (MASK,)
 """Keys of an observation that no network reads unless it is asked to: they say what is allowed."""
 
 

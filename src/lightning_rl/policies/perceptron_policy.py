@@ -25,7 +25,7 @@ from lightning_rl.policies.perceptron import (
     read_keys,
     read_space,
 )
-from lightning_rl.rollout import FieldSpec, time_major
+from lightning_rl.rollout import MASK, FieldSpec, has_mask, time_major
 from lightning_rl.sequences import Sequences, sequences_of
 
 
@@ -34,7 +34,8 @@ class PerceptronPolicy(Policy):
 
     The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
     observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
-    action comes about; `critic_features` is what a critic reads.
+    action comes about; `critic_features` is what a critic reads. No action is chosen
+    that an `action_mask` among the observation's keys forbids.
 
     Args:
         observation_space, action_space: of one env.
@@ -86,9 +87,11 @@ class PerceptronPolicy(Policy):
         size = flat_observation_size(space) if self.encoder is None else self.encoder.size
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
         self.memory = None if memory is None else memory(size)
+        self.memory_size = 0 if self.memory is None else self.memory.state_size
         self.evaluates_sequences = self.memory is not None
         size = size if self.memory is None else self.memory.size
         self.distribution = distribution
+        self.masks_actions = has_mask(observation_space, self.action_space)
         self.actor = mlp(
             size,
             hidden_sizes,
@@ -160,22 +163,28 @@ class PerceptronPolicy(Policy):
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
-        if self.memory is None:
-            return self.distribution.extra_fields
-        state: FieldSpec = ((self.memory.state_size,), torch.float32)
-        return {**self.distribution.extra_fields, "state": state}
+        size = self.memory_size + self.distribution.state_size
+        state: dict[str, FieldSpec] = {"state": ((size,), torch.float32)} if size else {}
+        return self.distribution.extra_fields | state
 
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
+        noise, following = td.get("state", None), []
         if self.memory is None:
             features = self.actor_features(td)
         else:
-            features, state = self.memory(self._encoded(td), td["state"])
-            td.set("next_state", state)
+            before, noise = td["state"].tensor_split([self.memory_size], -1)
+            features, remembered = self.memory(self._encoded(td), before)
+            following.append(remembered)
         output = self.action_output(td, features)  # no critic: values come per rollout
-        for key, value in self.distribution.sample(output, deterministic, generator).items():
+        drawn = self.distribution.sample(output, deterministic, generator, noise)
+        if "next_state" in drawn:
+            following.append(drawn.pop("next_state"))
+        for key, value in drawn.items():
             td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
+        if following:
+            td.set("next_state", following[0] if len(following) == 1 else torch.cat(following, -1))
         return td
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
@@ -220,7 +229,8 @@ class PerceptronPolicy(Policy):
         sequences = sequences_of(td)
         if sequences is not None:
             return self._remembered(sequences)
-        output: Tensor = self.memory(self._encoded(td), td["state"])[0]
+        state = td["state"][..., : self.memory_size]
+        output: Tensor = self.memory(self._encoded(td), state)[0]
         return output
 
     def _encoded(self, td: TensorDict) -> Tensor:
@@ -230,6 +240,7 @@ class PerceptronPolicy(Policy):
         """Return what the memory gives at the samples [M, H] to which sequences lead."""
         assert self.memory is not None
         steps, state, burn_in, _ = sequences
+        state = state[..., : self.memory_size]  # behind it is that of the noise
         if burn_in > 0:
             before, steps = steps[:, :burn_in], steps[:, burn_in:]
             with torch.no_grad():
@@ -269,7 +280,9 @@ class PerceptronPolicy(Policy):
             td: [B], with `observation`.
             features: [B, D], the actor's, of `td`.
         """
-        return widened(self.actor(features))
+        output = widened(self.actor(features))
+        masked = self.distribution.masked
+        return masked(output, td["observation"][MASK]) if self.masks_actions else output
 
     def update_normalization(self, rollout: TensorDict) -> None:
         for encoder, normalizer, keys in (

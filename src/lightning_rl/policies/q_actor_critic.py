@@ -254,6 +254,8 @@ class SquashedActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        noise_correlation: of the noise that an action is drawn with and the one before it, in
+            [0, 1): see `ActorOnly`.
         encoder: makes the features that the heads read, of pictures for instance; where not given,
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
@@ -284,6 +286,7 @@ class SquashedActorCritic(QActorCritic):
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        noise_correlation: float = 0.0,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
         critic_encoder: EncoderFactory | None = None,
@@ -293,7 +296,7 @@ class SquashedActorCritic(QActorCritic):
         super().__init__(
             observation_space,
             action_space,
-            StateTanhGaussian(action_space, log_std_bounds),
+            StateTanhGaussian(action_space, log_std_bounds, noise_correlation),
             hidden_sizes,
             activation,
             critic_hidden_sizes,
@@ -340,6 +343,8 @@ class DeterministicActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        noise_correlation: of the noise that an action is drawn with and the one before it, in
+            [0, 1): see `ActorOnly`.
         encoder: makes the features that the heads read, of pictures for instance; where not given,
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
@@ -370,6 +375,7 @@ class DeterministicActorCritic(QActorCritic):
         exploration_std: float = 0.1,
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        noise_correlation: float = 0.0,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
         critic_encoder: EncoderFactory | None = None,
@@ -379,7 +385,7 @@ class DeterministicActorCritic(QActorCritic):
         super().__init__(
             observation_space,
             action_space,
-            NoisyTanh(action_space, exploration_std),
+            NoisyTanh(action_space, exploration_std, noise_correlation),
             hidden_sizes,
             activation,
             critic_hidden_sizes,

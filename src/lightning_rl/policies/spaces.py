@@ -10,11 +10,13 @@ from torch import Tensor
 
 from lightning_rl.construction import GIVEN_BY_THE_ENV
 from lightning_rl.policies.base import Policy
+from lightning_rl.structured_actions import StructuredActions
 
 SpaceData = dict[str, Any]
 """`kind`, the name of the class, and the arguments of its constructor."""
 
 KINDS = (
+    StructuredActions,
     spaces.Box,
     spaces.Discrete,
     spaces.MultiDiscrete,
@@ -35,7 +37,9 @@ def space_data(space: spaces.Space[Any]) -> SpaceData | None:
     Box, Discrete, MultiDiscrete, MultiBinary, and a Dict or Tuple of them.
     """
     own: dict[str, Any]
-    if isinstance(space, spaces.Box):
+    if isinstance(space, StructuredActions):
+        own = {"spaces": {"structure": space_data(space.structure)}}
+    elif isinstance(space, spaces.Box):
         own = {"low": _bound(space.low), "high": _bound(space.high), "shape": list(space.shape)}
     elif isinstance(space, spaces.Discrete):
         own = {"n": int(space.n), "start": int(space.start)}
@@ -67,6 +71,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
         return spaces.Dict({str(key): space_from(child) for key, child in data["spaces"].items()})
     if kind == "Tuple":
         return spaces.Tuple([space_from(child) for child in data["spaces"].values()])
+    if kind == "StructuredActions":
+        return StructuredActions(space_from(data["spaces"]["structure"]))
     if kind == "MultiBinary":
         n = data["n"]
         return spaces.MultiBinary(tuple(n) if isinstance(n, list) else int(n))

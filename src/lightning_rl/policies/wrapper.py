@@ -45,6 +45,7 @@ class PolicyWrapper(Policy):
     has_critic = _of_inner("has_critic")
     evaluates_sequences = _of_inner("evaluates_sequences")
     joint_ratio = _of_inner("joint_ratio")
+    masks_actions = _of_inner("masks_actions")
     autocast_dtype = _of_inner("autocast_dtype")
     micro_batch_size = _of_inner("micro_batch_size")
     observation_space = _of_inner("observation_space")

@@ -16,6 +16,7 @@ from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.structured_actions import FlatAction, StructuredActions, flat_actions
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -84,6 +85,17 @@ def make_gymnasium(
         raise missing_package(id, error) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
+    _check_batch(env, id, vectorization)
+    return env
+
+
+def _check_batch(env: Any, id: str, vectorization: str) -> None:
+    """Refuse a batch of envs that cannot be stepped as is wanted here, and close it.
+
+    Raises:
+        ConfigurationError: where finished envs are not reset in the same step, or actions have
+            several parts that nobody takes apart.
+    """
     mode = env.metadata.get("autoreset_mode")
     if mode != AutoresetMode.SAME_STEP:
         env.close()
@@ -93,7 +105,14 @@ def make_gymnasium(
             "same step, or garbage transitions would be trained on. Use vectorization: sync or "
             "async."
         )
-    return env
+    taken = flat_actions(env.single_action_space)
+    # Single envs have got the wrapper `FlatAction`, which takes them apart.
+    if isinstance(taken, StructuredActions) and taken != env.single_action_space:
+        env.close()
+        raise ConfigurationError(
+            f"Env '{id}' has actions of several parts, {env.single_action_space}, which a vector "
+            "entry point cannot be given: use vectorization: sync or async."
+        )
 
 
 def _make_one(
@@ -105,7 +124,8 @@ def _make_one(
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
     _check_units(env)
-    return ReplayableEpisode(env)
+    structured = isinstance(flat_actions(env.action_space), StructuredActions)
+    return ReplayableEpisode(FlatAction(env) if structured else env)
 
 
 def _check_units(env: gymnasium.Env) -> None:

@@ -1,0 +1,171 @@
+"""Masks, actions of several parts and correlated noise: resumed, compiled, in the background, cloned, as they are alone."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import tests.allowed_envs  # noqa: F401  # registers envs
+from lightning_rl import (
+    GRPO,
+    SAC,
+    AsyncCollector,
+    BehaviorCloning,
+    Demonstrations,
+    GymnasiumEnv,
+    ReplayBuffer,
+)
+from lightning_rl.cli.app import run
+from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline import EpisodeWriter
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same, assert_same_run, last, load, train
+
+
+def masked(num_envs, vectorization="sync"):
+    env_id, wrappers = "tests/SaysWhatIsAllowed-v0", [ActionMask]
+    return GymnasiumEnv(num_envs, env_id, vectorization=vectorization, wrappers=wrappers)
+
+
+RUNS = {
+    "masks": {"env": masked},
+    "masks, workers": {"env": partial(masked, vectorization="async")},
+    "masks of a torch env, GRPO": {
+        "env": MaskProbe,
+        "model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32, "kl_coef": 0.1},
+        "data": {"buffer_size": 32, "total_env_steps": 4 * 32 * 5},
+    },
+    "parts of a torch env, squashed": {"env": StructureProbe, "policy": {"squash": True}},
+    "parts, noise": {
+        "env": "tests/TakesParts-v0",
+        "policy": {"noise_correlation": 0.9, "normalize_observation": True},
+    },
+    "noise": {"env": "Pendulum-v1", "policy": {"noise_correlation": 0.9}},
+    "noise, SAC": {
+        "env": "Pendulum-v1",
+        "policy": {"noise_correlation": 0.9},
+        "model": {"algorithm": SAC},
+        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(ReplayBuffer, capacity=60)},
+    },
+}  # fmt: skip
+"""Episodes go on where rollouts end, so that a run is stopped amid the noise of each."""
+
+NEIGHBOURS = ("masks", "parts, noise", "noise, SAC")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_resume_is_exact_for(name, tmp_path):
+    train(tmp_path / "whole", **RUNS[name])
+    stop_and_resume(tmp_path / "stopped", 3, **RUNS[name])
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", ["noise", "noise, SAC"])
+def test_a_run_is_stopped_within_an_episode_whose_noise_goes_on(name, tmp_path):
+    stop_and_resume(tmp_path, 3, **RUNS[name])
+    state = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]["policy"]["state"]
+    assert (state[:, -1] == 1).all()
+    assert (state[:, :-1] != 0).all()
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    settings = RUNS[name]
+    eager, *_ = train(tmp_path / "eager", **settings)
+    model = settings.get("model", {}) | {"compile": True}
+    compiled, *_ = train(tmp_path / "compiled", **settings | {"model": model})
+    assert compiled.compilation.compiled
+    for key, value in eager.state_dict().items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
+    settings = RUNS[name]
+    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
+    train(tmp_path / "sync", **settings)
+    data = settings.get("data", {}) | {"collector": background}
+    train(tmp_path / "async", **settings | {"data": data})
+    for key in ("state_dict", "optimizer_states"):
+        assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
+
+
+def record(env, path, forbidden=False):
+    """Write four episodes of the first action that is allowed, or of the first one that is not."""
+    writer = EpisodeWriter(
+        path, env.single_observation_space, env.single_action_space, env.render_fps
+    )
+    for seed in range(4):
+        observation, _ = env.reset(seed=seed)
+        done = False
+        while not done:
+            seen = {key: value[0].numpy().copy() for key, value in observation.items()}
+            allowed = observation["action_mask"].argmax(-1)
+            action = (observation["action_mask"] == 0).int().argmax(-1) if forbidden else allowed
+            observation, reward, terminated, truncated, info = env.step(allowed)
+            done = bool(terminated | truncated)
+            writer.add(seen, action[0].numpy(), float(reward[0]), done, False)
+        final = info["final_obs"]
+        writer.end_episode({key: value[0].numpy() for key, value in final.items()})
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_cloning_holds_to_the_masks_of_the_demonstrations(forbidden, tmp_path):
+    pytest.importorskip("pyarrow", reason="datasets need the extra data")
+    record(masked(1), tmp_path / "data", forbidden)
+    demonstrations = partial(Demonstrations, path=str(tmp_path / "data"))
+    settings = {
+        "env": masked,
+        "model": {"algorithm": BehaviorCloning, "n_epochs": 20, "learning_rate": 1e-2},
+        "data": {
+            "collector": demonstrations,
+            "total_env_steps": 28 * 40,
+            "iterations_per_epoch": 20,
+        },
+    }
+    if forbidden:
+        with pytest.raises(ConfigurationError, match="is not allowed by the 'action_mask'"):
+            train(tmp_path / "run", **settings)
+        return
+    module, *_ = train(tmp_path / "run", **settings)
+    # Of two allowed actions the first is always meant; which of the five that is, only the mask says.
+    assert module.metrics["train/negative_log_prob"] < 0.45
+
+
+def test_a_run_begins_with_a_policy_that_explored_in_another_way(tmp_path):
+    settings = {"env": "tests/TakesParts-v0", "data": {"total_env_steps": 64}}
+    before, *_ = train(tmp_path / "plain", **settings)
+    trainer = {"init_from": str(last(tmp_path / "plain"))}
+    policy = {"noise_correlation": 0.9}
+    module, *_ = train(
+        tmp_path / "begun",
+        **settings,
+        policy=policy,
+        trainer=trainer,
+        model={"learning_rate": 1e-9},
+    )
+    for name, value in before.policy.actor.state_dict().items():
+        torch.testing.assert_close(module.policy.actor.state_dict()[name], value)
+
+
+def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Path(__file__).parents[2] / "configs" / "ppo.yaml"
+    small = ["--data.num_envs", "4", "--data.buffer_size", "16", "--data.total_env_steps", "128"]
+    small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
+    for env in (
+        "{class_path: StructureProbe, init_args: {kind: bits}}",
+        "{class_path: MaskProbe}",
+        "{class_path: GymnasiumEnv, init_args: {id: Taxi-v4, wrappers: "
+        "[gymnasium.wrappers.FlattenObservation, lightning_rl.ActionMask]}}",
+    ):
+        if "Taxi" in env:
+            pytest.importorskip("pygame", reason="Taxi is drawn by pygame")
+        run(["fit", "--config", str(config), "--data.env", env, "--exp_name", "one", *small])
+        (checkpoint,) = tmp_path.glob("outputs/one_*/checkpoints/last.ckpt")
+        run(["validate", "--ckpt_path", str(checkpoint)])
+        shutil.rmtree(tmp_path / "outputs")

@@ -1,0 +1,243 @@
+"""What a mask forbids has no probability, and is neither drawn, taken nor learnt from."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from tensordict import TensorDict
+
+import tests.allowed_envs  # registers envs
+from lightning_rl import (
+    ActorCritic,
+    ActorOnly,
+    GymnasiumEnv,
+    SquashedActorCritic,
+    SyncCollector,
+)
+from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
+from lightning_rl.errors import ConfigurationError, EnvFaultError
+from lightning_rl.evaluation import chooser_of, run_episodes
+from lightning_rl.policies.gaussians import distribution_for
+from lightning_rl.rollout import allocate_rollout, check_allowed
+from tests.references import masked_categorical
+
+STATE = Box(-1.0, 1.0, (3,))
+
+
+def make(space):
+    return distribution_for(space, squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0))
+
+
+def observed(mask_space, **more):
+    return Dict({"state": STATE, "action_mask": mask_space, **more})
+
+
+def env_with_masks(num_envs=4, vectorization="sync", **kwargs):
+    wrapper = partial(ActionMask, key=kwargs.get("key", "action_mask"))
+    return GymnasiumEnv(
+        num_envs,
+        "tests/SaysWhatIsAllowed-v0",
+        kwargs,
+        vectorization=vectorization,
+        wrappers=[wrapper],
+    )
+
+
+def policy_for(env, cls=ActorCritic, **settings):
+    return cls(env.single_observation_space, env.single_action_space, (16,), **settings)
+
+
+def test_of_a_million_draws_none_is_forbidden_and_the_mode_is_not_either():
+    distribution = make(MultiDiscrete([4, 3]))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1000, 7, generator=generator) * 5
+    mask = torch.rand(1000, 7, generator=generator) < 0.4
+    mask[:, [1, 6]] = True  # something is left in each row
+    output = distribution.masked(logits, mask)
+    rows = torch.arange(1000)[:, None]
+    first = torch.tensor([0, 4])
+    for _ in range(1000):
+        action = distribution.sample(output, False, generator)["action"]
+        assert mask[rows, action + first].all()
+    action = distribution.sample(output, True, None)["action"]
+    assert mask[rows, action + first].all()
+
+
+def test_log_probs_and_entropies_are_those_of_what_is_left():
+    rng = np.random.default_rng(0)
+    distribution = make(Discrete(6))
+    logits, mask = rng.normal(0, 3, (50, 6)), rng.random((50, 6)) < 0.5
+    mask[np.arange(50), rng.integers(6, size=50)] = True
+    output = torch.tensor(logits, dtype=torch.float32, requires_grad=True)
+    masked = distribution.masked(output, torch.tensor(mask, dtype=torch.int8))
+    for action in range(6):
+        fields = {"action": torch.full((50,), action)}
+        log_prob, entropy = distribution.log_prob_and_entropy(masked, fields)
+        for row in range(50):
+            p, expected = masked_categorical(output[row].tolist(), mask[row])
+            assert log_prob[row].exp().item() == pytest.approx(p[action], abs=1e-6)
+            assert entropy[row].item() == pytest.approx(expected, abs=1e-6)
+            if mask[row, action]:
+                assert log_prob[row].item() == pytest.approx(np.log(p[action]), abs=2e-6)
+            else:
+                assert log_prob[row].exp().item() == 0.0
+    allowed = torch.tensor(mask.argmax(1))
+    log_prob, entropy = distribution.log_prob_and_entropy(masked, {"action": allowed})
+    (log_prob + entropy).sum().backward()
+    assert output.grad.isfinite().all()
+    assert (output.grad[~torch.tensor(mask)] == 0).all()
+
+
+def test_a_choice_with_one_category_left_is_frozen():
+    distribution = make(Discrete(3))
+    output = torch.randn(5, 3, requires_grad=True)
+    masked = distribution.masked(output, torch.tensor([0, 1, 0]).expand(5, 3))
+    log_prob, entropy = distribution.log_prob_and_entropy(masked, {"action": torch.ones(5).long()})
+    (log_prob + entropy).sum().backward()
+    assert (output.grad == 0).all()
+    assert (log_prob == 0).all()
+    assert (entropy == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "action_space", "message"),
+    [
+        (MultiBinary(4), Discrete(5), r"choices of 5 categories: .* of shape \(5,\)"),
+        (MultiBinary(5), MultiDiscrete([3, 4]), r"choices of 3 \+ 4 categories: .* shape \(7,\)"),
+        (Box(0, 1, (5,)), Discrete(5), "must be a MultiBinary, or a Box of bool or integers"),
+        (MultiBinary(2), STATE, "and the action space .* has none: it is continuous"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused_at_construction(mask, action_space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ActorCritic(observed(mask), action_space)
+
+
+def test_sac_has_nothing_to_mask():
+    with pytest.raises(ConfigurationError, match="has none: it is continuous"):
+        SquashedActorCritic(observed(MultiBinary(2)), STATE)
+
+
+@pytest.mark.parametrize(
+    "mask", [MultiBinary(5), Box(0, 1, (5,), np.int8), Box(0, 1, (5,), np.bool_)]
+)
+def test_a_mask_is_no_input_unless_it_is_asked_for(mask):
+    space = observed(mask)
+    assert ActorCritic(space, Discrete(5)).actor[0].in_features == 3
+    asked = ActorCritic(space, Discrete(5), actor_keys=["state", "action_mask"])
+    assert asked.actor[0].in_features == 8
+    td = TensorDict({"observation": {"state": torch.zeros(64, 3)}}, [64])
+    td["observation", "action_mask"] = torch.tensor([0, 0, 1, 0, 1]).expand(64, 5).to(torch.bool)
+    for policy in (asked, ActorCritic(space, Discrete(5))):
+        assert set(policy(td.clone())["action"].tolist()) == {2, 4}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_infos_say_is_observed_at_resets_and_steps_and_held_to(vectorization):
+    env = env_with_masks(vectorization=vectorization)  # which fails where it is not held to
+    collector = SyncCollector(env, policy_for(env), 40, seed=0)
+    rollout = collector.collect()
+    mask = rollout["observation", "action_mask"][:, :-1]
+    assert (mask.sum(-1) == 2).all()
+    assert (mask.gather(-1, rollout["action"][:, :-1, None]) == 1).all()
+    assert (
+        rollout["final_observation"].in_use()["action_mask"][1:] == 1
+    ).all()  # the end says nothing
+    collector.close()
+
+
+def test_an_evaluation_holds_to_it_drawn_and_by_the_mode():
+    env = env_with_masks()
+    policy = policy_for(env)
+    for deterministic in (True, False):
+        assert len(run_episodes(policy, env, [1, 2, 3, 4], deterministic=deterministic)) == 4
+
+
+def test_an_env_that_allows_nothing_is_named_with_env_and_step():
+    message = (
+        "GymnasiumEnv allows nothing: the 'action_mask' of env 0 at step 3 is 0 for all of 5 "
+        "categories. Allow at least one"
+    )
+    env = env_with_masks(empty_at=3)
+    with pytest.raises(ConfigurationError, match=message):
+        SyncCollector(env, policy_for(env), 8, seed=0).collect()
+    with pytest.raises(ConfigurationError, match=r"allows nothing: .* of env 0 at step 3"):
+        run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
+
+
+def test_of_several_choices_the_empty_one_is_named():
+    policy = ActorCritic(observed(MultiBinary(5)), MultiDiscrete([2, 3]))
+    choose = chooser_of(policy, 2, None)
+    mask = torch.tensor([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]], dtype=torch.int8)
+    observation = TensorDict({"state": torch.zeros(2, 3), "action_mask": mask}, [2])
+    with pytest.raises(ConfigurationError, match=r"allows nothing in choice 1 of 2: .* of env 1"):
+        choose(observation, torch.tensor([True, True]))
+    choose(observation, torch.tensor([True, False]))  # that episode is over
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"silent_at": 2},
+            "looks for 'action_mask' with 5 entries, one per category, and the info has",
+        ),
+        ({"key": "legal"}, None),
+    ],
+)
+def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
+    env = env_with_masks(**kwargs)
+    collector = SyncCollector(env, policy_for(env), 8, seed=0)
+    if message is None:
+        collector.collect()
+        return
+    with pytest.raises(EnvFaultError, match=message):
+        collector.collect()
+
+
+def test_masks_of_several_choices_are_joined_and_continuous_ones_refused():
+    class Choices(tests.allowed_envs.SaysWhatIsAllowed):
+        action_space = MultiDiscrete([2, 3])
+
+        def seen(self):
+            return np.zeros(3, np.float32), {"action_mask": (np.array([1, 0]), np.array([0, 1, 1]))}
+
+    env = ActionMask(Choices())
+    assert env.reset()[0]["action_mask"].tolist() == [1, 0, 0, 1, 1]
+    assert env.observation_space.contains(env.reset()[0])
+    with pytest.raises(ConfigurationError, match="has no choices: it is continuous"):
+        ActionMask(gymnasium.make("Pendulum-v1"))
+    with pytest.raises(ConfigurationError, match="has 'action_mask' already"):
+        ActionMask(env)
+
+
+def test_a_forbidden_demonstration_is_refused_and_padding_is_not_looked_at():
+    env = MaskProbe(2)
+    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 2, 3)
+    rollout["observation", "action_mask"][..., 4] = 1
+    rollout["action"].fill_(4)
+    rollout["action"][1, 2] = 7
+    with pytest.raises(
+        ConfigurationError, match="The action of env 1 at step 2 of the rollout, 7, is not allowed"
+    ):
+        check_allowed(rollout, env.single_action_space)
+    rollout["padding"] = torch.zeros_like(rollout["done"])
+    rollout["padding"][1, 2] = True
+    check_allowed(rollout, env.single_action_space)
+
+
+def test_parts_are_masked_in_the_order_in_which_they_lie():
+    """A Dict of Box and Discrete has one mask, of the latter; a choice that it leaves none of is frozen."""
+    action_space = StructureProbe(1).single_action_space
+    policy = ActorOnly(observed(MultiBinary(3)), action_space, (8,))
+    td = TensorDict({"observation": {"state": torch.randn(9, 3)}}, [9])
+    td["observation", "action_mask"] = torch.tensor([0, 0, 1]).expand(9, 3)
+    taken = policy.get_action(td.clone())
+    assert (taken["action"][:, 2] == 2).all()
+    policy.evaluate_actions(taken)["sample_log_prob"].sum().backward()
+    last = policy.actor[-1].weight.grad
+    assert (last[2:] == 0).all()  # of the gripper's three logits, behind the arm's two means
+    assert (last[:2] != 0).any()

@@ -1,0 +1,160 @@
+"""Noise that is correlated from one action to the next has the density of a step by itself, and begins with an episode."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from tensordict import TensorDict
+
+from lightning_rl import (
+    ActorCritic,
+    DeterministicActorCritic,
+    GymnasiumEnv,
+    SquashedActorCritic,
+    SyncCollector,
+)
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import run_episodes
+from lightning_rl.policies.base import StepwiseActor, first_state
+from lightning_rl.policies.gaussians import distribution_for
+from lightning_rl.structured_actions import flat_actions
+from tests.allowed_envs import PARTS
+
+STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
+CORRELATION = 0.8
+
+FAMILIES = {
+    "rescaled": ({}, ActorCritic, "unit_action"),
+    "squashed": ({"squash": True}, ActorCritic, "unsquashed_action"),
+    "SAC": ({}, SquashedActorCritic, "unsquashed_action"),
+    "TD3": ({"exploration_std": 0.1}, DeterministicActorCritic, None),
+}
+
+
+def make(name, correlation=CORRELATION, space=ARM):
+    settings, cls, key = FAMILIES[name]
+    return cls(STATE, space, (8,), noise_correlation=correlation, **settings), key
+
+
+def noise_of(policy, key, td):
+    """The standard normal numbers behind the actions of a TensorDict."""
+    if key is None:
+        best = policy.best_unit(td)
+        return (policy.unit(td["action"]) - best) / policy.distribution.exploration_std
+    output = policy.action_output(td, policy.actor_features(td))
+    if isinstance(policy, SquashedActorCritic):
+        mean, log_std = policy.distribution.split(output)
+        return (td[key] - mean) / log_std.exp()
+    return (td[key] - output) / policy.distribution.clamped_log_std().exp()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_step_finds_it_standard_normal_and_the_next_one_remembers(name):
+    policy, key = make(name)
+    generator = torch.Generator().manual_seed(0)
+    state = first_state(policy, 20_000)["state"]
+    noise = []
+    for _ in range(3):
+        td = TensorDict({"observation": torch.zeros(20_000, 3), "state": state}, [20_000])
+        td = policy(td, generator=generator)
+        noise.append(noise_of(policy, key, td))
+        state = td["next_state"]
+    for one in noise:  # the first one of an episode too
+        assert one.mean(0).tolist() == pytest.approx([0, 0], abs=0.03)
+        assert one.var(0).tolist() == pytest.approx([1, 1], abs=0.04)
+    for lag in (1, 2):
+        found = (noise[0] * noise[lag]).mean(0)
+        assert found.tolist() == pytest.approx([CORRELATION**lag] * 2, abs=0.03)
+    assert (noise[0][:, 0] * noise[1][:, 1]).mean().item() == pytest.approx(0, abs=0.03)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_log_prob_is_that_of_the_observation_alone(name):
+    policy, _ = make(name)
+    plain, _ = make(name, 0.0)
+    plain.load_state_dict(policy.state_dict())
+    observation = torch.randn(50, 3)
+    state = torch.randn(50, 3)
+    state[:, 2] = 1
+    drawn = policy(TensorDict({"observation": observation, "state": state}, [50]))
+    expected = plain.evaluate_actions(drawn)["sample_log_prob"]
+    torch.testing.assert_close(drawn["sample_log_prob"], expected, rtol=1e-4, atol=1e-4)
+    assert "state" not in plain.extra_fields
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_mode_has_no_noise_and_leaves_the_state_as_it_is(name):
+    policy, _ = make(name)
+    td = TensorDict({"observation": torch.zeros(4, 3), "state": torch.ones(4, 3)}, [4])
+    one, other = policy(td.clone(), deterministic=True), policy(td.clone(), deterministic=True)
+    assert torch.equal(one["action"], other["action"])
+    assert torch.equal(one["next_state"], td["state"])
+
+
+@torch.no_grad()
+def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
+
+    env = GymnasiumEnv(3, "tests/TakesParts-v0")
+    policy = ActorCritic(
+        env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
+    )
+    assert first_state(policy, 3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
+    collector = SyncCollector(env, policy, 10, seed=0)
+    rollout = collector.collect()
+    assert collector.ways["acting"] == StepwiseActor.__name__
+    state = rollout["state"].clone()
+    begins = torch.zeros(3, 11, dtype=torch.bool)
+    begins[:, [0, 7]] = True  # an episode has 7 steps
+    assert ((state == 0).all(-1) == begins).all()
+    following = collector.collect()["state"]
+    assert torch.equal(following[:, 0], state[:, -1])  # also where a rollout ends
+    collector.close()
+
+
+def test_an_evaluation_draws_it_episode_by_episode_whoever_plays_beside():
+    env = GymnasiumEnv(2, "tests/TakesParts-v0")
+    policy = ActorCritic(
+        env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
+    )
+    both = run_episodes(policy, env, [4, 9], deterministic=False)
+    alone = run_episodes(policy, GymnasiumEnv(1, "tests/TakesParts-v0"), [9], deterministic=False)
+    assert both[1] == alone[0]
+
+
+@pytest.mark.parametrize(
+    ("space", "correlation", "message"),
+    [
+        (ARM, 1.0, "noise_correlation must be at least 0 and below 1, got 1.0"),
+        (ARM, -0.1, "at least 0"),
+        (Discrete(3), 0.5, "noise_correlation=0.5 is of the noise of continuous actions"),
+    ],
+)
+def test_what_it_cannot_be_is_refused(space, correlation, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ActorCritic(STATE, space, noise_correlation=correlation)
+
+
+def test_without_its_state_it_says_what_is_missing():
+    policy, _ = make("SAC")
+    with pytest.raises(ValueError, match="needs the `state` of the step before; first_state"):
+        policy(TensorDict({"observation": torch.zeros(4, 3)}, [4]))
+
+
+@torch.no_grad()
+def test_only_the_boxes_of_an_action_have_noise():
+    joint = distribution_for(
+        flat_actions(PARTS),
+        squash=False,
+        log_std_init=0.0,
+        log_std_bounds=(-5.0, 2.0),
+        noise_correlation=0.5,
+    )
+    assert joint.state_sizes == [3, 2, 0, 0, 0, 5]
+    output = torch.zeros(7, joint.num_outputs)
+    drawn = joint.sample(output, False, torch.Generator().manual_seed(0), torch.zeros(7, 10))
+    assert drawn["next_state"].shape == (7, 10)
+    kept = joint.sample(output, True, None, drawn["next_state"])
+    assert torch.equal(kept["next_state"], drawn["next_state"])
+    assert np.isfinite(drawn["sample_log_prob"].numpy()).all()

@@ -1,0 +1,211 @@
+"""Actions of several parts lie flat, are chosen together, and come to the env in their own structure."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from tensordict import TensorDict
+
+import tests.allowed_envs  # noqa: F401  # registers envs
+from lightning_rl import (
+    ActionChunk,
+    ActorCritic,
+    GymnasiumEnv,
+    Intervention,
+    SquashedActorCritic,
+    SyncCollector,
+)
+from lightning_rl.envs import StructureProbe
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.gaussians import distribution_for
+from lightning_rl.policies.spaces import space_data, space_from
+from lightning_rl.structured_actions import FlatAction, StructuredActions, flat_actions
+from tests.allowed_envs import PARTS
+from tests.references import gaussian_log_prob, masked_categorical
+
+STATE = Box(-1.0, 1.0, (3,))
+ARM = Dict({"arm": Box(-2.0, 2.0, (2,)), "gripper": Discrete(3)})
+
+
+def make(space, **settings):
+    defaults = {"squash": False, "log_std_init": -0.3, "log_std_bounds": (-5.0, 2.0)}
+    return distribution_for(space, **defaults | settings)
+
+
+def takes_parts(num_envs=3, **kwargs):
+    return GymnasiumEnv(num_envs, "tests/TakesParts-v0", **kwargs)
+
+
+def test_whatever_a_space_holds_comes_back_from_its_flat_form():
+    flat = StructuredActions(PARTS)
+    flat.seed(3)
+    names = [part.name for part in flat.parts]
+    assert names == ["arm.left", "arm.right", "bits", "modes", "pair.0", "pair.1"]
+    for _ in range(100):
+        action = PARTS.sample()
+        laid_out = flat.flatten(action)
+        assert laid_out.dtype == np.float32
+        assert flat.contains(laid_out)
+        back = flat.unflatten(laid_out)
+        assert PARTS.contains(back)
+        assert (back["bits"] == action["bits"]).all()
+        assert (back["modes"] == action["modes"]).all()
+        assert back["pair"][0] == action["pair"][0]
+        assert np.allclose(back["arm"]["left"], action["arm"]["left"])
+        tensors = flat.tensors(torch.from_numpy(laid_out)[None])
+        assert tensors["modes"][0].tolist() == action["modes"].tolist()
+        assert tensors["pair"][1].shape == (1, 2, 2)
+    assert PARTS.contains(flat.unflatten(flat.sample()))
+
+
+def test_counts_up_to_two_to_the_24_are_exact_and_more_are_refused():
+    space = StructuredActions(Tuple([Discrete(2**24, start=7)]))
+    for category in (0, 2**24 - 2, 2**24 - 1):
+        laid_out = space.flatten((np.int64(category + 7),))
+        assert space.unflatten(laid_out) == (category + 7,)
+    with pytest.raises(ConfigurationError, match="part '0' has 16,777,217 categories, more than"):
+        StructuredActions(Tuple([Discrete(2**24 + 1)]))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (
+            Dict({"word": gymnasium.spaces.Text(3)}),
+            "part 'word' is Text.* which no policy can choose",
+        ),
+        (Dict({"a": Dict({"b": Box(0, 9, (2,), np.int64)})}), "part 'a.b' is Box"),
+        (Dict({}), "has no parts"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        flat_actions(space)
+
+
+def test_a_space_survives_a_checkpoint_and_a_copy():
+    flat = StructuredActions(PARTS)
+    assert space_from(space_data(flat)) == flat
+    assert flat != StructuredActions(ARM)
+    assert flat != Box(flat.low, flat.high)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_log_prob_is_the_sum_of_those_of_its_parts(squash):
+    space = flat_actions(ARM)
+    joint = make(space, squash=squash)
+    arm, gripper = make(ARM["arm"], squash=squash), make(ARM["gripper"])
+    output = torch.randn(50, joint.num_outputs, generator=torch.Generator().manual_seed(1))
+    drawn = joint.sample(output, False, torch.Generator().manual_seed(2))
+    key = "unsquashed_action" if squash else "unit_action"
+    assert set(drawn) == {"action", "sample_log_prob", f"{key}_0"}
+    alone = {"action": drawn["action"][:, :2], key: drawn[f"{key}_0"]}
+    of_arm, entropy_of_arm = arm.log_prob_and_entropy(output[:, :2], alone)
+    choice = {"action": drawn["action"][:, 2].long()}
+    of_gripper, entropy_of_gripper = gripper.log_prob_and_entropy(output[:, 2:], choice)
+    log_prob, entropy = joint.log_prob_and_entropy(output, drawn)
+    torch.testing.assert_close(log_prob, of_arm + of_gripper)
+    torch.testing.assert_close(entropy, entropy_of_arm + entropy_of_gripper)
+    torch.testing.assert_close(drawn["sample_log_prob"], log_prob)
+    if not squash:
+        for row in range(50):
+            p, _ = masked_categorical(output[row, 2:].tolist(), [1, 1, 1])
+            mean, std = 2 * output[row, :2].double().numpy(), 2 * np.exp(-0.3)
+            expected = gaussian_log_prob(drawn["action"][row, :2].double().numpy(), mean, std)
+            expected += np.log(p[int(drawn["action"][row, 2])])
+            assert log_prob[row].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_first_ratio_is_one_for_actions_of_all_kinds():
+    env = takes_parts()
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
+    rollout = SyncCollector(env, policy, 20, seed=0).collect()[:, :-1].flatten()
+    again = policy.evaluate_actions(rollout)["sample_log_prob"]
+    torch.testing.assert_close(again, rollout["sample_log_prob"], rtol=1e-5, atol=1e-5)
+    fields = policy.fields_of(rollout["action"])
+    assert set(fields) == {"unit_action_0", "unit_action_1"}  # the pair's Box has bounds of ±1
+    for key, value in fields.items():
+        torch.testing.assert_close(value, rollout[key])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_env_receives_its_own_structure(vectorization):
+    env = takes_parts(vectorization=vectorization)  # which looks at what it is given
+    assert env.single_action_space == StructuredActions(PARTS)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
+    collector = SyncCollector(env, policy, 7, seed=0)
+    rollout = collector.collect()
+    space, given = env.single_action_space, rollout["observation"][:, 1:7]
+    told = rollout["action"][:, :6]
+    assert (given[..., 3:6] == told[..., 3:6]).all()  # bits
+    assert (given[..., 6:8] == told[..., 6:8] + torch.tensor([0, 5])).all()  # modes, from 5 on
+    assert (given[..., 8] == told[..., 8] - 1).all()
+    assert (given == given.clamp(torch.tensor(space.low) - 1, torch.tensor(space.high) + 5)).all()
+    collector.close()
+
+
+def test_it_goes_on_where_its_episodes_stood():
+    env, again = takes_parts(), takes_parts()
+    env.reset(seed=1)
+    env.single_action_space.seed(0)
+    for _ in range(3):
+        action = torch.from_numpy(np.stack([env.single_action_space.sample() for _ in range(3)]))
+        observation, *_ = env.step(action)
+    restored = again.load_state_dict(env.state_dict())
+    assert torch.equal(restored, observation)
+
+
+def test_a_frozen_part_has_no_gradient_and_the_others_learn():
+    env = StructureProbe(4)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
+    frozen = policy.distribution.parts[0].log_std.requires_grad_(False)
+    td = policy.get_action(TensorDict({"observation": torch.ones(9, 1)}, [9]))
+    policy.evaluate_actions(td)["sample_log_prob"].sum().backward()
+    assert frozen.grad is None
+    assert policy.actor[-1].weight.grad.abs().sum() > 0
+    assert not any(p is frozen for group in policy.parameter_groups() for p in group["params"])
+
+
+def test_many_binaries_are_coins_of_their_own():
+    distribution = make(MultiBinary(2))
+    output = torch.tensor([[0.0, 1.0, 2.0, 0.0]]).expand(20_000, 4)
+    drawn = distribution.sample(output, False, torch.Generator().manual_seed(0))["action"]
+    expected = [1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))]
+    assert drawn.mean(0).tolist() == pytest.approx(expected, abs=0.01)
+    assert distribution.sample(output[:1], True, None)["action"].tolist() == [[1.0, 0.0]]
+
+
+def test_an_intervention_stands_around_the_flat_form():
+    def help_left(observation):
+        action = np.zeros(13, np.float32)
+        action[:2] = 0.5
+        return action
+
+    wrappers = [FlatAction, partial(Intervention, source=help_left)]
+    env = takes_parts(wrappers=wrappers)
+    assert env.single_action_space == StructuredActions(PARTS)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
+    rollout = SyncCollector(env, policy, 4, seed=0).collect()
+    assert (rollout["executed_action"][:, :4, :2] == 0.5).all()
+    assert rollout["intervened"][:, :4].all()
+
+
+def test_sac_and_chunks_refuse_it_and_say_who_does_not():
+    message = (
+        r"the action space is StructuredActions\(Dict.* Learn actions of several parts with PPO"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        SquashedActorCritic(STATE, flat_actions(ARM))
+    with pytest.raises(ConfigurationError, match="cannot be chunked"):
+        ActionChunk(2, takes_parts, 3)
+    with pytest.raises(ConfigurationError, match="squash is for continuous actions"):
+        make(MultiBinary(3), squash=True)
+
+
+def test_a_discrete_space_alone_lies_as_before():
+    assert flat_actions(Discrete(3)) == Discrete(3)
+    assert flat_actions(MultiDiscrete([2, 3])) == MultiDiscrete([2, 3])
