@@ -18,7 +18,7 @@ OFF_POLICY = '''
     from torch.nn.functional import mse_loss
 
     from lightning_rl import Algorithm, Policy, Replay
-    from lightning_rl.policies.actor_critic import flatten_observation, mlp
+    from lightning_rl.policies.perceptron import flatten_observation, mlp
     from lightning_rl.rollout import flat_transitions, successors
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_rl import ActorCritic
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies.actor_critic import (
+from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     flat_observation_size,
     flatten_observation,
@@ -253,4 +253,4 @@ def test_normalization_changes_what_the_policy_sees_only_when_told():
         observation[:, :-1].reshape(-1, 3).double()
     )  # the bootstrap slot comes again, as the next rollout's first
     expected = (td["observation"].double() - seen.mean(0)) / seen.std(0, correction=0)
-    torch.testing.assert_close(policy.features(td).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(policy.actor_features(td).double(), expected, rtol=1e-4, atol=1e-4)

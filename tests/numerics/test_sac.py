@@ -29,7 +29,7 @@ def exact(cls):
     """A policy that leaves observations in the precision that they have."""
 
     class Exact(cls):
-        def features(self, td):
+        def actor_features(self, td):
             return td["observation"]
 
     return Exact

@@ -21,7 +21,7 @@ from lightning_rl.offline.episodes import LOCK, Episodes, lock_dataset, read_num
 from lightning_rl.offline.joining import complete_join, link, renewing
 from lightning_rl.offline.minari_format import minari_folder
 from lightning_rl.offline.statistics import ColumnStatistics, joined_statistics
-from lightning_rl.policies.actor_critic import mlp
+from lightning_rl.policies.perceptron import mlp
 
 Rewards = Literal["success", "env"]
 """Which reward a step has: by how long its episode took to succeed, or as recorded."""

@@ -1,44 +1,39 @@
-"""Act, and value, with perceptrons over flat observations and simple action spaces."""
+"""Act, and value, with perceptrons over what encoders make of observations."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.errors import require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, widened
+from lightning_rl.policies.encoders import Encoder, EncoderFactory
 from lightning_rl.policies.gaussians import distribution_for
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
-from lightning_rl.rollout import FieldSpec
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "elu": nn.ELU,
-    "gelu": nn.GELU,
-    "leaky_relu": nn.LeakyReLU,
-    "relu": nn.ReLU,
-    "selu": nn.SELU,
-    "silu": nn.SiLU,
-    "tanh": nn.Tanh,
-}
-"""By the names that settings give them."""
-
-
-Normalization = Literal["none", "layer", "rms"]
-"""Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
+from lightning_rl.policies.perceptron import (
+    Normalization,
+    flat_observation_size,
+    flatten_observation,
+    mlp,
+    read_keys,
+    read_space,
+)
+from lightning_rl.rollout import FieldSpec, time_major
 
 
 class PerceptronPolicy(Policy):
-    """What policies of perceptrons over a flattened observation have in common.
+    """What policies have in common whose heads are perceptrons.
+
+    The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
+    observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
+    action comes about; `critic_features` is what a critic reads.
 
     Args:
         observation_space, action_space: of one env.
@@ -48,9 +43,17 @@ class PerceptronPolicy(Policy):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         normalization: of the actor's hidden units.
+        encoder: makes the features; None for the flat observation.
+        actor_keys: of a Dict observation, those that the actor reads; None for all but
+            `action_mask`.
+
+    Raises:
+        ConfigurationError: for an unknown activation or key, a space that the encoder, or without
+            one a perceptron, cannot take, and `normalize_observation` beside an encoder.
     """
 
     has_critic = False
+    critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
 
     @abstractmethod  # a subclass names its settings; this one no config can name
     def __init__(
@@ -62,13 +65,74 @@ class PerceptronPolicy(Policy):
         activation: str,
         normalize_observation: bool,
         normalization: Normalization = "none",
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(observation_space, action_space)
-        size = flat_observation_size(observation_space)
+        require(
+            encoder is None or not normalize_observation,
+            "normalize_observation scales flat observations, and with an encoder there are none: "
+            "leave it out, and have the encoder scale what it reads (normalize: true of a "
+            "PerceptronEncoder or a DictEncoder).",
+        )
+        self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys")
+        self.critic_keys = self.actor_keys
+        space = read_space(observation_space, self.actor_keys)
+        self.encoder = None if encoder is None else encoder(space)
+        size = flat_observation_size(space) if self.encoder is None else self.encoder.size
         self.distribution = distribution
-        make = partial(mlp, activation=activation, normalization=normalization, output_gain=0.01)
-        self.actor = make(size, hidden_sizes, distribution.num_outputs)
+        self.actor = mlp(
+            size,
+            hidden_sizes,
+            distribution.num_outputs,
+            activation=activation,
+            normalization=normalization,
+            output_gain=0.01,
+        )
         self.normalizer = ObservationNormalizer(size) if normalize_observation else None
+        self.features_size = size
+        self.critic_reads_apart = False
+        self.critic_encoder: Encoder | None = None
+        self.critic_normalizer: ObservationNormalizer | None = None
+
+    def add_critic_inputs(
+        self,
+        encoder: EncoderFactory | None,
+        critic_keys: Sequence[str] | None,
+        share_encoder: bool,
+    ) -> int:
+        """Lay out what the critic reads, and return how many features that are.
+
+        It reads the actor's features where it has no keys of its own and shares the encoder; else
+        it has an encoder, or a normaliser, of the same settings for itself, with other weights.
+
+        Args:
+            encoder: makes encoders, as the constructor took it.
+            critic_keys: of a Dict observation, those that the critic reads; None for the actor's.
+            share_encoder: whether one encoder is trained for both, where they read the same keys.
+
+        Raises:
+            ConfigurationError: for an unknown key, and an encoder not to be shared where there is
+                none.
+        """
+        require(
+            share_encoder or encoder is not None,
+            "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
+            "none: leave it out, or name an encoder.",
+        )
+        if critic_keys is not None:
+            self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
+        self.critic_reads_apart = self.critic_keys != self.actor_keys or not share_encoder
+        if not self.critic_reads_apart:
+            return self.features_size
+        space = read_space(self.observation_space, self.critic_keys)
+        if encoder is not None:
+            self.critic_encoder = encoder(space)
+            return self.critic_encoder.size
+        size = flat_observation_size(space)
+        if self.normalizer is not None:
+            self.critic_normalizer = ObservationNormalizer(size)
+        return size
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -77,7 +141,7 @@ class PerceptronPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        output = widened(self.actor(self.features(td)))  # no critic: values come per rollout
+        output = self.action_output(td, self.actor_features(td))  # values come per rollout
         for key, value in self.distribution.sample(output, deterministic, generator).items():
             td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
         return td
@@ -91,13 +155,13 @@ class PerceptronPolicy(Policy):
         return super().rollout_actor(rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        return td.set("value", self.value_of(self.features(td)))
+        return td.set("value", self.value_of(self._value_features(td)))
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
-        features = self.features(td)
+        features = self.actor_features(td)
         fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
-        value = self.value_of(features)
-        output = widened(self.actor(features))
+        value = self.value_of(self._value_features(td, features))
+        output = self.action_output(td, features)
         log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
         return TensorDict(
             {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
@@ -108,26 +172,101 @@ class PerceptronPolicy(Policy):
         return super().fields_of(action) if fields is None else fields
 
     def value_of(self, features: Tensor) -> Tensor:
-        """Return the value [B] of features [B, D]: zero, as there is no critic."""
+        """Return the value [B] of the critic's features [B, D]: zero, as there is no critic."""
         return features.new_zeros(features.shape[:-1])
 
-    def features(self, td: TensorDict) -> Tensor:
-        """Return the flattened, normalised observation [B, D]."""
-        flat = flatten_observation(td.get("observation"), len(td.batch_size))
-        return flat if self.normalizer is None else self.normalizer(flat)
+    def actor_features(self, td: TensorDict) -> Tensor:
+        """Return what the actor reads [B, D] where `td` [B] was observed."""
+        return self._features(td, self.encoder, self.normalizer, self.actor_keys)
+
+    def critic_features(
+        self,
+        td: TensorDict,
+        actor_features: Tensor | None = None,
+        encoder: nn.Module | None = None,
+    ) -> Tensor:
+        """Return what the critic reads [B, D] where `td` [B] was observed.
+
+        Args:
+            td: [B], with `observation`.
+            actor_features: [B, D], of `td`, where they are known: the same tensor is returned
+                where the critic reads what the actor does.
+            encoder: a copy of `encoder_of_critic` to read with, such as a target network.
+        """
+        if encoder is not None:
+            return self._features(td, encoder, None, self.critic_keys)
+        if self.critic_reads_apart:
+            own, normalizer = self.critic_encoder, self.critic_normalizer
+            return self._features(td, own, normalizer, self.critic_keys)
+        return self.actor_features(td) if actor_features is None else actor_features
+
+    @property
+    def encoder_of_critic(self) -> Encoder | None:
+        """The encoder that makes what the critic reads, the actor's where they share it."""
+        return self.critic_encoder if self.critic_reads_apart else self.encoder
+
+    def _value_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
+        """Return what `value_of` takes; of the actor where there is no critic to read for."""
+        if self.has_critic:
+            return self.critic_features(td, actor_features)
+        return self.actor_features(td) if actor_features is None else actor_features
+
+    def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
+        """Return what the distribution makes actions of [B, F].
+
+        Args:
+            td: [B], with `observation`.
+            features: [B, D], the actor's, of `td`.
+        """
+        return widened(self.actor(features))
 
     def update_normalization(self, rollout: TensorDict) -> None:
-        if self.normalizer is not None:
-            transitions = rollout.select("observation")[:, :-1]
-            observation = flatten_observation(transitions.get("observation"), 2)
-            self.normalizer.update(observation.flatten(0, 1))
+        for encoder, normalizer, keys in (
+            (self.encoder, self.normalizer, self.actor_keys),
+            (self.critic_encoder, self.critic_normalizer, self.critic_keys),
+        ):
+            if encoder is not None:
+                # Time-major, as it is stored: flattened without a copy, which pictures would feel.
+                steps = time_major(rollout.select("observation"))[:-1].flatten(0, 1)
+                encoder.update_normalization(_read(steps.get("observation"), keys))
+            elif normalizer is not None:
+                transitions = rollout.select("observation")[:, :-1]
+                observation = flatten_observation(transitions.get("observation"), 2, keys)
+                normalizer.update(observation.flatten(0, 1))
+
+    def _features(
+        self,
+        td: TensorDict,
+        encoder: nn.Module | None,
+        normalizer: ObservationNormalizer | None,
+        keys: Sequence[str] | None,
+    ) -> Tensor:
+        observation = td.get("observation")
+        if encoder is not None:
+            return encoder(_read(observation, keys))  # type: ignore[no-any-return]  # nn.Module
+        batch_dims = len(td.batch_size)
+        if (
+            isinstance(observation, Tensor)
+            and observation.dim() == batch_dims + 1
+            and observation.dtype == torch.float32
+        ):
+            flat = observation  # as it is: this is asked at each env step
+        else:
+            flat = flatten_observation(observation, batch_dims, keys)
+        return flat if normalizer is None else normalizer(flat)
+
+
+def _read(observation: Tensor | TensorDict, keys: Sequence[str] | None) -> Tensor | TensorDict:
+    """Return what there is to read of an observation, all of it where it has no keys."""
+    return observation if isinstance(observation, Tensor) else observation.select(*(keys or ()))
 
 
 class ActorOnly(PerceptronPolicy):
-    """An actor perceptron over a flattened observation, for algorithms without a critic (GRPO).
+    """An actor perceptron, for algorithms without a critic (GRPO).
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
+            encoder, whatever that takes.
         action_space: of one env: floating-point Box, Discrete or MultiDiscrete.
         hidden_sizes: units of the hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
@@ -144,6 +283,10 @@ class ActorOnly(PerceptronPolicy):
             beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
             discrete actions; where only some entries of a Box are bounded, a warning says that
             none is scaled. False takes the output of the network for the action as it is.
+        encoder: makes the features that the actor reads, of pictures for instance; where not given,
+            it reads the observation itself, flat.
+        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
+            not given.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -163,8 +306,12 @@ class ActorOnly(PerceptronPolicy):
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
         rescale_action: bool = True,
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
     ) -> None:
-        flat_observation_size(observation_space)  # refused first where both spaces are amiss
+        if encoder is None:  # refused first where both spaces are amiss
+            keys = read_keys(observation_space, actor_keys, "actor_keys")
+            flat_observation_size(read_space(observation_space, keys))
         distribution = distribution_for(
             action_space,
             squash=squash,
@@ -179,19 +326,27 @@ class ActorOnly(PerceptronPolicy):
             hidden_sizes,
             activation,
             normalize_observation,
+            encoder=encoder,
+            actor_keys=actor_keys,
         )
 
 
 class ActorCritic(ActorOnly):
-    """Separate actor and critic perceptrons over a flattened observation.
+    """Separate actor and critic perceptrons, over a flattened observation or an encoder's features.
 
     Args:
         observation_space, action_space, hidden_sizes: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
+        encoder: see `ActorOnly`.
+        critic_keys: of a Dict observation, those that the critic reads, be they what only a
+            simulator knows; the actor's where not given. Acting needs none of them.
+        share_encoder: whether actor and critic train one encoder together, where they read the same
+            keys; else each has one of its own.
         kwargs: see `ActorOnly`.
 
     Raises:
-        ConfigurationError: for an unknown activation, or a space that the policy cannot take.
+        ConfigurationError: for an unknown activation or key, or a space that the policy cannot
+            take.
     """
 
     has_critic = True
@@ -203,94 +358,16 @@ class ActorCritic(ActorOnly):
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
         critic_hidden_sizes: Sequence[int] | None = None,
+        encoder: EncoderFactory | None = None,
+        critic_keys: Sequence[str] | None = None,
+        share_encoder: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, action_space, hidden_sizes, **kwargs)
-        size = flat_observation_size(observation_space)
+        super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
+        size = self.add_critic_inputs(encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = mlp(size, sizes, 1, activation=kwargs.get("activation", "tanh"))
 
     def value_of(self, features: Tensor) -> Tensor:
-        """Return the value [B] of features [B, D]."""
+        """Return the value [B] of the critic's features [B, D]."""
         return widened(self.critic(features)).squeeze(-1)
-
-
-def mlp(
-    input_size: int,
-    hidden_sizes: Sequence[int],
-    output_size: int,
-    *,
-    activation: str = "tanh",
-    output_gain: float = 1.0,
-    normalization: Normalization = "none",
-) -> nn.Sequential:
-    """Build a perceptron with orthogonal weights and zero biases.
-
-    The gain is sqrt(2), and `output_gain` for the last layer.
-
-    Source: Andrychowicz et al. 2021, "What Matters in On-Policy Reinforcement Learning", section
-    3.2.
-
-    Raises:
-        ConfigurationError: for an unknown activation or a layer size below 1.
-    """
-    require(
-        activation in ACTIVATIONS,
-        f"Unknown activation '{activation}'; allowed: "
-        f"{', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}.",
-    )
-    sizes = [input_size, *hidden_sizes, output_size]
-    require(
-        all(size >= 1 for size in sizes),
-        f"Layer sizes must be at least 1, got hidden_sizes={list(hidden_sizes)}.",
-    )
-    layers: list[nn.Module] = []
-    for before, after in pairwise(sizes[:-1]):
-        layers.append(_linear(before, after, math.sqrt(2)))
-        if normalization != "none":
-            layers.append(nn.LayerNorm(after) if normalization == "layer" else nn.RMSNorm(after))
-        layers.append(ACTIVATIONS[activation]())
-    return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
-
-
-def _linear(input_size: int, output_size: int, gain: float) -> nn.Linear:
-    layer = nn.Linear(input_size, output_size)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def flat_observation_size(space: gymnasium.Space[Any]) -> int:
-    """Return how many numbers `flatten_observation` makes of one observation.
-
-    Raises:
-        ConfigurationError: for a space that a perceptron cannot take.
-    """
-    if isinstance(space, gymnasium.spaces.Dict):
-        require(len(space) > 0, "The observation space is an empty Dict.")
-        return sum(flat_observation_size(child) for child in space.values())
-    if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
-        require(
-            len(space.shape) < 3,
-            f"Observation space {space} looks like an image: a perceptron cannot take it. Use a "
-            "policy of your own with "
-            "a vision network (a subclass of lightning_rl.Policy), or a state observation.",
-        )
-        return math.prod(space.shape)
-    raise ConfigurationError(
-        f"Observation space {space} is not supported: use Box, MultiBinary, or a Dict of them. For "
-        "a Discrete or "
-        "Tuple space add `wrappers: [gymnasium.wrappers.FlattenObservation]` to the env."
-    )
-
-
-def flatten_observation(observation: Tensor | TensorDict, batch_dims: int = 1) -> Tensor:
-    """Concatenate a tensor or a tree of tensors, keys in sorted order, to float32 [..., D]."""
-    if isinstance(observation, Tensor):
-        if observation.dim() == batch_dims + 1 and observation.dtype == torch.float32:
-            return observation  # as it is: this is called at each env step
-        return observation.reshape(*observation.shape[:batch_dims], -1).to(torch.float32)
-    return torch.cat(
-        [flatten_observation(observation[key], batch_dims) for key in sorted(observation.keys())],
-        dim=-1,
-    )

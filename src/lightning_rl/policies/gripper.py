@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.errors import require
-from lightning_rl.policies.actor_critic import Normalization, flat_observation_size, mlp
 from lightning_rl.policies.distributions import widened
+from lightning_rl.policies.perceptron import Normalization, mlp
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
 
 CLOSE, STAY, OPEN = 0, 1, 2
@@ -84,7 +84,7 @@ class GripperActorCritic(SquashedActorCritic):
         )
         self.action_space = action_space
         self.gripper = mlp(
-            flat_observation_size(observation_space),
+            self.features_size,
             hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
             len(commands),
             activation=activation if critic_activation is None else critic_activation,
@@ -95,8 +95,9 @@ class GripperActorCritic(SquashedActorCritic):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        features = self.features(td)
-        fields = self.distribution.sample(widened(self.actor(features)), deterministic, generator)
+        features = self.actor_features(td)
+        output = self.action_output(td, features)
+        fields = self.distribution.sample(output, deterministic, generator)
         command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
         fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
         for key, value in fields.items():
@@ -105,14 +106,15 @@ class GripperActorCritic(SquashedActorCritic):
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         action = td.get("action")
-        features = self.features(td)
+        features = self.actor_features(td)
         fields = {key: td.get(key) for key in self.extra_fields} | {"action": action[..., :-1]}
-        output = widened(self.actor(features))
+        output = self.action_output(td, features)
         log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
         values = self.gripper_values(td, features=features) / CLONING_TEMPERATURE
         taken = self.command_of(action)
         log_prob = log_prob + values.log_softmax(-1).gather(-1, taken[:, None]).squeeze(-1)
-        found = {"sample_log_prob": log_prob, "entropy": entropy, "value": self.value_of(features)}
+        value = self.value_of(self.critic_features(td, features))
+        found = {"sample_log_prob": log_prob, "entropy": entropy, "value": value}
         return TensorDict(found, td.batch_size)
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
@@ -136,7 +138,7 @@ class GripperActorCritic(SquashedActorCritic):
             critic: the policy's own where not given.
             features: [B, D], of `td`, where they are known.
         """
-        features = self.features(td) if features is None else features
+        features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from lightning_rl.policies.base import RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, Categorical, gumbel_
+from lightning_rl.policies.encoders import Encoder
 from lightning_rl.policies.gaussians import (
     DiagonalGaussian,
     NoisyTanh,
@@ -61,6 +62,7 @@ class Perceptron(Protocol):
     actor: nn.Sequential
     distribution: ActionDistribution
     normalizer: ObservationNormalizer | None
+    encoder: Encoder | None
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -84,6 +86,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     distribution = policy.distribution
     return (
         type(distribution) in FAMILIES
+        and policy.encoder is None
         and rollout.batch_size[0] <= MAX_ENVS
         and isinstance(observation, torch.Tensor)
         and observation.dtype == torch.float32

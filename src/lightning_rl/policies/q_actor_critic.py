@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -12,14 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range, closest, require
-from lightning_rl.policies.actor_critic import (
-    ACTIVATIONS,
-    Normalization,
-    PerceptronPolicy,
-    flat_observation_size,
-)
+from lightning_rl.policies.actor_critic import PerceptronPolicy
 from lightning_rl.policies.distributions import widened
+from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
+from lightning_rl.policies.perceptron import ACTIVATIONS, Normalization
 
 
 class QEnsemble(nn.Module):
@@ -89,8 +86,9 @@ class QEnsemble(nn.Module):
 class QActorCritic(PerceptronPolicy):
     """An actor whose actions are learnt in units of their bounds, and critics of such actions.
 
-    What an off-policy algorithm asks of a policy, beside acting: `features`, `unit`, `q_values`,
-    `actor` and `critic`, of which it keeps slowly moving copies.
+    What an off-policy algorithm asks of a policy, beside acting: `actor_features`,
+    `critic_features`, `unit`, `q_values`, `actor` and `critic`, of which, and of the encoder that
+    the critics read, it keeps slowly moving copies.
 
     Args:
         observation_space, action_space: of one env.
@@ -104,6 +102,13 @@ class QActorCritic(PerceptronPolicy):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        encoder: makes the features that the heads read, of pictures for instance; where not given,
+            they read the observation itself, flat.
+        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
+            not given.
+        critic_keys: likewise, of the critics; the actor's where not given.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys,
+            which the critics' loss trains; else each has one of its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -125,6 +130,10 @@ class QActorCritic(PerceptronPolicy):
         critic_normalization: Normalization,
         normalize_observation: bool,
         actor_normalization: Normalization,
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
+        share_encoder: bool = True,
     ) -> None:
         super().__init__(
             observation_space,
@@ -134,7 +143,10 @@ class QActorCritic(PerceptronPolicy):
             activation,
             normalize_observation,
             actor_normalization,
+            encoder,
+            actor_keys,
         )
+        features = self.add_critic_inputs(encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         chosen = activation if critic_activation is None else critic_activation
         require(
@@ -147,15 +159,29 @@ class QActorCritic(PerceptronPolicy):
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, least=1)
-        inputs = flat_observation_size(observation_space) + distribution.size
+        inputs = features + distribution.size
         self.critic = QEnsemble(inputs, sizes, num_critics, chosen, critic_normalization)
 
     def unit(self, action: Tensor) -> Tensor:
         """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
         return self.distribution.unit(action)
 
+    def actor_modules(self) -> list[nn.Module]:
+        """Return what the actor's loss trains: the actor, and an encoder of its own."""
+        shared = self.encoder is None or not self.critic_reads_apart
+        return [self.actor] if shared else [self.actor, cast(nn.Module, self.encoder)]
+
+    def critic_modules_to_train(self) -> list[nn.Module]:
+        """Return what the critics' loss trains: the critics, and the encoder that they read."""
+        encoder = self.encoder_of_critic
+        return [self.critic] if encoder is None else [self.critic, encoder]
+
     def q_values(
-        self, td: TensorDict, unit_action: Tensor, critic: nn.Module | None = None
+        self,
+        td: TensorDict,
+        unit_action: Tensor,
+        critic: nn.Module | None = None,
+        features: Tensor | None = None,
     ) -> Tensor:
         """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
 
@@ -163,15 +189,18 @@ class QActorCritic(PerceptronPolicy):
             td: [B], with `observation`.
             unit_action: [B, A].
             critic: the policy's own where not given.
+            features: [B, D], of `critic_features`, where they are known.
         """
-        return widened((critic or self.critic)(self.features(td), unit_action))
+        features = self.critic_features(td) if features is None else features
+        return widened((critic or self.critic)(features, unit_action))
 
 
 class SquashedActorCritic(QActorCritic):
     """A tanh-Gaussian actor with a standard deviation of its own for each observation, for SAC.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
+            encoder, whatever that takes.
         action_space: of one env: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
@@ -183,6 +212,13 @@ class SquashedActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        encoder: makes the features that the heads read, of pictures for instance; where not given,
+            they read the observation itself, flat.
+        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
+            not given.
+        critic_keys: likewise, of the critics; the actor's where not given.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys,
+            which the critics' loss trains; else each has one of its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -204,6 +240,10 @@ class SquashedActorCritic(QActorCritic):
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
+        share_encoder: bool = True,
     ) -> None:
         super().__init__(
             observation_space,
@@ -217,23 +257,32 @@ class SquashedActorCritic(QActorCritic):
             critic_normalization,
             normalize_observation,
             actor_normalization,
+            encoder,
+            actor_keys,
+            critic_keys,
+            share_encoder,
         )
 
-    def draw_unit(self, td: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def draw_unit(
+        self, td: TensorDict, noise: Tensor, features: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
 
         Args:
             td: [B], with `observation`.
             noise: [B, A], of the standard normal distribution.
+            features: [B, D], of `actor_features`, where they are known.
         """
-        return self.distribution.draw_unit(widened(self.actor(self.features(td))), noise)
+        features = self.actor_features(td) if features is None else features
+        return self.distribution.draw_unit(self.action_output(td, features), noise)
 
 
 class DeterministicActorCritic(QActorCritic):
     """An actor that gives one action, and explores with Gaussian noise, for TD3.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
+            encoder, whatever that takes.
         action_space: of one env: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
@@ -245,6 +294,13 @@ class DeterministicActorCritic(QActorCritic):
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
+        encoder: makes the features that the heads read, of pictures for instance; where not given,
+            they read the observation itself, flat.
+        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
+            not given.
+        critic_keys: likewise, of the critics; the actor's where not given.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys,
+            which the critics' loss trains; else each has one of its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -266,6 +322,10 @@ class DeterministicActorCritic(QActorCritic):
         exploration_std: float = 0.1,
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
+        critic_keys: Sequence[str] | None = None,
+        share_encoder: bool = True,
     ) -> None:
         super().__init__(
             observation_space,
@@ -279,13 +339,21 @@ class DeterministicActorCritic(QActorCritic):
             critic_normalization,
             normalize_observation,
             actor_normalization,
+            encoder,
+            actor_keys,
+            critic_keys,
+            share_encoder,
         )
 
-    def best_unit(self, td: TensorDict, actor: nn.Module | None = None) -> Tensor:
+    def best_unit(
+        self, td: TensorDict, actor: nn.Module | None = None, features: Tensor | None = None
+    ) -> Tensor:
         """Return the actions in [-1, 1] [B, A], with gradients, without noise.
 
         Args:
             td: [B], with `observation`.
             actor: the policy's own where not given.
+            features: [B, D], of `actor_features`, where they are known.
         """
-        return widened((actor or self.actor)(self.features(td))).tanh()
+        features = self.actor_features(td) if features is None else features
+        return widened((actor or self.actor)(features)).tanh()
