@@ -1,6 +1,5 @@
 """Learn to see success in what is observed, and reward an env by it."""
 
-from pathlib import Path
 from typing import Any, cast
 
 import gymnasium
@@ -15,13 +14,14 @@ from lightning_rl.algorithms.checks import check_batch_size
 from lightning_rl.algorithms.on_policy import epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.errors import check_range, require
 from lightning_rl.evaluation import logged_values, summarize
 from lightning_rl.offline import LabelledFrames
 from lightning_rl.optim.update import Objective
 from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.precision import autocast
+from lightning_rl.policies.spaces import fits
 from lightning_rl.rollout import flat_transitions
 
 FRAMES_AT_ONCE = 256
@@ -163,7 +163,8 @@ class RewardClassifier(Algorithm):
         gathered = ranks.gather_over_ranks(self._judged)
         self._judged = []
         judged = [episode for one in gathered for episode in one]
-        probability, label = (torch.cat([one[i] for one in judged]) for i in (1, 2))
+        probability = torch.cat([one for _, one, _ in judged])
+        label = torch.cat([one for _, _, one in judged])
         seen, shown = probability >= self.threshold, label == 1
         self.error_rates.copy_(torch.stack([_mean(seen[~shown]), _mean(~seen[shown])]))
         false_positive, false_negative = self.error_rates.tolist()
@@ -251,7 +252,12 @@ class ClassifiedReward(gymnasium.Wrapper):
         trusted = granted("trust_code", trust_code)
         self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trusted)
         self._space = self._classifier.policy.observation_space
-        _check_space(Path(checkpoint), self._space, env.observation_space)
+        require(  # bounds are not compared: a dataset does not know them
+            fits(self._space, env.observation_space),
+            f"The reward classifier of {checkpoint} has learnt from observations {self._space}, "
+            f"and those of the env are {env.observation_space}: give the env the wrappers that the "
+            "dataset was recorded with, or train a classifier on recordings of this env.",
+        )
         self.threshold = self._classifier.threshold if threshold is None else threshold
         self.success_reward = success_reward
         self.ends_episode = ends_episode
@@ -285,25 +291,3 @@ def _batch_of_one(observation: Any, space: gymnasium.Space[Any]) -> Observation:
         children = {key: _batch_of_one(observation[key], one) for key, one in space.items()}
         return TensorDict(children, [1])
     return torch.from_numpy(np.asarray(observation, space.dtype)[None])
-
-
-def _check_space(
-    checkpoint: Path, wanted: gymnasium.Space[Any], given: gymnasium.Space[Any]
-) -> None:
-    """Refuse an env whose observations are not what a classifier has learnt from.
-
-    Bounds are not compared: a dataset does not know them.
-    """
-    if not _fits(wanted, given):
-        raise ConfigurationError(
-            f"The reward classifier of {checkpoint} has learnt from observations {wanted}, and "
-            f"those of the env are {given}: give the env the wrappers that the dataset was "
-            "recorded with, or train a classifier on recordings of this env."
-        )
-
-
-def _fits(wanted: gymnasium.Space[Any], given: gymnasium.Space[Any]) -> bool:
-    if isinstance(wanted, gymnasium.spaces.Dict):
-        there = given.spaces if isinstance(given, gymnasium.spaces.Dict) else {}
-        return all(key in there and _fits(one, there[key]) for key, one in wanted.items())
-    return (wanted.shape, wanted.dtype) == (given.shape, given.dtype)

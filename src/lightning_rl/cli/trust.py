@@ -88,8 +88,10 @@ OF_THAT_RUN = (
 )
 """Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
 
-PATH_KEYS = ("xml_file", "path", "model_path", "adapter", "tokenizer", "action_statistics")
-PATH_KEYS += ("checkpoint",)
+PATH_KEYS = (
+    *("xml_file", "path", "model_path", "adapter", "tokenizer", "action_statistics"),
+    *("checkpoint", "teacher"),
+)
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+(:\w+)?|[^\W\d][\w.]*:[^\W\d][\w./-]*")

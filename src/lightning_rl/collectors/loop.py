@@ -20,6 +20,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
+from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout import LOOK_EVERY, clear_final_observations, copy_tree, time_major
 
 Chooser = Callable[[Observation, Tensor], Tensor]
@@ -144,12 +145,14 @@ class EpisodePlan:
             as soon as every row has had one.
         random_env_steps: env steps of all processes whose actions are drawn uniformly from the
             action space, before the policy acts; whole rollouts of them.
+        teacher: acts in a share of the steps, which each rollout has one of.
     """
 
     group_size: int = 1
     reset_every_rollout: bool = False
     first_episode_only: bool = False
     random_env_steps: int = 0
+    teacher: Teacher | None = None
 
 
 AS_THEY_COME = EpisodePlan()
@@ -275,9 +278,13 @@ class RolloutLoop:
         writer = self._writers[segment.index]
         slots, num_envs = writer.storage.batch_size
         each = (slots - 1) * num_envs * self._env.steps_per_action * ranks.world_size()
-        if rollouts * each >= self._plan.random_env_steps:
-            return writer
-        return writer._replace(actor=UniformActor(self._policy, segment.rollout))
+        before, teacher = rollouts * each, self._plan.teacher
+        if before < self._plan.random_env_steps:
+            return writer._replace(actor=UniformActor(self._policy, segment.rollout))
+        if teacher is not None and (share := teacher.share(before)) > 0:
+            mixed = MixedActor(writer.actor, teacher, share, segment.rollout)
+            return writer._replace(actor=mixed)
+        return writer
 
     def _begin(self, segment: Segment) -> bool:
         """Write what the first slot begins with; tell whether the env was reset for it."""
