@@ -127,14 +127,14 @@ class TorchEnv(VectorEnv):
             self._key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = self._starts(self._key, self.episode)
-        return self.observe(self.state), {}
+        return self.observed(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
         elapsed = self.elapsed + 1
         moved, reward, terminated, truncated, info = self._move(action, elapsed)
         done = terminated | truncated
         self.final_state = moved
-        final = info["final_obs"] = self.observe(moved)
+        final = info["final_obs"] = self.observed(moved)
         if self._on_cpu:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
         else:
@@ -142,7 +142,7 @@ class TorchEnv(VectorEnv):
             self.episode = self.episode + done
             starts = self._starts(self._key, self.episode)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
-            observation = self.observe(self.state)
+            observation = self.observed(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: it was made above
         return observation, reward, terminated, truncated, info
 
@@ -164,7 +164,7 @@ class TorchEnv(VectorEnv):
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
         """Begin new episodes where `done` [N] bool; return the observation after and before it."""
         self.final_state = self.state
-        final = self.observe(self.state)
+        final = self.observed(self.state)
         observation = self._restart_rows(done.nonzero().squeeze(1), self.state, final)
         self.elapsed = self.elapsed.masked_fill(done, 0)
         return observation, final
@@ -187,7 +187,7 @@ class TorchEnv(VectorEnv):
             state[key].to(self.device, copy=True) for key in ("seed", "episode", "elapsed")
         )
         self._key = key_of(self.seed)
-        return self.observe(self.state)
+        return self.observed(self.state)
 
     def _move(
         self, action: Tensor, elapsed: Tensor
@@ -201,7 +201,7 @@ class TorchEnv(VectorEnv):
             action: [N, *A].
             elapsed: [N], env steps since the episode began, this one included.
         """
-        moved, reward, terminated, info = self.transition(self.state, action.to(self.device))
+        moved, reward, terminated, info = self.moved(self.state, action.to(self.device))
         truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
         # Here, as what follows may broadcast them.
         for field, value in (("reward", reward), ("terminated", terminated)):
@@ -236,8 +236,22 @@ class TorchEnv(VectorEnv):
         )
         return torch.tensor(seeds, dtype=torch.int64, device=self.device)
 
+    def started(self, uniform: Tensor) -> TensorDict:
+        """Return the starts [M] of random numbers [M, K], with what is kept beside the state."""
+        return self.initial_state(uniform)
+
+    def moved(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """Return what `transition` does, with what is kept beside the state [N]."""
+        return self.transition(state, action)
+
+    def observed(self, state: TensorDict) -> Observation:
+        """Return the observation [M, ...] of a state [M], with what is kept beside it."""
+        return self.observe(state)
+
     def _starts(self, key: Tensor, episode: Tensor) -> TensorDict:
-        return self.initial_state(uniforms(key, episode, 0, self.start_size))
+        return self.started(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
         """Begin the next episode of some rows; return the observation of all."""
@@ -247,7 +261,7 @@ class TorchEnv(VectorEnv):
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
         starts = self._starts(self._key[:, rows], self.episode[rows])
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
-        observation = _with_rows(final, rows, self.observe(starts))
+        observation = _with_rows(final, rows, self.observed(starts))
         if isinstance(observation, dict):
             return TensorDict(observation, [self.num_envs])
         return observation  # type: ignore[no-any-return]  # a tensor, as `final` is

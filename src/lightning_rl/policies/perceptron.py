@@ -47,11 +47,7 @@ def mlp(
     Raises:
         ConfigurationError: for an unknown activation or a layer size below 1.
     """
-    require(
-        activation in ACTIVATIONS,
-        f"Unknown activation '{activation}'; allowed: "
-        f"{', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}.",
-    )
+    check_activation(activation)
     sizes = [input_size, *hidden_sizes, output_size]
     require(
         all(size >= 1 for size in sizes),
@@ -64,6 +60,19 @@ def mlp(
             layers.append(nn.LayerNorm(after) if normalization == "layer" else nn.RMSNorm(after))
         layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
+
+
+def check_activation(activation: str) -> None:
+    """Refuse an unknown activation.
+
+    Raises:
+        ConfigurationError: naming those that there are.
+    """
+    require(
+        activation in ACTIVATIONS,
+        f"Unknown activation '{activation}'; allowed: "
+        f"{', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}.",
+    )
 
 
 def _linear(input_size: int, output_size: int, gain: float) -> nn.Linear:

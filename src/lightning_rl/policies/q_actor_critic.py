@@ -12,11 +12,11 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range, closest, require
-from lightning_rl.policies.actor_critic import PerceptronPolicy
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 from lightning_rl.policies.perceptron import ACTIVATIONS, Normalization
+from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 
 
 class QEnsemble(nn.Module):

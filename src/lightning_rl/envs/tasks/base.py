@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import gymnasium
@@ -12,6 +13,42 @@ from torch import Tensor
 
 from lightning_rl.envs.tasks.terms import ActionTerm, Kind, RewardTerms, require_kind
 from lightning_rl.envs.torch_env import TorchEnv
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.errors import check_range
+
+
+@dataclass
+class Pictures:
+    """What a policy sees of a task in place of its state.
+
+    An observation is a stack of the last pictures, uint8 [size, size, 3 * frames], the newest last:
+    of one picture nobody sees a velocity. As an episode begins, all of them are the first.
+
+    Attributes:
+        size: height and width of a picture, in pixels.
+        frames: how many are stacked.
+        with_state: observe a Dict of `pictures` and `state`, so that a critic may know more than
+            its actor sees (`actor_keys: [pictures]`, `critic_keys: [state]`).
+
+    Raises:
+        ConfigurationError: for a number below 1.
+    """
+
+    size: int = 48
+    frames: int = 2
+    with_state: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("pictures.size", self.size, least=1)
+        check_range("pictures.frames", self.frames, least=1)
+
+    def space(self, state: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+        """Return the space of observations, for that of states."""
+        shape = (self.size, self.size, 3 * self.frames)
+        pictures = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        if not self.with_state:
+            return pictures
+        return gymnasium.spaces.Dict({"pictures": pictures, "state": state})
 
 
 class Task(TorchEnv):
@@ -28,6 +65,7 @@ class Task(TorchEnv):
         rewards: weights by term; the terms not named keep their defaults (`reward_weights`).
         max_episode_steps: steps after which an episode is truncated.
         device: where the state lives.
+        pictures: what to observe in place of the state; None for the state.
 
     Attributes:
         reward_weights: every reward term of the task, with its default weight.
@@ -49,13 +87,16 @@ class Task(TorchEnv):
         rewards: Mapping[str, float] | None,
         max_episode_steps: int,
         device: torch.device | str,
+        pictures: Pictures | None = None,
     ) -> None:
         name = type(self).__name__
         require_kind(action, self.action_kinds, name)
-        observations = gymnasium.spaces.Box(-np.inf, np.inf, (observation_size,), np.float32)
+        state = gymnasium.spaces.Box(-np.inf, np.inf, (observation_size,), np.float32)
+        observations = state if pictures is None else pictures.space(state)
         actions = action.space(action_size)
         super().__init__(num_envs, observations, actions, max_episode_steps, device)
         self.action = action
+        self.pictures = pictures
         self.rewards = RewardTerms(self.reward_weights, rewards, name)
 
     @abstractmethod
@@ -65,6 +106,34 @@ class Task(TorchEnv):
     def render(self, rows: Sequence[int]) -> np.ndarray:
         index = torch.as_tensor(list(rows), dtype=torch.int64, device=self.device)
         return self.draw(self.state[index], *self.render_size).cpu().numpy()
+
+    def started(self, uniform: Tensor) -> TensorDict:
+        state = super().started(uniform)
+        if self.pictures is not None:
+            state["pictures"] = self._picture(state).repeat(1, 1, 1, self.pictures.frames)
+        return state
+
+    def moved(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        following, *results = super().moved(state, action)
+        if self.pictures is not None:
+            before = state["pictures"][..., 3:]  # all but the oldest
+            following["pictures"] = torch.cat((before, self._picture(following)), -1)
+        return following, *results  # type: ignore[return-value]  # a list keeps no types
+
+    def observed(self, state: TensorDict) -> Observation:
+        if self.pictures is None:
+            return super().observed(state)
+        if not self.pictures.with_state:
+            return state["pictures"]  # type: ignore[no-any-return]  # a tensor
+        seen = {"pictures": state["pictures"], "state": self.observe(state)}
+        return TensorDict(seen, state.batch_size)
+
+    def _picture(self, state: TensorDict) -> Tensor:
+        """Return a picture of each of M states, uint8 [M, size, size, 3]."""
+        assert self.pictures is not None
+        return self.draw(state, self.pictures.size, self.pictures.size)
 
     def last_step(self) -> Tensor:
         """Return whether the step under way is the last that the time limit allows, [N] bool."""

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Task
+from lightning_rl.envs.tasks.base import Pictures, Task
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canvas, tip
 from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
 
@@ -49,6 +49,7 @@ class CartPole(Task):
         rewards: weights by term; the terms not named keep their defaults.
         max_episode_steps: steps (0.04 s each) after which an episode is truncated.
         device: where the state lives.
+        pictures: what to observe in place of the state, see `Pictures`.
     """
 
     start_size = 2
@@ -64,9 +65,10 @@ class CartPole(Task):
         rewards: dict[str, float] | None = None,
         max_episode_steps: int = 500,
         device: str = "cpu",
+        pictures: Pictures | None = None,
     ) -> None:
         term = action or DeltaPosition(0.1)
-        super().__init__(num_envs, 6, 2, term, rewards, max_episode_steps, device)
+        super().__init__(num_envs, 6, 2, term, rewards, max_episode_steps, device, pictures)
         self._limits = torch.tensor([RAIL, FALLEN], device=self.device)
         self._start = torch.tensor(START, device=self.device)
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.base import Pictures, Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
 from lightning_rl.envs.tasks.terms import ActionTerm, Force
 
@@ -58,6 +58,7 @@ class PointMass(Task):
         rewards: weights by term; the terms not named keep their defaults.
         max_episode_steps: steps (1/60 s each) after which an episode is truncated.
         device: where the state lives.
+        pictures: what to observe in place of the state, see `Pictures`.
     """
 
     start_size = 12
@@ -79,9 +80,10 @@ class PointMass(Task):
         rewards: dict[str, float] | None = None,
         max_episode_steps: int = 100,
         device: str = "cpu",
+        pictures: Pictures | None = None,
     ) -> None:
         term = action or Force(MAX_FORCE, clip=1.0)
-        super().__init__(num_envs, 14, 2, term, rewards, max_episode_steps, device)
+        super().__init__(num_envs, 14, 2, term, rewards, max_episode_steps, device, pictures)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Task, norm
+from lightning_rl.envs.tasks.base import Pictures, Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, INK, ORANGE, PAPER, Canvas
 from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
 
@@ -64,6 +64,7 @@ class PushCube(Task):
         rewards: weights by term; the terms not named keep their defaults.
         max_episode_steps: steps after which an episode is truncated.
         device: where the state lives.
+        pictures: what to observe in place of the state, see `Pictures`.
     """
 
     start_size = 6
@@ -86,9 +87,10 @@ class PushCube(Task):
         rewards: dict[str, float] | None = None,
         max_episode_steps: int = 100,
         device: str = "cpu",
+        pictures: Pictures | None = None,
     ) -> None:
         term = action or DeltaPosition(0.03, clip=1.0)
-        super().__init__(num_envs, 12, 2, term, rewards, max_episode_steps, device)
+        super().__init__(num_envs, 12, 2, term, rewards, max_episode_steps, device, pictures)
         self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:

@@ -1,0 +1,263 @@
+"""Act, and value, with perceptrons that read what encoders make of observations."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.errors import require
+from lightning_rl.machine import settings
+from lightning_rl.policies.base import Policy, RolloutActor
+from lightning_rl.policies.distributions import ActionDistribution, widened
+from lightning_rl.policies.encoders import Encoder, EncoderFactory
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
+from lightning_rl.policies.perceptron import (
+    Normalization,
+    flat_observation_size,
+    flatten_observation,
+    mlp,
+    read_keys,
+    read_space,
+)
+from lightning_rl.rollout import FieldSpec, time_major
+
+
+class PerceptronPolicy(Policy):
+    """What policies have in common whose heads are perceptrons.
+
+    The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
+    observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
+    action comes about; `critic_features` is what a critic reads.
+
+    Args:
+        observation_space, action_space: of one env.
+        distribution: of the actions, by what the actor gives.
+        hidden_sizes: units of the actor's hidden layers.
+        activation: one of `ACTIVATIONS`.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+        normalization: of the actor's hidden units.
+        encoder: makes the features; None for the flat observation.
+        actor_keys: of a Dict observation, those that the actor reads; None for all but
+            `action_mask`.
+
+    Raises:
+        ConfigurationError: for an unknown activation or key, a space that the encoder, or without
+            one a perceptron, cannot take, and `normalize_observation` beside an encoder.
+    """
+
+    critic: Any  # a module, where it has one
+    has_critic = False
+    critic_modules = (*Policy.critic_modules, "critic_encoder", "critic_normalizer")
+
+    @abstractmethod  # a subclass names its settings; this one no config can name
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        distribution: ActionDistribution,
+        hidden_sizes: Sequence[int],
+        activation: str,
+        normalize_observation: bool,
+        normalization: Normalization = "none",
+        encoder: EncoderFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(observation_space, action_space)
+        require(
+            encoder is None or not normalize_observation,
+            "normalize_observation scales flat observations, and with an encoder there are none: "
+            "leave it out, and have the encoder scale what it reads (normalize: true of a "
+            "PerceptronEncoder or a DictEncoder).",
+        )
+        self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys")
+        self.critic_keys = self.actor_keys
+        space = read_space(observation_space, self.actor_keys)
+        self.encoder = None if encoder is None else encoder(space)
+        size = flat_observation_size(space) if self.encoder is None else self.encoder.size
+        self.distribution = distribution
+        self.actor = mlp(
+            size,
+            hidden_sizes,
+            distribution.num_outputs,
+            activation=activation,
+            normalization=normalization,
+            output_gain=0.01,
+        )
+        self.normalizer = ObservationNormalizer(size) if normalize_observation else None
+        self.features_size = size
+        self.critic_reads_apart = False
+        self.critic_encoder: Encoder | None = None
+        self.critic_normalizer: ObservationNormalizer | None = None
+
+    def add_critic_inputs(
+        self,
+        encoder: EncoderFactory | None,
+        critic_keys: Sequence[str] | None,
+        share_encoder: bool,
+    ) -> int:
+        """Lay out what the critic reads, and return how many features that are.
+
+        It reads the actor's features where it has no keys of its own and shares the encoder; else
+        it has an encoder, or a normaliser, of the same settings for itself, with other weights.
+
+        Args:
+            encoder: makes encoders, as the constructor took it.
+            critic_keys: of a Dict observation, those that the critic reads; None for the actor's.
+            share_encoder: whether one encoder is trained for both, where they read the same keys.
+
+        Raises:
+            ConfigurationError: for an unknown key, and an encoder not to be shared where there is
+                none.
+        """
+        require(
+            share_encoder or encoder is not None,
+            "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
+            "none: leave it out, or name an encoder.",
+        )
+        if critic_keys is not None:
+            self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
+        self.critic_reads_apart = self.critic_keys != self.actor_keys or not share_encoder
+        if not self.critic_reads_apart:
+            return self.features_size
+        space = read_space(self.observation_space, self.critic_keys)
+        if encoder is not None:
+            self.critic_encoder = encoder(space)
+            return self.critic_encoder.size
+        size = flat_observation_size(space)
+        if self.normalizer is not None:
+            self.critic_normalizer = ObservationNormalizer(size)
+        return size
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        return self.distribution.extra_fields
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        output = self.action_output(td, self.actor_features(td))  # values come per rollout
+        for key, value in self.distribution.sample(output, deterministic, generator).items():
+            td.set(key, value, inplace=True)  # where it lies, in the rollout's storage
+        return td
+
+    def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
+        # In bfloat16 NumPy has no way; and of a subclass only what it says itself counts, since
+        # one that overrides `forward` inherits the mark.
+        quick = self.autocast_dtype is None and vars(type(self)).get("acts_as_perceptron")
+        if quick and settings().numpy_acting and acts_in_numpy(self, rollout):
+            return NumpyActor(self, rollout)
+        return super().rollout_actor(rollout)
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        return td.set("value", self.value_of(self._value_features(td)))
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        features = self.actor_features(td)
+        fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
+        value = self.value_of(self._value_features(td, features))
+        output = self.action_output(td, features)
+        log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
+        return TensorDict(
+            {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
+        )
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        fields = self.distribution.fields_of(action)
+        return super().fields_of(action) if fields is None else fields
+
+    def value_of(self, features: Tensor) -> Tensor:
+        """Return the value [B] of the critic's features [B, D]; zero, where there is no critic."""
+        if not self.has_critic:
+            return features.new_zeros(features.shape[:-1])
+        return widened(self.critic(features)).squeeze(-1)
+
+    def actor_features(self, td: TensorDict) -> Tensor:
+        """Return what the actor reads [B, D] where `td` [B] was observed."""
+        return self._features(td, self.encoder, self.normalizer, self.actor_keys)
+
+    def critic_features(
+        self,
+        td: TensorDict,
+        actor_features: Tensor | None = None,
+        encoder: nn.Module | None = None,
+    ) -> Tensor:
+        """Return what the critic reads [B, D] where `td` [B] was observed.
+
+        Args:
+            td: [B], with `observation`.
+            actor_features: [B, D], of `td`, where they are known: the same tensor is returned
+                where the critic reads what the actor does.
+            encoder: a copy of `encoder_of_critic` to read with, such as a target network.
+        """
+        if encoder is not None:
+            return self._features(td, encoder, None, self.critic_keys)
+        if self.critic_reads_apart:
+            own, normalizer = self.critic_encoder, self.critic_normalizer
+            return self._features(td, own, normalizer, self.critic_keys)
+        return self.actor_features(td) if actor_features is None else actor_features
+
+    @property
+    def encoder_of_critic(self) -> Encoder | None:
+        """The encoder that makes what the critic reads, the actor's where they share it."""
+        return self.critic_encoder if self.critic_reads_apart else self.encoder
+
+    def _value_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
+        """Return what `value_of` takes; of the actor where there is no critic to read for."""
+        if self.has_critic:
+            return self.critic_features(td, actor_features)
+        return self.actor_features(td) if actor_features is None else actor_features
+
+    def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
+        """Return what the distribution makes actions of [B, F].
+
+        Args:
+            td: [B], with `observation`.
+            features: [B, D], the actor's, of `td`.
+        """
+        return widened(self.actor(features))
+
+    def update_normalization(self, rollout: TensorDict) -> None:
+        for encoder, normalizer, keys in (
+            (self.encoder, self.normalizer, self.actor_keys),
+            (self.critic_encoder, self.critic_normalizer, self.critic_keys),
+        ):
+            if encoder is not None:
+                # Time-major, as it is stored: flattened without a copy, which pictures would feel.
+                steps = time_major(rollout.select("observation"))[:-1].flatten(0, 1)
+                encoder.update_normalization(_read(steps.get("observation"), keys))
+            elif normalizer is not None:
+                transitions = rollout.select("observation")[:, :-1]
+                observation = flatten_observation(transitions.get("observation"), 2, keys)
+                normalizer.update(observation.flatten(0, 1))
+
+    def _features(
+        self,
+        td: TensorDict,
+        encoder: nn.Module | None,
+        normalizer: ObservationNormalizer | None,
+        keys: Sequence[str] | None,
+    ) -> Tensor:
+        observation = td.get("observation")
+        if encoder is not None:
+            return encoder(_read(observation, keys))  # type: ignore[no-any-return]  # nn.Module
+        batch_dims = len(td.batch_size)
+        if (
+            isinstance(observation, Tensor)
+            and observation.dim() == batch_dims + 1
+            and observation.dtype == torch.float32
+        ):
+            flat = observation  # as it is: this is asked at each env step
+        else:
+            flat = flatten_observation(observation, batch_dims, keys)
+        return flat if normalizer is None else normalizer(flat)
+
+
+def _read(observation: Tensor | TensorDict, keys: Sequence[str] | None) -> Tensor | TensorDict:
+    """Return what there is to read of an observation, all of it where it has no keys."""
+    return observation if isinstance(observation, Tensor) else observation.select(*(keys or ()))
