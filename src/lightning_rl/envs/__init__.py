@@ -10,6 +10,7 @@ from lightning_rl.envs.intervention import Intervention, InterventionSource, Sai
 from lightning_rl.envs.penalty import PenaltyTerms
 from lightning_rl.envs.probes import ActionProbe, TimeLimitProbe, ValueProbe
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
+from lightning_rl.envs.tensor_simulator import TensorSimulator
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.vla_observation import VLAObservation
@@ -35,6 +36,7 @@ __all__ = [
     "Said",
     "Script",
     "SpaceMouse",
+    "TensorSimulator",
     "TimeLimitProbe",
     "TorchEnv",
     "VLAObservation",

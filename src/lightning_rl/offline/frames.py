@@ -2,10 +2,8 @@
 
 from typing import Any, Literal
 
-import gymnasium
-import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Discrete
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import check_range, require
 from lightning_rl.offline.episodes import read_episodes
+from lightning_rl.policies.spaces import space_of
 from lightning_rl.rollout import FieldSpec, map_tree
 
 FRAMES_PER_EPISODE = 100
@@ -74,7 +73,7 @@ class LabelledFrames(TorchEnv):
         self._episodes = read_episodes(path, keys)
         self._positive_frames, self._negatives = positive_frames, negatives
         self._learnt, self.held_out = self._split(held_out, split_seed)
-        space = _space_of(self._episodes[self._learnt[0]].observation)
+        space = space_of(self._episodes[self._learnt[0]].observation)
         super().__init__(num_envs, space, Discrete(2), FRAMES_PER_EPISODE, device)
         self._shown: tuple[Observation, Tensor, Tensor] | None = None
 
@@ -179,17 +178,3 @@ class LabelledFrames(TorchEnv):
             f"{shortest} frames, all of which would show success with positive_frames: "
             f"{self._positive_frames}. Lower that, or record failures.",
         )
-
-
-def _space_of(observation: Any) -> gymnasium.Space[Any]:
-    """Return the space of recorded observations [L, ...]; of numbers it knows no bounds."""
-    if isinstance(observation, dict):
-        return Dict({key: _space_of(child) for key, child in observation.items()})
-    dtype: Any = np.dtype(str(observation.dtype).removeprefix("torch."))
-    shape = tuple(observation.shape[1:])
-    if dtype.kind == "f":
-        return Box(-np.inf, np.inf, shape, dtype.type)
-    if dtype.kind == "b":
-        return gymnasium.spaces.MultiBinary(shape)
-    limits = np.iinfo(dtype)
-    return Box(limits.min, limits.max, shape, dtype.type)

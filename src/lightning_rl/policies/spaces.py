@@ -98,6 +98,20 @@ def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
     return (wanted.shape, wanted.dtype) == (given.shape, given.dtype)
 
 
+def space_of(observation: Any) -> spaces.Space[Any]:
+    """Return the space of observations [M, ...], or a tree of them; floats get no bounds."""
+    if not isinstance(observation, Tensor):
+        return spaces.Dict({key: space_of(child) for key, child in observation.items()})
+    dtype: Any = np.dtype(str(observation.dtype).removeprefix("torch."))
+    shape = tuple(observation.shape[1:])
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, shape, dtype.type)
+
+
 def part_for(space: spaces.Space[Any], observation: Any) -> Any:
     """Return of observations [*batch, ...] what a space has, which they fit."""
     if not isinstance(space, spaces.Dict):
