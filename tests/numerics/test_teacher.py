@@ -229,9 +229,9 @@ def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
 def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
     with pytest.raises(ConfigurationError, match="teacher_env_steps is 5, and there is no teacher"):
         teach(tmp_path / "a", None, teacher_env_steps=5)
-    with pytest.raises(ConfigurationError, match="Demonstrations plays nothing: set data.collec"):
+    with pytest.raises(ConfigurationError, match=r"Demonstrations plays nothing: set data.collec"):
         teach(tmp_path / "b", teacher, data={"collector": Nothing})
-    with pytest.raises(ConfigurationError, match="or name a teacher: model.teacher"):
+    with pytest.raises(ConfigurationError, match=r"or name a teacher: model\.teacher"):
         teach(tmp_path / "c", None)
     with pytest.raises(ConfigurationError, match="nowhere"):
         teach(tmp_path / "d", str(tmp_path / "nowhere"))
