@@ -9,8 +9,10 @@ from gymnasium.vector import AutoresetMode
 
 from lightning_rl import (
     GRPO,
+    PPO,
     ActorCritic,
     ConfigurationError,
+    ReplayBuffer,
     SyncCollector,
     TensorSimulator,
 )
@@ -119,6 +121,29 @@ class Manual(ManiSkillLike):
     auto_reset = False
 
 
+class Late(Simulator):
+    """Resets in the step after an end, whose action does nothing; what it says of that step is nonsense."""
+
+    max_episode_length = LIMIT
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self.late = torch.zeros(num_envs, dtype=torch.bool)
+
+    def reset(self, *, seed=None, options=None):
+        self.late[:] = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        late = self.late
+        terminated, truncated = self.move(torch.where(late[:, None], 0, action))
+        self.begin(late)
+        reward = torch.where(late, -1e6, self.place)
+        self.late = (terminated | truncated) & ~late
+        info = {"success": (self.place > EDGE) & ~late}
+        return self.observed(), reward, terminated | late, truncated, info
+
+
 class Endless(ManiSkillLike):
     ignore_terminations = True
 
@@ -168,6 +193,88 @@ def test_what_it_returns_is_what_the_contract_says(name):
     assert env.render_fps == 60
 
 
+def late(num_envs):
+    return TensorSimulator(num_envs, Late, resets="a_step_late")
+
+
+def without_late_steps(rollout):
+    """The steps of each row that were steps, as one that resets in time would have them."""
+    kept = ~rollout["padding"][:, :-1]
+    return [
+        {key: rollout[key][row, :-1][kept[row]] for key in ("action", "reward", "done")}
+        | {"place": rollout["observation", "policy"][row, :-1][kept[row]]}
+        for row in range(len(rollout))
+    ]
+
+
+def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
+    rollout, _ = collected(Late, steps=24, resets="a_step_late")
+    padding = rollout["padding"][:, :-1]
+    done = rollout["done"][:, :-1]
+    assert torch.equal(padding[:, 1:], done[:, :-1]), "each end has one behind it"
+    assert not padding[:, 0].any()
+    assert not done[padding].any()
+    assert (rollout["reward"][:, :-1][padding] == 0).all()
+    for row, steps in enumerate(without_late_steps(rollout)):
+        moved = steps["place"][:, 0] + steps["action"][:, 0]
+        torch.testing.assert_close(steps["reward"], moved)
+        begins = torch.linspace(-1, 1, 3)[row].expand_as(moved)
+        following = torch.where(steps["done"], begins, moved)
+        torch.testing.assert_close(steps["place"][1:, 0], following[:-1])
+    rows, at = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    final = final_observations(rollout, rows, at)["policy"]
+    torch.testing.assert_close(final, rollout["reward"][rows, at][:, None])
+
+
+class Seen(PPO):
+    """Keeps what it has learnt from."""
+
+    def training_step(self, rollout, batch_idx):
+        self.rollout, self.learnt = rollout, []
+        super().training_step(rollout, batch_idx)
+
+    def minibatches(self, *args):
+        for minibatch in super().minibatches(*args):
+            self.learnt.append(len(minibatch))
+            yield minibatch
+
+
+def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
+    settings = {"algorithm": Seen, "normalize_reward": True, "normalize_advantage": "rollout"}
+    settings |= {"n_epochs": 1, "batch_size": 8}
+    policy = {"normalize_observation": True, "actor_keys": ["critic"]}
+    module, *_ = train(tmp_path, env=late, policy=policy, model=settings)
+    padding = module.rollout["padding"][:, :-1]
+    learnt = sum(module.learnt)
+    assert padding.any()
+    assert learnt == int((~padding).sum()), "each other step once"
+    assert module.env_steps == int(module.policy.normalizer.count)
+    assert int(module.reward_normalizer.count) == module.env_steps
+    advantage = module.rollout["advantage"][:, :-1][~padding]
+    assert advantage.mean().abs() < 1e-5
+    lengths = load(last(tmp_path))["RLDataModule"]["collectors"][0]["statistics"]["lengths"]
+    assert max(lengths) <= LIMIT, "an episode has as many steps as were steps"
+
+
+def test_a_replay_draws_no_such_step():
+    rollout, env = collected(Late, steps=24, resets="a_step_late")
+    replay = ReplayBuffer(env.single_observation_space, env.single_action_space, 3, capacity=300)
+    replay.extend(rollout)
+    for batch in replay.batches(20, 32):
+        moved = batch["observation", "policy"] + batch["action"]
+        torch.testing.assert_close(batch["next_observation", "policy"], moved)
+
+
+def test_a_memory_and_a_late_reset_do_not_go_together():
+    class Remembers(ActorCritic):
+        extra_fields = {"state": ((4,), torch.float32)}  # noqa: RUF012
+
+    env = late(3)
+    policy = Remembers(env.single_observation_space, env.single_action_space)
+    with pytest.raises(ConfigurationError, match="the memory of Remembers would take over"):
+        SyncCollector(env, policy, 4, seed=1)
+
+
 def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():
     with pytest.raises(
         ConfigurationError,
@@ -191,7 +298,7 @@ def test_a_reset_takes_one_seed_or_one_of_each():
         assert env.simulator.seeds == expected
 
 
-class Late(ManiSkillLike):
+class Mode(ManiSkillLike):
     def __init__(self, num_envs):
         super().__init__(num_envs)
         self.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
@@ -202,7 +309,7 @@ class Nameless:
 
 
 REFUSED = {
-    "next-step": (Late, "Late has autoreset mode .*NEXT_STEP.*: the step after the end of an ep"),
+    "next-step": (Mode, "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la"),
     "another number": (lambda n: ManiSkillLike(n + 1), "a simulator of 4 envs, and 3 were asked"),
     "no simulator": (lambda n: Nameless(), "a Nameless, which has no single_action_space"),
 }

@@ -139,10 +139,8 @@ class BehaviorCloning(Algorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
         teacher = self.plan.teacher
-        if teacher is None:
-            mask = ~rollout["padding"][:, :-1]
-        else:
-            mask = torch.ones_like(rollout["done"][:, :-1])
+        padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
+        mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", mask.float())
         keys = loss_fields(rollout, self.FIELDS, self.policy.extra_fields)
         flat = flat_transitions(rollout, keys)

@@ -16,7 +16,7 @@ from lightning_rl.distributed import ranks
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
@@ -201,6 +201,12 @@ class RolloutLoop:
         phase: PhaseTimer = no_phases,
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
+        require(
+            not {"state"} & policy.extra_fields.keys() or "padding" not in env.extra_fields,
+            f"{type(env).__name__} resets what has finished a step late, and in that step the "
+            f"memory of {type(policy).__name__} would take over the last observation of one "
+            "episode into the next: have the simulator reset within the step.",
+        )
         self._env = env
         self._policy = policy
         self._seed = seed

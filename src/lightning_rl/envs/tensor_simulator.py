@@ -12,10 +12,18 @@ from torch import Tensor
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, EnvFaultError, closest, require
 from lightning_rl.policies.spaces import space_of
-from lightning_rl.rollout import map_tree
+from lightning_rl.rollout import FieldSpec, map_tree
 
-Resets = Literal["by_itself", "by_index"]
-"""Who resets what has finished: the simulator within the step, or we, by `reset(options=...)`."""
+Resets = Literal["by_itself", "a_step_late", "by_index"]
+"""Who resets what has finished: the simulator within the step, or in the next one, or we, by
+`reset(options=...)`."""
+
+AUTORESET = {
+    AutoresetMode.SAME_STEP: "by_itself",
+    AutoresetMode.NEXT_STEP: "a_step_late",
+    AutoresetMode.DISABLED: "by_index",
+}
+"""What Gymnasium calls them."""
 
 FINAL = ("final_obs", "final_observation")
 """What true final observations are called: by Gymnasium, and by ManiSkill."""
@@ -31,8 +39,9 @@ class TensorSimulator(VectorEnv):
     an env says of a step may stand in the info or, from before a reset, in its `final_info`;
     `success` [N] is read.
 
-    A simulator that resets what has finished one step *later* (Gymnasium's "next-step") is refused:
-    at such a step the action does nothing, and what is observed leads to another episode.
+    Where a simulator resets what has finished one step *late* (Gymnasium's "next-step"), the action
+    of that step does nothing, and leads from one episode to another: it is `padding` in a rollout,
+    which no algorithm learns from and nothing counts.
 
     Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`), which resets within the step and
     gives no final observation; ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`,
@@ -43,8 +52,8 @@ class TensorSimulator(VectorEnv):
         num_envs: N.
         make: makes the simulator of so many envs: a function, in YAML its import path.
         resets: who begins the next episode of an env: the simulator, `by_itself`, within the step
-            in which it finished; or this class, `by_index`, with the indices [M] int64 of those
-            that finished as `env_idx` of the options.
+            in which it finished, or `a_step_late`, within the next one; or this class, `by_index`,
+            with the indices [M] int64 of those that finished as `env_idx` of the options.
         missing_final: where time has cut an episode and the simulator does not say what it had
             come to: `refuse`, or take the `last_observation` before that step in its place, whose
             value is nearly the same where a step is short. rsl_rl does that.
@@ -73,9 +82,10 @@ class TensorSimulator(VectorEnv):
             "make as many as its argument says.",
         )
         self.num_envs, self.device = num_envs, torch.device(self._said("device"))
-        self._refuse_late_resets()
+        self._check_resets()
         self.single_action_space = self._said("single_action_space")
         self._last: Any = self._reset(None)
+        self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         # By what is there: Isaac Lab's direct envs do not announce the group `critic`.
         self.single_observation_space = space_of(self._last)
         limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
@@ -83,6 +93,11 @@ class TensorSimulator(VectorEnv):
         self.max_episode_steps = None if limit is None else int(limit)
         metadata = getattr(self.simulator, "metadata", None) or {}
         self.render_fps = float(metadata.get("render_fps") or VectorEnv.render_fps)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
+        return super().extra_fields | late
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -93,6 +108,7 @@ class TensorSimulator(VectorEnv):
         elif self._seeds == "each" and isinstance(seed, int | np.integer):
             seeds = [int(seed) + i for i in range(self.num_envs)]
         self._last = self._reset(seeds, options)
+        self._late = torch.zeros_like(self._late)
         return self._last, {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -109,7 +125,12 @@ class TensorSimulator(VectorEnv):
         reward, terminated, truncated = reward.float(), terminated.bool(), truncated.bool()
         said = info.get("final_info", info)
         results = {"success": said["success"].bool()} if "success" in said else {}
-        if self._resets == "by_index":
+        if self._resets == "a_step_late":
+            results |= {"final_obs": observation, "padding": self._late}
+            reward = reward.masked_fill(self._late, 0.0)
+            terminated, truncated = terminated & ~self._late, truncated & ~self._late
+            self._late = terminated | truncated
+        elif self._resets == "by_index":
             observation = self._restart(observation, terminated | truncated, results)
         elif (key := next((key for key in FINAL if key in info), None)) is not None:
             results["final_obs"] = self._observed(info[key])
@@ -150,15 +171,14 @@ class TensorSimulator(VectorEnv):
             "and step."
         )
 
-    def _refuse_late_resets(self) -> None:
+    def _check_resets(self) -> None:
+        """Refuse to take a simulator for one that resets at another time, where it says."""
         mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
-        wanted = {"by_itself": AutoresetMode.SAME_STEP, "by_index": AutoresetMode.DISABLED}
+        said = None if mode is None else AUTORESET[AutoresetMode(mode)]
         require(
-            mode is None or mode == wanted[self._resets],
-            f"{self._name} has autoreset mode {mode}, and resets: {self._resets} wants "
-            f"{wanted[self._resets]}: the step after the end of an episode would be learnt from, "
-            "though its action does nothing. Have it reset within the step, or switch its "
-            "autoreset off and set resets: by_index.",
+            said in (None, self._resets),
+            f"{self._name} has the autoreset mode {mode}, and resets is {self._resets}: set "
+            f"resets: {said}.",
         )
 
     def _reset(self, seed: Any, options: dict[str, Any] | None = None) -> Observation:
