@@ -188,6 +188,9 @@ class RolloutLoop:
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
         rollouts: how many have begun, those before a resumption included.
+
+    Raises:
+        ConfigurationError: for a policy with a memory in an env that resets a step late.
     """
 
     def __init__(
