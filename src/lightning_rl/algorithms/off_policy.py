@@ -1,5 +1,6 @@
 """Give an off-policy algorithm everything but its losses: replay, updates due, target networks."""
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,9 @@ from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.functional import shift_pictures
 from lightning_rl.policies import Policy
+from lightning_rl.policies.encoders import picture_keys
 from lightning_rl.policies.q_actor_critic import QActorCritic
 from lightning_rl.rollout import env_steps_in
 
@@ -37,6 +40,8 @@ class OffPolicyAlgorithm(Algorithm):
         learning_starts: env steps before the first update; as `random_env_steps` where not given,
             and in any case as many as a minibatch needs.
         max_grad_norm: bound on the norm of the gradient of each objective; null for none.
+        random_shift: pixels by which the pictures of a minibatch are shifted at most, up or down
+            and left or right, each picture by its own (4 is usual); 0 for not at all.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -56,6 +61,7 @@ class OffPolicyAlgorithm(Algorithm):
         random_env_steps: int = 5_000,
         learning_starts: int | None = None,
         max_grad_norm: float | None = None,
+        random_shift: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
@@ -72,6 +78,14 @@ class OffPolicyAlgorithm(Algorithm):
         self.random_env_steps = random_env_steps
         wanted = random_env_steps if learning_starts is None else learning_starts
         self.learning_starts = max(wanted, batch_size)
+        check_range("random_shift", random_shift, least=0)
+        self.random_shift = random_shift
+        self._pictures = picture_keys(policy.observation_space)
+        require(
+            random_shift == 0 or len(self._pictures) > 0,
+            f"random_shift={random_shift} shifts pictures, and there are none in the observation "
+            f"space {policy.observation_space}: leave it out.",
+        )
         self.plan = EpisodePlan(random_env_steps=random_env_steps)
 
     # --- what training_step is made of ---
@@ -87,13 +101,36 @@ class OffPolicyAlgorithm(Algorithm):
             return
         drawn = self.drawn_fields(count * self.batch_size)
         parts = {key: value.split(self.batch_size) for key, value in drawn.items()}
+        shifts = self._drawn_shifts(count)
         batches = self.replay.batches(
             count, self.batch_size, n_steps=self.n_steps, gamma=self.gamma
         )
         for i, batch in enumerate(batches):
             for key, own in parts.items():
                 batch.set(key, own[i])
+            for path, sides, shift in shifts:
+                batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
             yield batch
+
+    def _drawn_shifts(self, count: int) -> list[tuple[tuple[str, ...], tuple[int, int], Tensor]]:
+        """Draw how far each picture of `count` minibatches is shifted, [count, B, 2] by key.
+
+        From the generator of all that an update draws, before it begins: what is compiled gets
+        pictures that are shifted already, and a resumed run goes on exactly.
+        """
+        most = self.random_shift
+        if most == 0:
+            return []
+        shape = count, self.batch_size, 2
+        return [
+            (
+                (name, *path),
+                (sides[0] + 1, sides[1] + 1),
+                torch.randint(-most, most + 1, shape, generator=self.generator, device=self.device),
+            )
+            for path, sides in self._pictures.items()
+            for name in ("observation", "next_observation")
+        ]
 
     def drawn_fields(self, count: int) -> dict[str, Tensor]:
         """Return random fields [count, ...] of samples, by name: the noise that a loss takes."""
@@ -136,6 +173,13 @@ class OffPolicyAlgorithm(Algorithm):
         )
         for target, source in self.slow_copies():
             target.load_state_dict(source.state_dict())
+
+    def finish_iteration(self, rollout: TensorDict) -> None:
+        """Close an update, after which target networks have their sources' running statistics."""
+        super().finish_iteration(rollout)
+        for target, source in self.slow_copies():
+            for slow, fast in zip(target.buffers(), source.buffers(), strict=True):
+                slow.copy_(fast)
 
     @torch.no_grad()
     def move_targets(self, target: nn.Module, source: nn.Module) -> None:
@@ -192,6 +236,13 @@ class OffPolicyAlgorithm(Algorithm):
             "replay could never give a minibatch of different transitions. Raise the capacity "
             "(1,000,000 is usual), or lower batch_size.",
         )
+
+
+def slow_encoder(encoder: nn.Module | None) -> nn.Module | None:
+    """Return a copy of an encoder for targets; None where there is none, or nothing in it moves."""
+    if encoder is None or not any(one.requires_grad for one in encoder.parameters()):
+        return None
+    return copy.deepcopy(encoder).requires_grad_(False)
 
 
 def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> None:

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_encoder
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     ensemble_loss,
@@ -88,12 +88,16 @@ class SAC(OffPolicyAlgorithm):
         self.target_entropy = -float(self.num_actions) if target_entropy is None else target_entropy
         self.log_alpha = nn.Parameter(torch.tensor(math.log(init_alpha)), requires_grad=learn_alpha)
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
+        self.target_encoder = slow_encoder(policy.encoder_of_critic)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics, actor and temperature."""
         rates = {"critic": self.critic_learning_rate, "alpha": self.alpha_learning_rate}
         critic = self.objective(
-            self.critic_loss, self.policy.critic, name="critic", learning_rate=rates["critic"]
+            self.critic_loss,
+            *self.policy.critic_modules_to_train(),
+            name="critic",
+            learning_rate=rates["critic"],
         )
         alpha = self.objective(
             self.alpha_loss,
@@ -101,7 +105,7 @@ class SAC(OffPolicyAlgorithm):
             name="alpha",
             learning_rate=rates["alpha"],
         )
-        actor = self.objective(self.actor_loss, self.policy.actor, name="actor")
+        actor = self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor")
         return [critic, actor, *([alpha] if self.learn_alpha else [])]
 
     def on_fit_start(self) -> None:
@@ -147,17 +151,19 @@ class SAC(OffPolicyAlgorithm):
         following = TensorDict(
             {"observation": minibatch.get("next_observation")}, minibatch.batch_size
         )
-        action, log_prob = self.policy.draw_unit(following, minibatch["next_noise"])
-        q = self.policy.q_values(following, action, self.target_critic)
+        features, slow = self.policy.features_for_target(following, self.target_encoder)
+        action, log_prob = self.policy.draw_unit(following, minibatch["next_noise"], features)
+        q = self.policy.q_values(following, action, self.target_critic, slow)
         least = least_of_subset(q, minibatch.get("target_critics", None))
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         return soft_target(minibatch["reward"], minibatch["discount"], least, log_prob, alpha)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the actor on samples [B], and scalars to report."""
-        action, log_prob = self.policy.draw_unit(minibatch, minibatch["noise"])
+        features, for_critics = self.policy.features_for_actor(minibatch)
+        action, log_prob = self.policy.draw_unit(minibatch, minibatch["noise"], features)
         alpha = self.log_alpha.detach().exp()
-        q = self.policy.q_values(minibatch, action)
+        q = self.policy.q_values(minibatch, action, features=for_critics)
         judged = q.amin(0) if self.num_target_critics is None else q.mean(0)
         loss = soft_policy_loss(log_prob, judged, alpha)
         return loss, {"entropy": -log_prob.mean(), "alpha": alpha}
@@ -168,4 +174,8 @@ class SAC(OffPolicyAlgorithm):
         return temperature_loss(self.log_alpha, -minibatch["entropy"], self.target_entropy), {}
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        return [(self.target_critic, self.policy.critic)]
+        copies: list[tuple[nn.Module, nn.Module]] = [(self.target_critic, self.policy.critic)]
+        encoder = self.policy.encoder_of_critic
+        if self.target_encoder is not None and encoder is not None:
+            copies.append((self.target_encoder, encoder))
+        return copies

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_encoder
 from lightning_rl.errors import check_range
 from lightning_rl.functional import ensemble_loss, least_of_subset, soft_target
 from lightning_rl.optim.update import Objective, OptimizerFactory
@@ -60,14 +60,17 @@ class TD3(OffPolicyAlgorithm):
         self.target_noise_clip = target_noise_clip
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
         self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
+        self.target_encoder = slow_encoder(policy.encoder_of_critic)
+        apart = policy.encoder if policy.critic_reads_apart else None
+        self.target_actor_encoder = slow_encoder(apart)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics and actor."""
         rate = self.critic_learning_rate
-        critic = self.policy.critic
+        critics = self.policy.critic_modules_to_train()
         return [
-            self.objective(self.critic_loss, critic, name="critic", learning_rate=rate),
-            self.objective(self.actor_loss, self.policy.actor, name="actor"),
+            self.objective(self.critic_loss, *critics, name="critic", learning_rate=rate),
+            self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor"),
         ]
 
     def on_fit_start(self) -> None:
@@ -105,16 +108,29 @@ class TD3(OffPolicyAlgorithm):
         following = TensorDict(
             {"observation": minibatch.get("next_observation")}, minibatch.batch_size
         )
-        best = self.policy.best_unit(following, self.target_actor)
+        # All that makes the target lags: the target actor reads what a slow encoder sees.
+        apart = self.policy.critic_reads_apart
+        encoder = self.target_actor_encoder if apart else self.target_encoder
+        features, slow = self.policy.features_for_target(following, self.target_encoder, encoder)
+        best = self.policy.best_unit(following, self.target_actor, features)
         action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
-        least = least_of_subset(self.policy.q_values(following, action, self.target_critic))
+        q = self.policy.q_values(following, action, self.target_critic, slow)
+        least = least_of_subset(q)
         nothing = torch.zeros_like(least)
         return soft_target(minibatch["reward"], minibatch["discount"], least, nothing, 0.0)
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the actor on samples [B], and scalars to report."""
-        action = self.policy.best_unit(minibatch)
-        return -self.policy.q_values(minibatch, action)[0].mean(), {}
+        features, for_critics = self.policy.features_for_actor(minibatch)
+        action = self.policy.best_unit(minibatch, features=features)
+        return -self.policy.q_values(minibatch, action, features=for_critics)[0].mean(), {}
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        return [(self.target_critic, self.policy.critic), (self.target_actor, self.policy.actor)]
+        policy = self.policy
+        pairs = [
+            (self.target_critic, policy.critic),
+            (self.target_actor, policy.actor),
+            (self.target_encoder, policy.encoder_of_critic),
+            (self.target_actor_encoder, policy.encoder),
+        ]
+        return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]

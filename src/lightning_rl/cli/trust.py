@@ -30,6 +30,7 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.jsonargparse_private import parsing_settings_kept
 from lightning_rl.permission import CURE, withheld
 from lightning_rl.policies import Backbone, Policy
+from lightning_rl.policies.encoders import Encoder
 
 OURS = "lightning_rl"
 
@@ -45,6 +46,7 @@ FAMILIES = {
     "model": Family(Algorithm, (OURS,)),
     "policy": Family(Policy, (OURS,)),
     "backbone": Family(Backbone, (OURS,)),
+    "encoder": Family(Encoder, (OURS,)),
     "env": Family(VectorEnv, (OURS,)),
     "eval_env": Family(VectorEnv, (OURS,)),
     "action": Family(ActionTerm, (OURS,)),
@@ -89,8 +91,15 @@ OF_THAT_RUN = (
 """Settings of the trainer that mean nothing to a run that goes on: left out without a word."""
 
 PATH_KEYS = (
-    *("xml_file", "path", "model_path", "adapter", "tokenizer", "action_statistics"),
-    *("checkpoint", "teacher"),
+    "xml_file",
+    "path",
+    "model_path",
+    "adapter",
+    "tokenizer",
+    "action_statistics",
+    "weights",
+    "checkpoint",
+    "teacher",
 )
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 
@@ -285,6 +294,8 @@ def _in_env(path: str) -> bool:
 
 def _inherited(key: str, name: str) -> str:
     """Name a value for its look-up: settings of a class hide its key, and nothing else does."""
+    if key == "encoders":  # by keys of an observation, whatever these are called
+        return "encoder"
     return "" if key in FAMILIES and name in ("init_args", "dict_kwargs") else name
 
 

@@ -237,13 +237,22 @@ class TorchEnv(VectorEnv):
         return torch.tensor(seeds, dtype=torch.int64, device=self.device)
 
     def started(self, uniform: Tensor) -> TensorDict:
-        """Return the starts [M] of random numbers [M, K], with what is kept beside the state."""
+        """Return starts [M], with what is kept beside the state.
+
+        Args:
+            uniform: [M, K], random numbers.
+        """
         return self.initial_state(uniform)
 
     def moved(
         self, state: TensorDict, action: Tensor
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Return what `transition` does, with what is kept beside the state [N]."""
+        """Return what `transition` does, with what is kept beside the state.
+
+        Args:
+            state: [N].
+            action: [N, *A].
+        """
         return self.transition(state, action)
 
     def observed(self, state: TensorDict) -> Observation:

@@ -1,6 +1,7 @@
 """Pure functions of tensors: advantages and losses."""
 
 from lightning_rl.functional.advantages import discounted_return, gae, vtrace
+from lightning_rl.functional.augmentation import shift_pictures
 from lightning_rl.functional.groups import first_episode_mask, group_relative_advantage
 from lightning_rl.functional.losses import (
     approx_kl,
@@ -50,6 +51,7 @@ __all__ = [
     "normalize_advantage",
     "random_subsets",
     "ratio",
+    "shift_pictures",
     "soft_policy_loss",
     "soft_target",
     "temperature_loss",

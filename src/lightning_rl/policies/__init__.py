@@ -2,6 +2,15 @@
 
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.encoders import (
+    DictEncoder,
+    Encoder,
+    FrozenEncoder,
+    ImpalaCNN,
+    NatureCNN,
+    OneHot,
+    PerceptronEncoder,
+)
 from lightning_rl.policies.gripper import GripperActorCritic
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
@@ -26,8 +35,15 @@ __all__ = [
     "Backbone",
     "CustomVLA",
     "DeterministicActorCritic",
+    "DictEncoder",
+    "Encoder",
+    "FrozenEncoder",
     "GripperActorCritic",
+    "ImpalaCNN",
+    "NatureCNN",
     "ObservationNormalizer",
+    "OneHot",
+    "PerceptronEncoder",
     "Policy",
     "PolicyWrapper",
     "QActorCritic",

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -140,13 +141,18 @@ class OneHot(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         batch_dims = _batch_dims(observation, self.observation_space)
-        choices = cast(Tensor, observation).flatten(batch_dims).reshape(-1, len(self.offset))
-        batch = cast(Tensor, observation).shape[:batch_dims]
+        chosen = cast(Tensor, observation)
+        batch = chosen.shape[:batch_dims]
+        choices = chosen.reshape(-1, len(self.offset))
         features = torch.zeros(len(choices), self.size, device=choices.device)
         return features.scatter(1, choices + self.offset, 1.0).view(*batch, self.size)
 
 
 # --- pictures ---
+
+
+PICTURES_LOOKED_AT = 64
+"""How many pictures of a rollout move the running statistics of their channels, at most."""
 
 
 class PictureEncoder(Encoder):
@@ -162,6 +168,9 @@ class PictureEncoder(Encoder):
 
     Args:
         observation_space: of a picture.
+        normalize: scale each channel by its running mean and variance over all pixels, clipped to
+            ±10: where most of a picture is one bright ground, a network that sees it as large
+            numbers learns many times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -174,9 +183,11 @@ class PictureEncoder(Encoder):
 
     layers: nn.Module
 
+    @abstractmethod  # a subclass has layers
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
@@ -215,12 +226,28 @@ class PictureEncoder(Encoder):
             check_range(f"{name}.resize", min(resize), least=1)
             height, width = resize
         self.input_shape = (channels, height, width)
+        self.normalizer = ObservationNormalizer(channels) if normalize else None
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         picture = cast(Tensor, observation)
-        dims = len(self._axes)
-        batch = picture.shape[: picture.dim() - dims]
-        pictures = picture.reshape(-1, *picture.shape[len(batch) :])
+        batch = picture.shape[: picture.dim() - len(self._axes)]
+        scaled = self._scaled(picture.reshape(-1, *picture.shape[len(batch) :]))
+        if self.normalizer is not None:
+            scaled = self.normalizer(scaled.movedim(1, -1)).movedim(-1, 1)
+        features: Tensor = self.layers(scaled)
+        return features.view(*batch, self.size)
+
+    def update_normalization(self, observation: Tensor | TensorDict) -> None:
+        if self.normalizer is None:
+            return
+        pictures = cast(Tensor, observation)
+        # A few of them, at regular intervals, have pixels enough, and the rest would take time.
+        some = self._scaled(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
+        self.normalizer.update(some.movedim(1, -1).reshape(-1, some.shape[1]))
+
+    def _scaled(self, pictures: Tensor) -> Tensor:
+        """Return what there is to see of pictures [M, ...], as floats [M, C, H, W]."""
+        picture, dims = pictures, len(self._axes)
         # A view: the numbers stay channels-last, which is how convolutions are fastest.
         pictures = pictures.permute(0, *(axis + 1 for axis in self._axes))
         if dims != 3:  # grey, or a stack of coloured ones
@@ -233,8 +260,7 @@ class PictureEncoder(Encoder):
         if self.resize is not None:
             size = list(self.resize)
             scaled = F.interpolate(scaled, size, mode="bilinear", antialias=True)
-        features: Tensor = self.layers(scaled)
-        return features.view(*batch, self.size)
+        return scaled
 
 
 def is_picture(space: gymnasium.Space[Any]) -> bool:
@@ -245,6 +271,26 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
         return 2 <= len(space.shape) <= 4
     small = space.dtype.kind == "f" and bool((abs(space.low) <= 1).all() & (space.high <= 1).all())
     return small and 3 <= len(space.shape) <= 4
+
+
+def picture_keys(
+    space: gymnasium.Space[Any], path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[int, int]]:
+    """Return which of an observation's dimensions are height and width, by the keys to a picture.
+
+    Args:
+        space: of an observation; where that is a picture itself, no key leads to it.
+        path: the keys that lead to the space.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        found: dict[tuple[str, ...], tuple[int, int]] = {}
+        for key, child in space.items():
+            found |= picture_keys(child, (*path, key))
+        return found
+    if not is_picture(space):
+        return {}
+    height, width = _channels_and_sides(cast(tuple[int, ...], space.shape))[-2:]
+    return {path: (height, width)}
 
 
 def _channels_and_sides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -271,6 +317,9 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
+        normalize: scale each channel by its running mean and variance over all pixels, clipped to
+            ±10: where most of a picture is one bright ground, a network that sees it as large
+            numbers learns many times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -287,10 +336,11 @@ class NatureCNN(PictureEncoder):
         strides: Sequence[int] = (4, 2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(observation_space, crop, resize)
+        super().__init__(observation_space, normalize, crop, resize)
         check_activation(activation)
         require(
             len(channels) == len(kernels) == len(strides) > 0,
@@ -336,6 +386,9 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
+        normalize: scale each channel by its running mean and variance over all pixels, clipped to
+            ±10: where most of a picture is one bright ground, a network that sees it as large
+            numbers learns many times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -350,10 +403,11 @@ class ImpalaCNN(PictureEncoder):
         channels: Sequence[int] = (16, 32, 32),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(observation_space, crop, resize)
+        super().__init__(observation_space, normalize, crop, resize)
         check_activation(activation)
         check_range("ImpalaCNN.channels", min(channels, default=0), least=1)
         check_range("ImpalaCNN.size", size, least=1)
@@ -424,7 +478,7 @@ class DictEncoder(Encoder):
         observation_space: a Dict.
         encoders: by key; of those not named, pictures get a `NatureCNN`, Discrete ones a `OneHot`,
             a Dict within the Dict a `DictEncoder`, and numbers are taken flat.
-        normalize: scale such numbers by their running mean and variance, clipped to ±10.
+        normalize: whether those not named scale what they read by its running mean and variance.
 
     Raises:
         ConfigurationError: for a key that the observation has not, and for what an encoder cannot
@@ -475,12 +529,12 @@ class DictEncoder(Encoder):
 
 def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFactory:
     if is_picture(space):
-        return NatureCNN
+        return partial(NatureCNN, normalize=normalize)
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return OneHot
     if isinstance(space, gymnasium.spaces.Dict):
-        return lambda inner: DictEncoder(inner, normalize=normalize)
-    return lambda inner: PerceptronEncoder(inner, normalize=normalize)
+        return partial(DictEncoder, normalize=normalize)
+    return partial(PerceptronEncoder, normalize=normalize)
 
 
 # --- weights that stay as they are ---

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import require
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, widened
@@ -98,22 +98,24 @@ class PerceptronPolicy(Policy):
     def add_critic_inputs(
         self,
         encoder: EncoderFactory | None,
+        critic_encoder: EncoderFactory | None,
         critic_keys: Sequence[str] | None,
         share_encoder: bool,
     ) -> int:
         """Lay out what the critic reads, and return how many features that are.
 
-        It reads the actor's features where it has no keys of its own and shares the encoder; else
-        it has an encoder, or a normaliser, of the same settings for itself, with other weights.
+        It reads the actor's features where it has no keys and no encoder of its own and shares that
+        one; else it has an encoder, or a normaliser, for itself, with weights of its own.
 
         Args:
-            encoder: makes encoders, as the constructor took it.
+            encoder: makes the actor's, as the constructor took it.
+            critic_encoder: makes the critic's own; None for one as the actor's.
             critic_keys: of a Dict observation, those that the critic reads; None for the actor's.
             share_encoder: whether one encoder is trained for both, where they read the same keys.
 
         Raises:
-            ConfigurationError: for an unknown key, and an encoder not to be shared where there is
-                none.
+            ConfigurationError: for an unknown key, an encoder not to be shared where there is none,
+                and one that cannot take what the critic reads.
         """
         require(
             share_encoder or encoder is not None,
@@ -122,12 +124,20 @@ class PerceptronPolicy(Policy):
         )
         if critic_keys is not None:
             self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
-        self.critic_reads_apart = self.critic_keys != self.actor_keys or not share_encoder
+        own = critic_encoder is not None or not share_encoder
+        self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         if not self.critic_reads_apart:
             return self.features_size
         space = read_space(self.observation_space, self.critic_keys)
-        if encoder is not None:
-            self.critic_encoder = encoder(space)
+        make = critic_encoder or encoder
+        if make is not None:
+            try:
+                self.critic_encoder = make(space)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"The critic's own encoder, of what it reads: {error} (critic_encoder names "
+                    "another one than the actor's.)"
+                ) from None
             return self.critic_encoder.size
         size = flat_observation_size(space)
         if self.normalizer is not None:
@@ -179,27 +189,19 @@ class PerceptronPolicy(Policy):
 
     def actor_features(self, td: TensorDict) -> Tensor:
         """Return what the actor reads [B, D] where `td` [B] was observed."""
-        return self._features(td, self.encoder, self.normalizer, self.actor_keys)
+        return self.read(td, self.encoder, self.normalizer, self.actor_keys)
 
-    def critic_features(
-        self,
-        td: TensorDict,
-        actor_features: Tensor | None = None,
-        encoder: nn.Module | None = None,
-    ) -> Tensor:
+    def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
 
         Args:
             td: [B], with `observation`.
             actor_features: [B, D], of `td`, where they are known: the same tensor is returned
                 where the critic reads what the actor does.
-            encoder: a copy of `encoder_of_critic` to read with, such as a target network.
         """
-        if encoder is not None:
-            return self._features(td, encoder, None, self.critic_keys)
         if self.critic_reads_apart:
             own, normalizer = self.critic_encoder, self.critic_normalizer
-            return self._features(td, own, normalizer, self.critic_keys)
+            return self.read(td, own, normalizer, self.critic_keys)
         return self.actor_features(td) if actor_features is None else actor_features
 
     @property
@@ -236,13 +238,21 @@ class PerceptronPolicy(Policy):
                 observation = flatten_observation(transitions.get("observation"), 2, keys)
                 normalizer.update(observation.flatten(0, 1))
 
-    def _features(
+    def read(
         self,
         td: TensorDict,
         encoder: nn.Module | None,
         normalizer: ObservationNormalizer | None,
         keys: Sequence[str] | None,
     ) -> Tensor:
+        """Return features [B, D] of some keys of what was observed.
+
+        Args:
+            td: [B], with `observation`.
+            encoder: makes them; None for the flat observation.
+            normalizer: of that; None for as it is.
+            keys: of a Dict observation.
+        """
         observation = td.get("observation")
         if encoder is not None:
             return encoder(_read(observation, keys))  # type: ignore[no-any-return]  # nn.Module

@@ -106,9 +106,11 @@ class QActorCritic(PerceptronPolicy):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -132,6 +134,7 @@ class QActorCritic(PerceptronPolicy):
         actor_normalization: Normalization,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -146,7 +149,7 @@ class QActorCritic(PerceptronPolicy):
             encoder,
             actor_keys,
         )
-        features = self.add_critic_inputs(encoder, critic_keys, share_encoder)
+        features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         chosen = activation if critic_activation is None else critic_activation
         require(
@@ -175,6 +178,45 @@ class QActorCritic(PerceptronPolicy):
         """Return what the critics' loss trains: the critics, and the encoder that they read."""
         encoder = self.encoder_of_critic
         return [self.critic] if encoder is None else [self.critic, encoder]
+
+    def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return what actor and critics read [B, D] where the actor is trained on `td` [B].
+
+        With gradients for an encoder of the actor's own; one that they share, and the critics', is
+        left as it is, as that is what the critics' loss trains. Source: Yarats et al. 2021,
+        "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images", section 4.
+        """
+        if self.critic_reads_apart:
+            actor_features = self.actor_features(td)
+            with torch.no_grad():
+                return actor_features, self.critic_features(td)
+        with torch.no_grad():
+            shared = self.actor_features(td)
+        return shared, shared
+
+    def features_for_target(
+        self,
+        td: TensorDict,
+        critic_encoder: nn.Module | None,
+        actor_encoder: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what actor and critics read [B, D] where a target is made of `td` [B].
+
+        Args:
+            td: [B], with `observation`.
+            critic_encoder: a slow copy of `encoder_of_critic`; None for that itself.
+            actor_encoder: likewise, of what the actor reads.
+        """
+        keys = self.actor_keys, self.critic_keys
+        if actor_encoder is None:
+            actor_features = self.actor_features(td)
+        else:
+            actor_features = self.read(td, actor_encoder, None, keys[0])
+        if critic_encoder is None:
+            return actor_features, self.critic_features(td, actor_features)
+        if critic_encoder is actor_encoder:
+            return actor_features, actor_features
+        return actor_features, self.read(td, critic_encoder, None, keys[1])
 
     def q_values(
         self,
@@ -216,9 +258,11 @@ class SquashedActorCritic(QActorCritic):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -242,6 +286,7 @@ class SquashedActorCritic(QActorCritic):
         actor_normalization: Normalization = "none",
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -259,6 +304,7 @@ class SquashedActorCritic(QActorCritic):
             actor_normalization,
             encoder,
             actor_keys,
+            critic_encoder,
             critic_keys,
             share_encoder,
         )
@@ -298,9 +344,11 @@ class DeterministicActorCritic(QActorCritic):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -324,6 +372,7 @@ class DeterministicActorCritic(QActorCritic):
         actor_normalization: Normalization = "none",
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -341,6 +390,7 @@ class DeterministicActorCritic(QActorCritic):
             actor_normalization,
             encoder,
             actor_keys,
+            critic_encoder,
             critic_keys,
             share_encoder,
         )
