@@ -17,15 +17,16 @@ from lightning_rl import (
     AsyncCollector,
     ClassifiedReward,
     ConfigurationError,
+    DictEncoder,
     EpisodeWriter,
     GymnasiumEnv,
     LabelledFrames,
+    NatureCNN,
     RewardClassifier,
     RLDataModule,
     RLTrainer,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.policies.encoders import Encoder
 from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -63,9 +64,29 @@ class Boxed(Walk):
         return super().step(int(action[0] > 0))
 
 
+CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
+
+
+def picture_of(seen):
+    """What a camera sees, beside the state: a lamp changes its colour at the goal."""
+    picture = np.zeros(CAMERA.shape, np.uint8)
+    picture[4:8, 4:8, 1 if seen[0] >= 100 + 10 * GOAL else 0] = 200
+    picture[12:, 12:, 2] = int(seen[0])
+    return {"camera": picture, "state": seen}
+
+
+class WalkSeen(Walk):
+    """Seen by a camera as well."""
+
+    observation_space = Dict({"camera": CAMERA, "state": STATES})
+
+    def seen(self):
+        return picture_of(super().seen())
+
+
 @pytest.fixture(scope="module", autouse=True)
 def envs():
-    ids = {"Walk-v0": Walk, "WalkBoxed-v0": Boxed}
+    ids = {"Walk-v0": Walk, "WalkBoxed-v0": Boxed, "WalkSeen-v0": WalkSeen}
     for name, cls in ids.items():
         gymnasium.register(name, cls, max_episode_steps=LIMIT)
     yield
@@ -98,11 +119,10 @@ def dataset(tmp_path_factory):
     return record(tmp_path_factory.mktemp("walks") / "data", [True, False, False] * 8 + [None])
 
 
-def classifier_data(path, **frames):
+def classifier_data(path, iterations=20, **frames):
     env = partial(LabelledFrames, path=path, **frames)
-    return RLDataModule(
-        env, num_envs=8, buffer_size=32, total_env_steps=8 * 32 * 20, iterations_per_epoch=10
-    )
+    budget = {"total_env_steps": 8 * 32 * iterations, "iterations_per_epoch": iterations // 2}
+    return RLDataModule(env, num_envs=8, buffer_size=32, **budget)
 
 
 def classify(run_dir, path, ckpt_path=None, *, policy=None, frames=None, trainer=None, **kwargs):
@@ -230,7 +250,7 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, tmp_path, capsys):
 
 def test_its_line_says_threshold_and_rates(dataset, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        classify(tmp_path / "run", dataset, threshold=0.75)
+        classify(tmp_path / "run", dataset, threshold=0.75, frames={"iterations": 2})
     (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
     assert line.startswith("Held out: 5 episodes. At threshold 0.75 ")
     assert "frames without success are taken for one, and" in line
@@ -248,41 +268,26 @@ def test_pictures_and_states_are_scaled_in_it_alone(trained):
     assert info["metrics"]["success_probability"] == pytest.approx(float(expected), abs=0.2)
 
 
-class Eye(Encoder):
-    """One layer over a picture of bytes, scaled in it alone."""
-
-    size = 8
-
-    def __init__(self, observation_space):
-        super().__init__(observation_space)
-        assert observation_space["camera"].dtype == np.uint8
-        self.layer = torch.nn.Conv2d(3, 8, 4, 4)
-
-    def forward(self, observation):
-        picture = observation["camera"].permute(0, 3, 1, 2) / 255
-        return self.layer(picture).relu().amax((2, 3))
-
-
-def test_it_learns_from_pictures_of_one_camera(tmp_path):
+def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
     """Whose bytes nothing scales but the encoder; an env may have more to observe."""
-    camera = Box(0, 255, (16, 16, 3), np.uint8)
-    space = Dict({"camera": camera, "state": STATES})
-
-    def view(seen):
-        picture = np.zeros((16, 16, 3), np.uint8)
-        picture[4:8, 4:8, 1 if seen[0] >= 100 + 10 * GOAL else 0] = 200
-        picture[12:, 12:, 2] = int(seen[0])
-        return {"camera": picture, "state": seen}
-
-    path = record(tmp_path / "data", [True, False] * 8, space, view)
+    path = record(tmp_path / "data", [True, False] * 8, WalkSeen.observation_space, picture_of)
+    small = partial(NatureCNN, size=16, channels=(8, 8), kernels=(4, 3), strides=(4, 1))
     model = classify(
         tmp_path / "run",
         path,
         frames={"keys": {"observation.images.camera": "observation.camera"}},
-        policy={"encoder": Eye, "normalize_observation": False, "hidden_sizes": ()},
+        policy={
+            "encoder": partial(DictEncoder, encoders={"camera": small}),
+            "normalize_observation": False,
+            "hidden_sizes": (),
+        },
     )
-    assert model.policy.observation_space == Dict({"camera": camera})
+    assert model.policy.observation_space == Dict({"camera": CAMERA})
     assert model.error_rates.tolist() == [0, 0]
+    steps = played(ClassifiedReward(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
+    assert [reward for reward, *_ in steps] == [0.0] * (GOAL - 1) + [1.0]
+    with pytest.raises(ConfigurationError, match=r"has learnt from observations Dict\('camera'"):
+        ClassifiedReward(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
 
 
 MODES = {"eager": {}, "compiled": {"compile": True}}
@@ -291,7 +296,7 @@ MODES = {"eager": {}, "compiled": {"compile": True}}
 @pytest.mark.parametrize("mode", MODES)
 def test_stopped_and_resumed_it_ends_as_uninterrupted(mode, dataset, tmp_path):
     with uncompiled_traces():
-        settings = {"n_epochs": 1, **MODES[mode]}
+        settings = {"n_epochs": 1, "frames": {"iterations": 4}, **MODES[mode]}
         classify(tmp_path / "whole", dataset, **settings)
         classify(tmp_path / "half", dataset, trainer={"max_epochs": 1}, **settings)
         shutil.copytree(tmp_path / "half", tmp_path / "resumed")
@@ -302,9 +307,9 @@ def test_stopped_and_resumed_it_ends_as_uninterrupted(mode, dataset, tmp_path):
 
 
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(dataset, tmp_path):
-    here = classify(tmp_path / "here", dataset)
+    here = classify(tmp_path / "here", dataset, frames={"iterations": 4})
     seed_everything(3)
-    data = classifier_data(dataset)
+    data = classifier_data(dataset, iterations=4)
     data._make_collector = partial(AsyncCollector, max_staleness=0)
     policy = ActorOnly(data.observation_space, data.action_space, (32,), normalize_observation=True)
     there = RewardClassifier(policy, learning_rate=0.02, batch_size=64, n_epochs=6)
@@ -399,9 +404,9 @@ def test_a_policy_learns_by_it_and_resumes_exactly(name, trained, tmp_path, monk
     env = {"class_path": "GymnasiumEnv", "init_args": {"id": env_id, "wrappers": [wrapper]}}
     policy = {"PPO": "ActorCritic", "SAC": "SquashedActorCritic"}[name]
     model = {"policy": {"class_path": policy, "init_args": {"hidden_sizes": [16]}}}
-    model |= {"batch_size": 16} if name == "PPO" else {"batch_size": 16, "random_env_steps": 32}
-    data = {"env": env, "num_envs": 2, "buffer_size": 16, "total_env_steps": 128}
-    data |= {"iterations_per_epoch": 2, "num_eval_episodes": 1}
+    model |= {"batch_size": 16} if name == "PPO" else {"batch_size": 16, "random_env_steps": 16}
+    data = {"env": env, "num_envs": 2, "buffer_size": 16, "total_env_steps": 64}
+    data |= {"iterations_per_epoch": 1, "num_eval_episodes": 1}
     if name == "SAC":
         data["replay"] = {"class_path": "ReplayBuffer", "init_args": {"capacity": 1000}}
     config = {
