@@ -25,8 +25,11 @@ from lightning_rl import (
     RewardClassifier,
     RLDataModule,
     RLTrainer,
+    read_episodes,
 )
 from lightning_rl.cli.app import run
+from lightning_rl.offline import Recorder
+from lightning_rl.offline.record import script_chooser
 from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
@@ -248,12 +251,24 @@ def test_it_reports_its_errors_on_what_was_held_out(dataset, tmp_path, capsys):
     assert "eval/metrics/threshold" in table
 
 
-def test_its_line_says_threshold_and_rates(dataset, tmp_path, caplog):
+ALL_OR_NONE = {
+    1e-30: "At threshold 1e-30 100.0% of {} frames without success are taken for one, and 0.0% of 2",
+    1 - 1e-9: "At threshold 1 0.0% of {} frames without success are taken for one, and 100.0% of 2",
+}
+
+
+@pytest.mark.parametrize("threshold", ALL_OR_NONE)
+def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
+    threshold, dataset, tmp_path, caplog
+):
+    settings = {"threshold": threshold, "frames": {"iterations": 2}}
     with caplog.at_level("INFO"):
-        classify(tmp_path / "run", dataset, threshold=0.75, frames={"iterations": 2})
+        model = classify(tmp_path / "run", dataset, **settings)
     (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
-    assert line.startswith("Held out: 5 episodes. At threshold 0.75 ")
-    assert "frames without success are taken for one, and" in line
+    without = int(model.evaluation["metrics"]["frames_without_success"])
+    expected = ALL_OR_NONE[threshold].format(without)
+    assert line == f"Held out: 5 episodes. {expected} with it are missed."
+    assert model.error_rates.tolist() == ([1, 0] if threshold < 0.5 else [0, 1])
 
 
 def test_pictures_and_states_are_scaled_in_it_alone(trained):
@@ -369,8 +384,10 @@ def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained)
     assert [reward for reward, *_ in steps] == [float(one) for one in successes]
     assert steps[-1][2], "time still ends it"
     assert not any(step[1] for step in steps)
-    again = played(env, [1] * 8)
-    assert not again[-1][-1]["success"], "the count begins with the episode"
+    always = ClassifiedReward(
+        gymnasium.make("Walk-v0"), trained, threshold=1e-30, consecutive_frames=2
+    )
+    assert [len(played(always)) for _ in range(3)] == [2] * 3, "the count begins with the episode"
 
 
 def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
@@ -393,6 +410,21 @@ def test_in_processes_of_their_own_they_do_the_same(trained):
         assert all(map(torch.equal, one, other))
     assert results[-1][1].all()
     assert results[-1][2].all()
+
+
+def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
+    wrapper = partial(ClassifiedReward, checkpoint=trained)
+    env = GymnasiumEnv(1, "Walk-v0", wrappers=[wrapper])
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
+    right = script_chooser(lambda observation: 1, spaces[1])
+    list(Recorder(env).record(writer, 1, lambda _: right))
+    writer.finalise()
+    env.close()
+    (episode,) = read_episodes(tmp_path / "data")
+    assert episode.success
+    assert episode.terminated[-1]
+    assert episode.reward.tolist() == [0.0] * (GOAL - 1) + [1.0]
 
 
 @pytest.mark.parametrize("name", ["PPO", "SAC"])
