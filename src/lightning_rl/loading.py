@@ -66,7 +66,9 @@ def load_algorithm(
             lacks["model.policy"] = "it holds no configuration"
         _refuse_lacking(kind, path, lacks, given)
         spaces = {} if "policy" in given else _spaces(path, content, config)
-        module = _build(path, kind, {**config["model"].get("init_args", {}), **given}, spaces)
+        with torch.random.fork_rng(devices=[]):  # of weights that are replaced at once
+            arguments = {**config["model"].get("init_args", {}), **given}
+            module = _build(path, kind, arguments, spaces)
         module.begin_with(content)
     return module.to(map_location).eval()
 

@@ -749,7 +749,8 @@ def without_padding(rollout: TensorDict) -> TensorDict:
     """
     if "padding" not in rollout.keys():
         return rollout
-    kept = rollout.flatten()[(~rollout["padding"]).flatten()]
+    steps = rollout[:, :-1]
+    kept = steps.flatten()[(~steps["padding"]).flatten()]
     return torch.cat([kept, kept[-1:]])[None]  # type: ignore[return-value]  # a TensorDict
 
 

@@ -7,6 +7,7 @@ from lightning_rl.algorithms.grpo import GRPO
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.ppo import PPO
+from lightning_rl.algorithms.reward_classifier import ClassifiedReward, RewardClassifier
 from lightning_rl.algorithms.sac import SAC
 from lightning_rl.algorithms.td3 import TD3
 
@@ -17,7 +18,9 @@ __all__ = [
     "TD3",
     "Algorithm",
     "BehaviorCloning",
+    "ClassifiedReward",
     "GripperSAC",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",
+    "RewardClassifier",
 ]

@@ -1,7 +1,9 @@
-"""Teach a policy to do what was demonstrated."""
+"""Teach a policy to do what was demonstrated, or what a teacher would do where it has come to."""
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -15,11 +17,13 @@ from lightning_rl.algorithms.checks import check_batch_size, check_sequences
 from lightning_rl.algorithms.minibatches import epochs
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_cut import SequenceLength, drawing_of, most_minibatches
-from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.offline import Demonstrations
-from lightning_rl.optim.update import Objective
+from lightning_rl.optim.update import Objective, micro_batches
+from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.policies.teacher import Teacher
+from lightning_rl.rollout import add_transition_field, flat_transitions
 
 
 class BehaviorCloning(Algorithm):
@@ -29,16 +33,28 @@ class BehaviorCloning(Algorithm):
     and an env step of the budget is one step of a demonstration that was learnt from. Its
     checkpoint is what reinforcement learning begins with: `trainer.init_from` of PPO or GRPO.
 
+    With a `teacher` the policy, its student, acts itself, and the teacher says of each step what it
+    would have done there: a student that only knows where the teacher goes does not learn to come
+    back from where its own mistakes lead. The teacher may read keys of the observation that the
+    student's `actor_keys` leave out.
+
     Source: Pomerleau 1991, "Efficient Training of Artificial Neural Networks for Autonomous
-    Navigation".
+    Navigation"; Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
+    Prediction to No-Regret Online Learning" (DAgger). Differs from the latter: an iteration learns
+    from the newest rollout alone, in the place of all that were collected.
 
     Args:
         policy: what is taught; a critic is left alone.
-        n_epochs: passes over the demonstrations in an iteration.
+        n_epochs: passes over the demonstrations, or over a rollout, in an iteration.
         ent_coef: weight of the entropy bonus.
         sequence_length: steps in a row that the gradients of a policy with a memory go through,
             `rollout` for all of a demonstration; 32 where not given. See `OnPolicyAlgorithm`.
         burn_in: steps before each sequence, likewise.
+        teacher: a checkpoint (a file, or a run directory) of a trained policy, of any algorithm;
+            null learns from demonstrations.
+        teacher_env_steps: over so many env steps, of all processes, the share of the steps in which
+            the teacher acts falls from 1 to 0; with 0 the student acts from the first one.
+        trust_code: import whatever classes the teacher's checkpoint names.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -54,16 +70,28 @@ class BehaviorCloning(Algorithm):
         ent_coef: float = 0.0,
         sequence_length: SequenceLength = None,
         burn_in: int = 0,
+        teacher: str | None = None,
+        teacher_env_steps: int = 0,
+        trust_code: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
         check_sequences(policy, sequence_length, burn_in)
         check_range("n_epochs", n_epochs, least=1)
         check_range("ent_coef", ent_coef, least=0)
+        check_range("teacher_env_steps", teacher_env_steps, least=0)
+        require(
+            teacher is not None or teacher_env_steps == 0,
+            f"teacher_env_steps is {teacher_env_steps}, and there is no teacher to act in them: "
+            "give its checkpoint, teacher: PATH, or leave teacher_env_steps out.",
+        )
         self.n_epochs = n_epochs
         self.ent_coef = ent_coef
         self.sequence_length: SequenceLength = sequence_length
         self.burn_in = burn_in
+        self.teacher = teacher
+        self.teacher_env_steps = teacher_env_steps
+        self.trust_code = granted("trust_code", trust_code)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the one loss, of the whole policy."""
@@ -75,29 +103,57 @@ class BehaviorCloning(Algorithm):
         return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def setup(self, stage: str) -> None:
-        """Check the settings against the data, as soon as both are known."""
-        super().setup(stage)
-        if stage == "fit":
-            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
-
-    def on_train_start(self) -> None:
-        """Refuse what the policy itself has done.
+        """Check the settings against the data, as soon as both are known, and load the teacher.
 
         Raises:
-            ConfigurationError: where `data.collector` is another than `Demonstrations`.
+            ConfigurationError: for a teacher that cannot be loaded, or does not fit the env.
+        """
+        super().setup(stage)
+        if stage != "fit":
+            return  # a student that has learnt needs its teacher no more
+        check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+        if self.teacher is not None:
+            taught_by = Algorithm.load_from_checkpoint(self.teacher, trust_code=self.trust_code)
+            teacher = Teacher(taught_by.policy, self.policy, self.teacher_env_steps)
+            self.plan = replace(self.plan, teacher=teacher)
+
+    def on_fit_start(self) -> None:
+        """Have the teacher where the policy is."""
+        super().on_fit_start()
+        if self.plan.teacher is not None:
+            self.plan.teacher.policy.to(self.device)
+
+    def on_train_start(self) -> None:
+        """Refuse what the policy itself has done, or demonstrations where it is to act.
+
+        Raises:
+            ConfigurationError: where `data.collector` is another than `Demonstrations`, or, with a
+                teacher, is that.
         """
         super().on_train_start()
         collector = getattr(self.data, "collector", None)
-        if collector is not None and not isinstance(collector, Demonstrations):
+        if self.teacher is not None:
+            require(
+                self.data.acted_by_policy,
+                f"A teacher says what to do where the student has come to, and "
+                f"{type(collector).__name__} plays nothing: set data.collector: SyncCollector, or "
+                "leave the teacher out.",
+            )
+        elif collector is not None and not isinstance(collector, Demonstrations):
             raise ConfigurationError(
                 f"BehaviorCloning learns from demonstrations, and {type(collector).__name__} gives "
-                "what the policy does itself: set data.collector: {class_path: Demonstrations}."
+                "what the policy does itself: set data.collector: {class_path: Demonstrations}, "
+                "or name a teacher: model.teacher."
             )
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
-        """Take some passes over the demonstrations, a rollout [N, T+1]."""
-        mask = ~rollout["padding"][:, :-1]
+        """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
+        teacher = self.plan.teacher
+        padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
+        mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", mask.float())
+        if teacher is not None:
+            rollout = self.labelled(rollout, teacher)
         if self.policy.evaluates_sequences:  # of what was demonstrated nobody has stored any
             rollout["state"] = states_of(self.policy, rollout)
         what = (self.FIELDS, mask, self.sequence_length, self.burn_in)
@@ -107,6 +163,20 @@ class BehaviorCloning(Algorithm):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)
+
+    def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
+        """Return a rollout [N, T+1] with the teacher's actions in the place of what was done."""
+        envs, slots = rollout.batch_size
+        observations = flat_transitions(rollout, ["observation"])
+        pieces = micro_batches(observations, teacher.policy.micro_batch_size)
+        action = torch.cat([teacher.actions(piece.get("observation")) for piece, _ in pieces])
+        labelled = rollout.copy()  # what the episodes were made of is asked for afterwards
+        for key, value in {"action": action, **self.policy.fields_of(action)}.items():
+            steps = value.unflatten(0, (slots - 1, envs)).transpose(0, 1)
+            add_transition_field(labelled, key, steps)
+        share = teacher.share(self.env_steps)
+        self.statistics.set("teacher_share", torch.tensor(share, device=rollout.device))
+        return labelled
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """What the loss reads of a rollout, beside the policy's own fields."""

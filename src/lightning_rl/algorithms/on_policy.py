@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -125,10 +126,11 @@ class OnPolicyAlgorithm(Algorithm):
     def chosen(self, rollout: TensorDict) -> Tensor | None:
         """Return where [N, T] bool the policy's own action was executed; None for everywhere.
 
-        Of a step in which somebody took over the loss would learn what was never done.
+        Of a step in which somebody took over, or nothing happened, the loss would learn what was
+        never done.
         """
-        intervened = rollout.get("intervened", None)
-        return None if intervened is None else ~intervened[:, :-1]
+        other = [rollout[key] for key in ("intervened", "padding") if key in rollout.keys()]
+        return ~torch.stack(other).any(0)[:, :-1] if other else None
 
     def rewards(self, rollout: TensorDict) -> Tensor:
         """Return the rewards [N, T] to learn from: scaled, with `normalize_reward`."""
@@ -287,12 +289,13 @@ class OnPolicyAlgorithm(Algorithm):
             # What older weights came to: values, ratios and sequences begin with what these do.
             batch["state"] = states_of(self.policy, batch)
         if self.reward_normalizer is not None:
-            continues = batch.get("continues", None)
+            continues, padding = (batch.get(key, None) for key in ("continues", "padding"))
             self.reward_normalizer.observe(
                 discounted_reward(batch, self.gamma),
                 batch["done"][:, :-1],
                 discount=discount_of(batch, self.gamma),
                 continues=None if continues is None else continues[:, 0],
+                counted=None if padding is None else ~padding[:, :-1],
             )
 
     def rank_state(self) -> RankState:

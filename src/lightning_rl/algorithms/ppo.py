@@ -116,7 +116,8 @@ class PPO(OnPolicyAlgorithm):
             rollout[key][:, :-1] for key in ("done", "terminated", "truncated", "final_value")
         )
         chosen = self.chosen(rollout)
-        if chosen is not None:  # what somebody earned next is not what the policy would have
+        if "intervened" in rollout.keys():
+            # What somebody earned next is not what the policy would have.
             taken_over = rollout["intervened"][:, 1:] & ~done
             truncated = truncated | taken_over
             final_value = torch.where(taken_over, value[:, 1:], final_value)

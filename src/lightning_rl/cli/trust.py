@@ -100,6 +100,8 @@ PATH_KEYS = (
     "tokenizer",
     "action_statistics",
     "weights",
+    "checkpoint",
+    "teacher",
 )
 """Keys of plain texts, which may look like import paths, as `model.xml` does."""
 

@@ -116,9 +116,10 @@ class Collector(ABC):
         if intervened is not None:
             intervened = intervened[:, :-1]
             reports = reports | {"intervention/rate": float(intervened.float().mean())}
-        ended = self.statistics.follow(
-            reward, done, success, env_steps(rollout), counted, intervened
-        )
+        steps = env_steps(rollout)
+        if "padding" in rollout.keys():
+            steps = (~rollout["padding"][:, :-1]).long()
+        ended = self.statistics.follow(reward, done, success, steps, counted, intervened)
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)

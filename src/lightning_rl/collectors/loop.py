@@ -16,10 +16,11 @@ from lightning_rl.distributed import ranks
 from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
+from lightning_rl.policies.teacher import MixedActor, Teacher
 from lightning_rl.rollout import (
     LOOK_EVERY,
     MASK,
@@ -151,12 +152,14 @@ class EpisodePlan:
             as soon as every row has had one.
         random_env_steps: env steps of all processes whose actions are drawn uniformly from the
             action space, before the policy acts; whole rollouts of them.
+        teacher: acts in a share of the steps, which each rollout has one of.
     """
 
     group_size: int = 1
     reset_every_rollout: bool = False
     first_episode_only: bool = False
     random_env_steps: int = 0
+    teacher: Teacher | None = None
 
 
 AS_THEY_COME = EpisodePlan()
@@ -192,6 +195,9 @@ class RolloutLoop:
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
         rollouts: how many have begun, those before a resumption included.
+
+    Raises:
+        ConfigurationError: for a policy with a memory in an env that resets a step late.
     """
 
     def __init__(
@@ -205,6 +211,12 @@ class RolloutLoop:
         phase: PhaseTimer = no_phases,
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
+        require(
+            not {"state"} & policy.extra_fields.keys() or "padding" not in env.extra_fields,
+            f"{type(env).__name__} resets what has finished a step late, and in that step the "
+            f"memory of {type(policy).__name__} would take over the last observation of one "
+            "episode into the next: have the simulator reset within the step.",
+        )
         self._env = env
         self._policy = policy
         self._seed = seed
@@ -288,9 +300,13 @@ class RolloutLoop:
         writer = self._writers[segment.index]
         slots, num_envs = writer.storage.batch_size
         each = (slots - 1) * num_envs * self._env.steps_per_action * ranks.world_size()
-        if rollouts * each >= self._plan.random_env_steps:
-            return writer
-        return writer._replace(actor=UniformActor(self._policy, segment.rollout))
+        before, teacher = rollouts * each, self._plan.teacher
+        if before < self._plan.random_env_steps:
+            return writer._replace(actor=UniformActor(self._policy, segment.rollout))
+        if teacher is not None and (share := teacher.share(before)) > 0:
+            mixed = MixedActor(writer.actor, teacher, share, segment.rollout)
+            return writer._replace(actor=mixed)
+        return writer
 
     def _begin(self, segment: Segment) -> bool:
         """Write what the first slot begins with; tell whether the env was reset for it."""

@@ -19,6 +19,7 @@ from lightning_rl.envs.probes import (
     ValueProbe,
 )
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
+from lightning_rl.envs.tensor_simulator import TensorSimulator
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
 from lightning_rl.envs.vla_observation import VLAObservation
@@ -51,6 +52,7 @@ __all__ = [
     "Script",
     "SpaceMouse",
     "StructureProbe",
+    "TensorSimulator",
     "TimeLimitProbe",
     "TorchEnv",
     "VLAObservation",

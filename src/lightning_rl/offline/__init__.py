@@ -8,6 +8,7 @@ from lightning_rl.offline.episodes import (
     read_episodes,
     write_minari,
 )
+from lightning_rl.offline.frames import LabelledFrames
 from lightning_rl.offline.label import LabelSettings, label_dataset
 from lightning_rl.offline.mixed_replay import MixedReplay
 from lightning_rl.offline.record import Recorded, Recorder
@@ -19,6 +20,7 @@ __all__ = [
     "EpisodeWriter",
     "Episodes",
     "LabelSettings",
+    "LabelledFrames",
     "MixedReplay",
     "Recorded",
     "Recorder",

@@ -116,6 +116,10 @@ class Episodes(Sequence[Episode]):
     def read(self, index: int) -> Episode:
         """Read an episode, by its number from 0."""
 
+    def successes(self) -> list[bool | None]:
+        """Return whether each episode succeeded; None where nobody has said."""
+        return [self.read(index).success for index in range(len(self))]
+
 
 def read_episodes(
     path: str | Path,
@@ -365,6 +369,16 @@ class _LeRobotEpisodes(Episodes):
             extra={name: self._extra(table, name) for name in self.extras},
             final_known=final_known,
         )
+
+    def successes(self) -> list[bool | None]:
+        found = []
+        for row, length in zip(self._rows, self.lengths, strict=True):
+            columns: dict[str, Any] = {}
+            if "success" not in row and "success" in self._columns:
+                table = self._frames(row, length)  # no film is decoded for it
+                columns["success"] = table.column(self._columns["success"])
+            found.append(self._success(row, columns))
+        return found
 
     def _observations(self, row: Mapping[str, Any], table: Any) -> tuple[Any, bool]:
         """Return the observations [L+1, ...] of an episode, and whether the last is true."""

@@ -103,6 +103,7 @@ class RewardNormalizer(RunningMoments):
         *,
         discount: float | Tensor,
         continues: Tensor | None = None,
+        counted: Tensor | None = None,
     ) -> None:
         """Take the rewards of a rollout into the statistics; once, before they are scaled.
 
@@ -112,6 +113,7 @@ class RewardNormalizer(RunningMoments):
             discount: gamma, or [N, T]: gamma^k where an action took k env steps.
             continues: [N] bool, where the rollout goes on with the episode that the one before it
                 ended in; None for everywhere.
+            counted: [N, T] bool, where something happened; None for everywhere.
         """
         if self.carry is None or self.carry.shape[0] != reward.shape[0]:
             self.carry = torch.zeros_like(reward[:, 0])
@@ -122,7 +124,7 @@ class RewardNormalizer(RunningMoments):
         carry = torch.where(done[:, -1], 0.0, returns[:, -1])
         # What is not finite would stay so for the rest of the run.
         self.carry = torch.where(carry.isfinite(), carry, 0.0)
-        self.update(returns.reshape(-1, 1))
+        self.update((returns if counted is None else returns[counted]).reshape(-1, 1))
 
     @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:

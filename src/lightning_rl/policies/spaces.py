@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.construction import GIVEN_BY_THE_ENV
@@ -89,6 +90,40 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
         nvec, start = np.array(data["nvec"], dtype), np.array(data["start"], dtype)
         return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
     raise ValueError(f"'{kind}' is no kind of space")
+
+
+def fits(wanted: spaces.Space[Any], given: spaces.Space[Any]) -> bool:
+    """Tell whether observations of a space have all that those of another one have.
+
+    A Dict may have more keys; shapes and dtypes are compared, and bounds are not, which a dataset
+    does not know.
+    """
+    if isinstance(wanted, spaces.Dict):
+        there = given.spaces if isinstance(given, spaces.Dict) else {}
+        return all(key in there and fits(one, there[key]) for key, one in wanted.items())
+    return (wanted.shape, wanted.dtype) == (given.shape, given.dtype)
+
+
+def space_of(observation: Any) -> spaces.Space[Any]:
+    """Return the space of observations [M, ...], or a tree of them; floats get no bounds."""
+    if not isinstance(observation, Tensor):
+        return spaces.Dict({key: space_of(child) for key, child in observation.items()})
+    dtype: Any = np.dtype(str(observation.dtype).removeprefix("torch."))
+    shape = tuple(observation.shape[1:])
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype.type)
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape)
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, shape, dtype.type)
+
+
+def part_for(space: spaces.Space[Any], observation: Any) -> Any:
+    """Return of observations [*batch, ...] what a space has, which they fit."""
+    if not isinstance(space, spaces.Dict):
+        return observation
+    parts = {key: part_for(one, observation[key]) for key, one in space.items()}
+    return TensorDict(parts, observation.batch_size)
 
 
 def _bound(bound: np.ndarray) -> Tensor:

@@ -1,0 +1,294 @@
+"""Learn to see success in what is observed, and reward an env by it."""
+
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.checks import check_batch_size
+from lightning_rl.algorithms.minibatches import Transitions, epochs
+from lightning_rl.distributed import ranks
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.errors import check_range, require
+from lightning_rl.evaluation import logged_values, summarize
+from lightning_rl.offline import LabelledFrames
+from lightning_rl.optim.update import Objective
+from lightning_rl.permission import granted
+from lightning_rl.policies import Policy
+from lightning_rl.policies.precision import autocast
+from lightning_rl.policies.spaces import fits
+from lightning_rl.rollout import flat_transitions
+
+FRAMES_AT_ONCE = 256
+"""Frames that are judged together in an evaluation."""
+
+
+class RewardClassifier(Algorithm):
+    """Learn whether a frame shows success, from the labelled frames of a recorded dataset.
+
+    Needs `data.env: LabelledFrames`, and any policy that takes its observations: what such a policy
+    does there is to judge a frame, and its log-prob of the right verdict is the cross-entropy that
+    is maximised. Both classes weigh the same, however rare success is in the dataset.
+
+    An evaluation judges all frames of the episodes that were held out, whatever
+    `data.num_eval_episodes` says, and reports false positives (frames without success that are
+    taken for one, which a policy would soon find) and false negatives. Its return is the percentage
+    of right verdicts in an episode, its success that all of them were.
+
+    Source: Luo et al. 2024, "Precise and Dexterous Robotic Manipulation via Human-in-the-Loop
+    Reinforcement Learning", section III-B. Differs from it: the encoder is trained unless it is
+    frozen, and what is reported is measured on whole episodes that were not learnt from.
+
+    Args:
+        policy: judges; of a Discrete(2) space, which is the env's.
+        n_epochs: passes over the frames of a rollout.
+        threshold: the probability from which on a frame counts as success. What uses the
+            classifier as reward takes it over.
+        kwargs: see `Algorithm`.
+
+    Attributes:
+        error_rates: [2] float32, false positives among the frames without success, and false
+            negatives among those with, of the last evaluation; NaN before the first. A checkpoint
+            holds them.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    uses_replay = False
+    error_rates: Tensor
+
+    FIELDS = ("observation", "action", "weight")
+    """What the loss reads of a rollout; the action is the label by then."""
+
+    def __init__(
+        self, policy: Policy, n_epochs: int = 1, threshold: float = 0.5, **kwargs: Any
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        check_range("n_epochs", n_epochs, least=1)
+        check_range("threshold", threshold, above=0, below=1)
+        self.n_epochs = n_epochs
+        self.threshold = threshold
+        self.register_buffer("error_rates", torch.full((2,), torch.nan))
+        self._judged: list[tuple[int, Tensor, Tensor]] = []
+
+    def configure_objectives(self) -> list[Objective]:
+        """Return the one loss, of the whole policy."""
+        return [self.objective(self.loss)]
+
+    def minibatches_per_iteration(self) -> int:
+        """Return how many `n_epochs` passes have."""
+        return self.n_epochs * -(-self.data.num_envs * self.data.buffer_size // self.batch_size)
+
+    def setup(self, stage: str) -> None:
+        """Check the settings against the data, as soon as both are known.
+
+        Raises:
+            ConfigurationError: where `data.env` shows no labelled frames, or another env is given
+                for the evaluation.
+        """
+        super().setup(stage)
+        if stage == "fit":
+            check_batch_size(self.batch_size, self.data.num_envs * self.data.buffer_size)
+        _ = self.frames
+        require(
+            self.data.evaluates_on_the_training_env,
+            "RewardClassifier is evaluated on the episodes that data.env holds out, and another "
+            "data.eval_env may show what was learnt from: remove data.eval_env.",
+        )
+
+    @property
+    def frames(self) -> LabelledFrames:
+        """The env of the evaluation, which knows what is held out.
+
+        Raises:
+            ConfigurationError: where it is something else than labelled frames.
+        """
+        env = self.data.eval_env
+        require(
+            isinstance(env, LabelledFrames),
+            f"RewardClassifier learns from the frames of a recorded dataset, and data.env is a "
+            f"{type(env).__name__}: set data.env: {{class_path: LabelledFrames, init_args: "
+            "{path: ...}}.",
+        )
+        return cast(LabelledFrames, env)
+
+    def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
+        """Take some passes over the frames of a rollout [N, T+1]."""
+        rollout["action"].copy_(rollout["label"])
+        flat = flat_transitions(rollout, [*self.FIELDS, *self.policy.extra_fields])
+        how = (self.n_epochs, self.batch_size, self.generator, _nothing)
+        for epoch in epochs(Transitions(flat), *how):
+            for minibatch in epoch:
+                self.update(minibatch)
+        self.finish_iteration(rollout)
+
+    def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighed cross-entropy of samples [B], and scalars to report."""
+        log_prob = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
+        right = (log_prob.exp() > 0.5).float()
+        weight = minibatch["weight"]
+        loss = -(weight * log_prob).mean()
+        return loss, {"balanced_accuracy": (weight * right).mean()}
+
+    @torch.no_grad()
+    def probability(self, observation: Observation) -> Tensor:
+        """Return how probable it is that observations [B, ...] show success: [B] float32."""
+        device = self.policy.version.device
+        count = len(observation)
+        td = TensorDict({"observation": observation.to(device)}, [count])
+        td["action"] = torch.ones(count, dtype=torch.int64, device=device)
+        with autocast(device, self.policy.autocast_dtype):
+            log_prob: Tensor = self.policy.evaluate_actions(td)["sample_log_prob"]
+        return log_prob.exp()
+
+    # --- evaluation ---
+
+    def validation_step(self, seeds: list[int], batch_idx: int) -> None:
+        """Judge this rank's share of what is held out, with the first batch of seeds."""
+        if batch_idx > 0:
+            return
+        self.policy.put_in_eval_mode()
+        for number in self.frames.held_out[ranks.rank() :: ranks.world_size()]:
+            observation, label = self.frames.frames_of([number])
+            parts = [self.probability(part).cpu() for part in observation.split(FRAMES_AT_ONCE)]
+            self._judged.append((number, torch.cat(parts), label))
+
+    def on_validation_epoch_end(self) -> None:
+        """Summarise what all ranks have judged, for the monitors, the log and the checkpoint."""
+        gathered = ranks.gather_over_ranks(self._judged)
+        self._judged = []
+        judged = [episode for one in gathered for episode in one]
+        probability = torch.cat([one for _, one, _ in judged])
+        label = torch.cat([one for _, _, one in judged])
+        seen, shown = probability >= self.threshold, label == 1
+        self.error_rates.copy_(torch.stack([_mean(seen[~shown]), _mean(~seen[shown])]))
+        false_positive, false_negative = self.error_rates.tolist()
+        self.evaluation = summarize([_as_episode(*one, self.threshold) for one in judged]) | {
+            "metrics": {
+                "balanced_accuracy": 1 - (false_positive + false_negative) / 2,
+                "false_negative_rate": false_negative,
+                "false_positive_rate": false_positive,
+                "frames_with_success": float(shown.sum()),
+                "frames_without_success": float((~shown).sum()),
+                "threshold": self.threshold,
+            },
+            "deterministic": True,
+            "env_steps": self.env_steps,
+        }
+        self.log_dict(logged_values(self.evaluation), logger=False)
+        if self.trainer.state.fn == "fit":  # else a table follows
+            rank_zero_info(
+                f"Held out: {len(judged)} episodes. At threshold {self.threshold:g} "
+                f"{false_positive:.1%} of {int((~shown).sum())} frames without success are taken "
+                f"for one, and {false_negative:.1%} of {int(shown.sum())} with it are missed."
+            )
+
+
+def _mean(flags: Tensor) -> Tensor:
+    return flags.float().mean()
+
+
+def _nothing(flat: TensorDict, index: Tensor, sizes: Any) -> dict[str, Tensor]:
+    """Exchange nothing between processes: the weight of a frame is the same in each."""
+    return {}
+
+
+def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: float) -> Any:
+    """Return the verdicts on an episode [F] as `evaluation.Episode`."""
+    right = (probability >= threshold) == (label == 1)
+    return {
+        "seed": number,
+        "return": 100 * float(_mean(right)),
+        "length": len(label),
+        "terminated": True,
+        "intervened": None,
+        "success": bool(right.all()),
+        "metrics": {},
+    }
+
+
+class ClassifiedReward(gymnasium.Wrapper):
+    """An env whose reward and end a `RewardClassifier` gives, by what it sees after each step.
+
+    The reward is `success_reward` where it sees success and 0 elsewhere; that of the env is
+    dropped, its own ends stay. The info says `success` at each step, and the probability as
+    `metrics`. The classifier reads observations as the env gives them: what scales them is part of
+    it, so no wrapper inside of this one may scale them too, unless the dataset was recorded with
+    it.
+
+    Args:
+        env: whose observations are those of the dataset, or have more keys.
+        checkpoint: of the classifier: a file, or a run directory (then its last one).
+        threshold: the probability from which on it is success; the classifier's own where not
+            given.
+        success_reward: of a step that leads to success.
+        ends_episode: whether the episode terminates there.
+        consecutive_frames: so many in a row have to show success before it counts.
+        trust_code: import whatever classes the checkpoint names.
+
+    Raises:
+        ConfigurationError: for a number out of range, for a checkpoint that cannot be read or holds
+            something else, and for an env with other observations.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env,
+        checkpoint: str,
+        threshold: float | None = None,
+        success_reward: float = 1.0,
+        ends_episode: bool = True,
+        consecutive_frames: int = 1,
+        trust_code: bool = False,
+    ) -> None:
+        super().__init__(env)
+        check_range("threshold", threshold, above=0, below=1)
+        check_range("consecutive_frames", consecutive_frames, least=1)
+        trusted = granted("trust_code", trust_code)
+        self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trusted)
+        self._space = self._classifier.policy.observation_space
+        require(  # bounds are not compared: a dataset does not know them
+            fits(self._space, env.observation_space),
+            f"The reward classifier of {checkpoint} has learnt from observations {self._space}, "
+            f"and those of the env are {env.observation_space}: give the env the wrappers that the "
+            "dataset was recorded with, or train a classifier on recordings of this env.",
+        )
+        self.threshold = self._classifier.threshold if threshold is None else threshold
+        self.success_reward = success_reward
+        self.ends_episode = ends_episode
+        self.consecutive_frames = consecutive_frames
+        self._in_a_row = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        self._in_a_row = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = self.env.step(action)
+        probability = float(self._classifier.probability(_batch_of_one(observation, self._space)))
+        self._in_a_row = self._in_a_row + 1 if probability >= self.threshold else 0
+        success = self._in_a_row >= self.consecutive_frames
+        metrics = {**info.get("metrics", {}), "success_probability": probability}
+        return (
+            observation,
+            self.success_reward if success else 0.0,
+            bool(terminated or (success and self.ends_episode)),
+            truncated,
+            {**info, "success": success, "metrics": metrics},
+        )
+
+
+def _batch_of_one(observation: Any, space: gymnasium.Space[Any]) -> Observation:
+    """Return an observation as [1, ...], with the keys that a space has."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        children = {key: _batch_of_one(observation[key], one) for key, one in space.items()}
+        return TensorDict(children, [1])
+    return torch.from_numpy(np.asarray(observation, space.dtype)[None])

@@ -1,0 +1,214 @@
+"""Step a simulator that holds all of its envs as tensors, on whatever device it has them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.errors import ConfigurationError, EnvFaultError, closest, require
+from lightning_rl.policies.spaces import space_of
+from lightning_rl.rollout import FieldSpec, map_tree
+
+Resets = Literal["by_itself", "a_step_late", "by_index"]
+"""Who resets what has finished: the simulator within the step, or in the next one, or we, by
+`reset(options=...)`."""
+
+AUTORESET = {
+    AutoresetMode.SAME_STEP: "by_itself",
+    AutoresetMode.NEXT_STEP: "a_step_late",
+    AutoresetMode.DISABLED: "by_index",
+}
+"""What Gymnasium calls them."""
+
+FINAL = ("final_obs", "final_observation")
+"""What true final observations are called: by Gymnasium, and by ManiSkill."""
+
+
+class TensorSimulator(VectorEnv):
+    """A simulator of N envs that takes and gives tensors, such as Isaac Lab or ManiSkill.
+
+    It has `num_envs`, `device`, `single_action_space`, `reset(seed=..., options=...)` and
+    `step(action)`, which return what Gymnasium's vector envs do, in tensors [N, ...] or dicts of
+    them. Groups of observations, such as Isaac Lab's `policy` and `critic`, are the keys of a Dict:
+    `actor_keys: [policy]` and `critic_keys: [critic]` of a policy make it an asymmetric one. What
+    an env says of a step may stand in the info or, from before a reset, in its `final_info`;
+    `success` [N] is read.
+
+    Where a simulator resets what has finished one step *late* (Gymnasium's "next-step"), the action
+    of that step does nothing, and leads from one episode to another: it is `padding` in a rollout,
+    which no algorithm learns from and nothing counts.
+
+    Source: Isaac Lab 2 (`isaaclab.envs.ManagerBasedRLEnv.step`), which resets within the step and
+    gives no final observation; ManiSkill 3 (`mani_skill.vector.wrappers.gymnasium`,
+    `ManiSkillVectorEnv`), which gives `final_observation` and `final_info` unless its auto_reset is
+    false, and then takes `reset(options={"env_idx": ...})`. Tested on stand-ins that do so.
+
+    Args:
+        num_envs: N.
+        make: makes the simulator of so many envs: a function, in YAML its import path.
+        resets: who begins the next episode of an env: the simulator, `by_itself`, within the step
+            in which it finished, or `a_step_late`, within the next one; or this class, `by_index`,
+            with the indices [M] int64 of those that finished as `env_idx` of the options.
+        missing_final: where time has cut an episode and the simulator does not say what it had
+            come to: `refuse`, or take the `last_observation` before that step in its place, whose
+            value is nearly the same where a step is short. rsl_rl does that.
+        seeds: whether `reset` takes `one` seed, of the whole simulator, or one of `each` env. With
+            one, episodes of an evaluation are not those of their seeds, and groups of equal starts
+            (GRPO) are refused.
+
+    Raises:
+        ConfigurationError: where what was made is no such simulator, or has another number of envs.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        make: Callable[[int], Any],
+        resets: Resets = "by_itself",
+        missing_final: Literal["refuse", "last_observation"] = "refuse",
+        seeds: Literal["one", "each"] = "one",
+    ) -> None:
+        self.simulator = make(num_envs)
+        self._resets, self._missing_final, self._seeds = resets, missing_final, seeds
+        count = int(self._said("num_envs"))
+        require(
+            count == num_envs,
+            f"make returned a simulator of {count} envs, and {num_envs} were asked for. Have it "
+            "make as many as its argument says.",
+        )
+        self.num_envs, self.device = num_envs, torch.device(self._said("device"))
+        self._check_resets()
+        self.single_action_space = self._said("single_action_space")
+        self._last: Any = self._reset(None)
+        self._late = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        # By what is there: Isaac Lab's direct envs do not announce the group `critic`.
+        self.single_observation_space = space_of(self._last)
+        limit = getattr(self.simulator.unwrapped, "max_episode_length", None)
+        limit = limit or getattr(getattr(self.simulator, "spec", None), "max_episode_steps", None)
+        self.max_episode_steps = None if limit is None else int(limit)
+        metadata = getattr(self.simulator, "metadata", None) or {}
+        self.render_fps = float(metadata.get("render_fps") or VectorEnv.render_fps)
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        late = {"padding": ((), torch.bool)} if self._resets == "a_step_late" else {}
+        return super().extra_fields | late
+
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        seeds: Any = seed
+        if self._seeds == "one" and isinstance(seed, Sequence):
+            seeds = int(seed[0])
+        elif self._seeds == "each" and isinstance(seed, int | np.integer):
+            seeds = [int(seed) + i for i in range(self.num_envs)]
+        self._last = self._reset(seeds, options)
+        self._late = torch.zeros_like(self._late)
+        return self._last, {}
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Step; see `VectorEnv.step`.
+
+        Raises:
+            EnvFaultError: where time has cut an episode of which nobody knows what it had come to.
+        """
+        before = self._last
+        if self._missing_final == "last_observation":
+            before = map_tree(torch.clone, before)  # which the simulator may write over
+        seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
+        observation = self._observed(seen)
+        reward, terminated, truncated = reward.float(), terminated.bool(), truncated.bool()
+        said = info.get("final_info", info)
+        results = {"success": said["success"].bool()} if "success" in said else {}
+        if self._resets == "a_step_late":
+            results |= {"final_obs": observation, "padding": self._late}
+            reward = reward.masked_fill(self._late, 0.0)
+            terminated, truncated = terminated & ~self._late, truncated & ~self._late
+            self._late = terminated | truncated
+        elif self._resets == "by_index":
+            observation = self._restart(observation, terminated | truncated, results)
+        elif (key := next((key for key in FINAL if key in info), None)) is not None:
+            results["final_obs"] = self._observed(info[key])
+        elif self._missing_final == "last_observation":
+            results["final_obs"] = before
+        else:
+            self._refuse_missing(truncated & ~terminated)
+        self._last = observation
+        return observation, reward, terminated, truncated, results
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        pictures = self.simulator.render()
+        if getattr(pictures, "ndim", 0) != 4 or len(pictures) != self.num_envs:
+            raise ConfigurationError(
+                f"{self._name} does not draw its envs one by one: its render() does not return "
+                f"[{self.num_envs}, H, W, 3]. Make no videos of it, or have it render rgb_array."
+            )
+        drawn: np.ndarray = torch.as_tensor(pictures)[list(rows)].cpu().numpy()
+        return drawn
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.simulator.close()
+
+    @property
+    def _name(self) -> str:
+        return type(self.simulator.unwrapped).__name__
+
+    def _said(self, name: str) -> Any:
+        """Return an attribute of the simulator, which may stand in wrappers of Gymnasium."""
+        for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
+            if hasattr(owner, name):
+                return getattr(owner, name)
+        kind = type(self.simulator).__name__
+        raise ConfigurationError(
+            f"make returned a {kind}, which has no {name}{closest(name, dir(self.simulator))}: it "
+            "must return a simulator of N envs, with num_envs, device, single_action_space, reset "
+            "and step."
+        )
+
+    def _check_resets(self) -> None:
+        """Refuse to take a simulator for one that resets at another time, where it says."""
+        mode = (getattr(self.simulator, "metadata", None) or {}).get("autoreset_mode")
+        said = None if mode is None else AUTORESET[AutoresetMode(mode)]
+        require(
+            said in (None, self._resets),
+            f"{self._name} has the autoreset mode {mode}, and resets is {self._resets}: set "
+            f"resets: {said}.",
+        )
+
+    def _reset(self, seed: Any, options: dict[str, Any] | None = None) -> Observation:
+        observation, _ = self.simulator.reset(seed=seed, options=options)
+        return self._observed(observation)
+
+    def _restart(
+        self, observation: Observation, done: Tensor, results: dict[str, Any]
+    ) -> Observation:
+        """Begin the next episode where one is done [N]; return what is observed then."""
+        if not done.any():
+            return observation
+        results["final_obs"] = map_tree(torch.clone, observation)
+        return self._reset(None, {"env_idx": done.nonzero().flatten()})
+
+    def _observed(self, observation: Any) -> Observation:
+        """Return an observation as a tensor [N, ...] or a tree of them."""
+        if isinstance(observation, dict | TensorDict):
+            parts = {key: self._observed(child) for key, child in observation.items()}
+            return TensorDict(parts, [self.num_envs], device=self.device)
+        leaf: Tensor = observation
+        return leaf.float() if leaf.is_floating_point() else leaf
+
+    def _refuse_missing(self, cut: Tensor) -> None:
+        """Refuse that time has cut episodes [N] of which there is no true final observation."""
+        if cut.any():
+            raise EnvFaultError(
+                f"{self._name} truncated the episode of env {int(cut.nonzero()[0])} without "
+                f"{' or '.join(FINAL)} in its info, and what it returned is of the next episode. A "
+                "return that time cut short goes on with the value of the observation at which it "
+                "was cut. Have the simulator give it, or take the one before that step: "
+                "missing_final: last_observation."
+            )

@@ -1,0 +1,112 @@
+"""Have a teacher say what it would do where a student has come to, and act in a share of steps."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.errors import check_range, require
+from lightning_rl.policies.base import Policy, RolloutActor
+from lightning_rl.policies.spaces import fits, part_for
+from lightning_rl.rollout import copy_tree, map_tree, time_major
+
+
+class Teacher:
+    """A trained policy that is asked, and not trained.
+
+    It reads of an observation what its own observation space has: keys that the student's policy
+    leaves out may be what it knows more.
+
+    Args:
+        policy: is asked for the mode of its distribution.
+        student: learns from it.
+        env_steps: over which the share of the steps in which the teacher acts falls from 1 to 0, in
+            a straight line; of all processes. With 0 the student acts from the first one.
+
+    Raises:
+        ConfigurationError: where the teacher reads or does something else than there is to, or has
+            a memory.
+    """
+
+    def __init__(self, policy: Policy, student: Policy, env_steps: int = 0) -> None:
+        check_range("teacher_env_steps", env_steps, least=0)
+        self.policy = policy.eval().requires_grad_(False)
+        self.env_steps = env_steps
+        name, wanted = type(policy).__name__, policy.observation_space
+        require(
+            "state" not in policy.extra_fields,
+            f"The teacher is a {name} with a memory, which would be that of its own episodes, not "
+            "of the student's: take a teacher without one.",
+        )
+        require(
+            fits(wanted, student.observation_space),
+            f"The teacher reads observations {wanted}, and those of data.env are "
+            f"{student.observation_space}: have the env give what the teacher was trained with, "
+            "and name what the student reads of it as its actor_keys.",
+        )
+        require(
+            policy.action_space == student.action_space,
+            f"The teacher acts in {policy.action_space}, and the student in "
+            f"{student.action_space}: take a teacher of an env with the same actions.",
+        )
+
+    @torch.no_grad()
+    def actions(self, observation: Any) -> Any:
+        """Return the actions [B, *A] that it would take, by its mode, within their bounds.
+
+        Args:
+            observation: [B, ...], on any device, where the actions come back.
+        """
+        read = part_for(self.policy.observation_space, observation)
+        td = TensorDict({"observation": read}, [len(read)]).to(self.policy.version.device)
+        action = self.policy.get_action(td, deterministic=True).get("action")
+        low, high = (getattr(self.policy.action_space, name, None) for name in ("low", "high"))
+        if isinstance(action, Tensor) and low is not None:  # what an env clips, it has not done
+            action = action.clamp(*(torch.as_tensor(one).to(action) for one in (low, high)))
+        return map_tree(lambda leaf: leaf.to(observation.device), action)
+
+    def share(self, env_steps: int) -> float:
+        """Return in which share of the steps it acts, after so many of the run."""
+        return 0.0 if env_steps >= self.env_steps else 1.0 - env_steps / self.env_steps
+
+
+class MixedActor(RolloutActor):
+    """Takes the teacher's action in a share of the steps, drawn row by row, else the student's.
+
+    Source: Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
+    Prediction to No-Regret Online Learning", algorithm 3.1.
+
+    Args:
+        student: acts in the other steps, and draws as it would alone.
+        teacher: is asked at each step.
+        share: in [0, 1].
+        rollout: batch shape [N, T+1], written in place.
+    """
+
+    def __init__(
+        self, student: RolloutActor, teacher: Teacher, share: float, rollout: TensorDict
+    ) -> None:
+        self._student, self._teacher, self._share = student, teacher, share
+        self._storage = time_major(rollout.select("observation", "action"))
+        self._generator: torch.Generator | None = None
+
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        self._student.begin(generator, start)
+        self._generator = generator
+
+    def act(self, t: int) -> None:
+        self._student.act(t)
+        slot = self._storage[t]
+        place = slot.get("action")
+        told = self._teacher.actions(slot.get("observation"))
+        drawn = torch.rand(len(slot), generator=self._generator, device=slot.device)
+        taken = drawn < self._share
+
+        def mix(own: Tensor, other: Tensor) -> Tensor:
+            return torch.where(taken.view(-1, *[1] * (own.dim() - 1)), other.to(own), own)
+
+        copy_tree(place, map_tree(mix, place, told))
+
+    def finish(self, start: int, stop: int) -> None:
+        self._student.finish(start, stop)

@@ -1,0 +1,107 @@
+"""A critic that knows more than its actor: it learns where one that sees the same cannot tell luck from skill."""
+
+from functools import partial
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+from lightning.pytorch import seed_everything
+from tensordict import TensorDict
+
+from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv
+
+STEPS, COST, ENV_STEPS, SEEDS = 20, 3.0, 16_000, 5
+T_OF_4 = 2.776
+"""The 97.5 % point of Student's t with four degrees of freedom."""
+
+
+class Cargo(TorchEnv):
+    """Carry something to a place that is shown; what the cargo costs in each step nobody tells the carrier.
+
+    Cost per step: up to 3, drawn for each episode, in units of the distance that is left. Nothing that is done changes
+    it: all of the difference that it makes to a return is luck.
+    """
+
+    start_size = 3
+
+    def __init__(self, num_envs):
+        part = Box(-np.inf, np.inf, (2,))
+        super().__init__(num_envs, Dict({"seen": part, "told": part}), Box(-1.0, 1.0, (1,)), STEPS)
+
+    def initial_state(self, uniform):
+        place, goal, cargo = (2 * uniform - 1).split(1, 1)
+        state = {"place": place, "goal": goal, "cargo": cargo, "left": torch.ones_like(cargo)}
+        return TensorDict(state, [len(uniform)])
+
+    def observe(self, state):
+        seen = torch.cat((state["place"], state["goal"]), 1)
+        told = torch.cat((state["cargo"], state["left"]), 1)
+        return TensorDict({"seen": seen, "told": told}, state.batch_size)
+
+    def transition(self, state, action):
+        place = state["place"] + 0.2 * action.clamp(-1, 1)
+        moved = {**dict(state.items()), "place": place, "left": state["left"] - 1 / STEPS}
+        missed = (place - state["goal"]).abs()[:, 0]
+        reward = -missed - COST * state["cargo"][:, 0]
+        ended = torch.zeros_like(missed, dtype=torch.bool)
+        return TensorDict(moved, state.batch_size), reward, ended, {"metrics": {"missed": missed}}
+
+
+def trained(run_dir, seed, critic_keys, env_steps=ENV_STEPS):
+    seed_everything(seed)
+    data = RLDataModule(
+        Cargo,
+        num_envs=16,
+        buffer_size=STEPS,
+        total_env_steps=env_steps,
+        iterations_per_epoch=env_steps // (16 * STEPS),
+        num_eval_episodes=100,
+        seed=seed,
+    )
+    policy = ActorCritic(
+        data.observation_space,
+        data.action_space,
+        (32,),
+        actor_keys=["seen"],
+        critic_keys=critic_keys,
+    )
+    model = PPO(policy, batch_size=80, n_epochs=5, learning_rate=3e-3, normalize_reward=True)
+    runner = partial(RLTrainer, accelerator="cpu", enable_progress_bar=False, logger=False)
+    runner(run_dir=str(run_dir)).fit(model, data)
+    return model
+
+
+def interval(values):
+    """The 95 % interval of the mean of five."""
+    half = T_OF_4 * stdev(values) / len(values) ** 0.5
+    return fmean(values) - half, fmean(values) + half
+
+
+@pytest.mark.slow
+def test_after_equal_steps_it_is_nearer_in_disjoint_intervals(tmp_path):
+    missed = {}
+    for name, keys in {"alike": ["seen"], "knows more": ["seen", "told"]}.items():
+        runs = [trained(tmp_path / f"{name}{seed}", seed, keys) for seed in range(SEEDS)]
+        missed[name] = [run.evaluation["metrics"]["missed"] for run in runs]
+    print(missed)
+    assert interval(missed["knows more"])[1] < interval(missed["alike"])[0]
+    assert max(missed["knows more"]) < 0.1
+
+
+def test_its_actor_acts_without_what_the_critic_was_told(tmp_path):
+    policy = trained(tmp_path / "run", 0, ["seen", "told"], env_steps=640).policy
+    seen = torch.randn(3, 2)
+    alone = TensorDict({"observation": TensorDict({"seen": seen}, [3])}, [3])
+    for told in (torch.zeros(3, 2), torch.full((3, 2), 100.0)):
+        both = TensorDict({"observation": TensorDict({"seen": seen, "told": told}, [3])}, [3])
+        acted = policy.get_action(both, deterministic=True)["action"]
+        assert torch.equal(acted, policy.get_action(alone, deterministic=True)["action"])
+        values = policy.get_value(both)["value"]
+    assert not torch.allclose(
+        values,
+        policy.get_value(
+            TensorDict({"observation": TensorDict({"seen": seen, "told": -told}, [3])}, [3])
+        )["value"],
+    )

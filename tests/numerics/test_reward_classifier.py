@@ -1,0 +1,499 @@
+"""A reward classifier: what it learns from, what it reports, and the reward that an env gets of it."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Dict, Discrete
+from lightning.pytorch import seed_everything
+
+from lightning_rl import (
+    ActorOnly,
+    AsyncCollector,
+    ClassifiedReward,
+    ConfigurationError,
+    DictEncoder,
+    EpisodeWriter,
+    GymnasiumEnv,
+    LabelledFrames,
+    NatureCNN,
+    RewardClassifier,
+    RLDataModule,
+    RLTrainer,
+    read_episodes,
+)
+from lightning_rl.cli.app import run
+from lightning_rl.offline import Recorder
+from lightning_rl.offline.record import script_chooser
+from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
+
+pytest.importorskip("pyarrow", reason="the extra data is not installed")
+pytest.importorskip("av", reason="the extra data is not installed")
+
+LIMIT, GOAL = 16, 8
+STATES = Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Walk(gymnasium.Env):
+    """Eight steps to the right are a success, of which the env says nothing: no reward, no end but by time."""
+
+    observation_space, action_space = STATES, Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.place = max(0, self.place + (1 if action == 1 else -1))
+        return self.seen(), 7.0, False, False, {"metrics": {"place": self.place}}
+
+    def seen(self):
+        noise = self.np_random.normal(size=1)
+        return np.array([100 + 10 * self.place, *noise], np.float32)
+
+
+class Boxed(Walk):
+    """Another kind of action, for SAC."""
+
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        return super().step(int(action[0] > 0))
+
+
+CAMERA = Box(0, 255, (16, 16, 3), np.uint8)
+
+
+def picture_of(seen):
+    """What a camera sees, beside the state: a lamp changes its colour at the goal."""
+    picture = np.zeros(CAMERA.shape, np.uint8)
+    picture[4:8, 4:8, 1 if seen[0] >= 100 + 10 * GOAL else 0] = 200
+    picture[12:, 12:, 2] = int(seen[0])
+    return {"camera": picture, "state": seen}
+
+
+class WalkSeen(Walk):
+    """Seen by a camera as well."""
+
+    observation_space = Dict({"camera": CAMERA, "state": STATES})
+
+    def seen(self):
+        return picture_of(super().seen())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def envs():
+    ids = {"Walk-v0": Walk, "WalkBoxed-v0": Boxed, "WalkSeen-v0": WalkSeen}
+    for name, cls in ids.items():
+        gymnasium.register(name, cls, max_episode_steps=LIMIT)
+    yield
+    for name in ids:
+        del gymnasium.registry[name]
+
+
+def record(path, outcomes, space=STATES, view=lambda seen: seen):
+    """Walk straight to the goal, or about; what of it is not known is not said."""
+    env, writer = Walk(), EpisodeWriter(path, space, Walk.action_space, fps=10, pictures="png")
+    generator = np.random.default_rng(0)
+    for number, success in enumerate(outcomes):
+        seen, _ = env.reset(seed=number)
+        while True:
+            steps = env.place
+            action = 1 if success else int(generator.random() < 0.5 and steps < GOAL - 1)
+            after, *_ = env.step(action)
+            ends = env.place == GOAL if success else generator.random() < 0.1
+            writer.add(view(seen), action, 0.0, bool(success) and ends, ends and not success)
+            seen = after
+            if ends:
+                break
+        writer.end_episode(view(seen), success)
+    writer.finalise()
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return record(tmp_path_factory.mktemp("walks") / "data", [True, False, False] * 8 + [None])
+
+
+def classifier_data(path, iterations=20, **frames):
+    env = partial(LabelledFrames, path=path, **frames)
+    budget = {"total_env_steps": 8 * 32 * iterations, "iterations_per_epoch": iterations // 2}
+    return RLDataModule(env, num_envs=8, buffer_size=32, **budget)
+
+
+def classify(run_dir, path, ckpt_path=None, *, policy=None, frames=None, trainer=None, **kwargs):
+    """Train a classifier in a directory, and return it."""
+    seed_everything(3)
+    data = classifier_data(path, **(frames or {}))
+    settings = {"hidden_sizes": (32,), "normalize_observation": True} | (policy or {})
+    policy = ActorOnly(data.observation_space, data.action_space, **settings)
+    settings = {"learning_rate": 0.02, "batch_size": 64, "n_epochs": 6} | kwargs
+    model = RewardClassifier(policy, **settings)
+    run_dir = str(run_dir)
+    runner = RLTrainer(
+        run_dir=run_dir, accelerator="cpu", enable_progress_bar=False, **(trainer or {})
+    )
+    runner.fit(model, data, ckpt_path=ckpt_path)
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("classifier") / "run"
+    model = classify(directory, dataset)
+    assert model.error_rates.max() < 0.05
+    return str(directory)
+
+
+# --- what it learns from ---
+
+
+def test_whole_episodes_are_held_out_of_both_kinds(dataset):
+    env = LabelledFrames(2, path=dataset, held_out=0.25)
+    learnt, held_out = env._learnt, env.held_out
+    assert sorted([*learnt, *held_out]) == list(range(24)), "the one of unknown success is left out"
+    assert [sum(number % 3 == 0 for number in part) for part in (learnt, held_out)] == [6, 2]
+    assert LabelledFrames(7, path=dataset, held_out=0.25).held_out == held_out
+    assert LabelledFrames(2, path=dataset, held_out=0.25, split_seed=1).held_out != held_out
+
+
+def shown(env, steps=200):
+    """The frames that a run would see, with what it is told of them."""
+    seen, _ = env.reset(seed=5)
+    rows = []
+    for _ in range(steps):
+        after, reward, *_, info = env.step(torch.ones(env.num_envs, dtype=torch.int64))
+        rows.append((seen.clone(), info["label"], info["weight"], reward))
+        seen = after
+    return [torch.cat(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("positive_frames", [1, 3])
+def test_the_last_frames_of_a_success_show_it_the_final_one_among_them(dataset, positive_frames):
+    env = LabelledFrames(8, path=dataset, positive_frames=positive_frames)
+    observation, label, weight, reward = shown(env)
+    place = (observation[:, 0] - 100) / 10
+    assert torch.equal(label == 1, place > GOAL - positive_frames) or positive_frames > 1
+    assert place[label == 1].min() == GOAL - positive_frames + 1
+    assert place.max() == GOAL
+    assert torch.equal(reward, (label == 1).float()), "1 for a right verdict"
+    assert float(weight[label == 1].sum() / weight.sum()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_failures_alone_may_be_what_shows_no_success(dataset):
+    observation, label, *_ = shown(LabelledFrames(8, path=dataset, negatives="failures"))
+    _, of_all = LabelledFrames(1, path=dataset, negatives="all").frames_of([0])
+    assert of_all.tolist() == [0] * GOAL + [1]
+    _, of_failures = LabelledFrames(1, path=dataset, negatives="failures").frames_of([0])
+    assert of_failures.tolist() == [1]
+    assert set(label.tolist()) == {0, 1}
+    assert observation[label == 0, 0].max() < 100 + 10 * GOAL
+
+
+REFUSED = {
+    "no success is said": (
+        [None] * 3,
+        {},
+        "has 0 successful episodes, 3 in all, of which 3 do not",
+    ),
+    "one success": ([True, False, False], {}, "has 1 successful episodes"),
+    "one failure": ([True, True, False], {}, "has 1 failed episodes.*negatives: all"),
+    "no failure is wanted": ([True, True], {"negatives": "failures"}, "has 0 failed episodes"),
+    "no beginnings": (
+        [True] * 2,
+        {"positive_frames": 9},
+        "its shortest has 8 frames, all of which",
+    ),
+    "a share of all": ([True] * 2, {"held_out": 1.0}, r"held_out must lie in \(0, 1\), got 1.0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_dataset_that_cannot_teach_it_is_refused(name, tmp_path):
+    outcomes, settings, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        LabelledFrames(1, path=record(tmp_path / "data", outcomes), **settings)
+
+
+def test_successes_alone_teach_it_by_what_comes_before(tmp_path):
+    env = LabelledFrames(1, path=record(tmp_path / "data", [True] * 5))
+    assert len(env.held_out) == 1
+
+
+# --- training, and what is reported ---
+
+
+def test_it_reports_its_errors_on_what_was_held_out(dataset, tmp_path, capsys):
+    """In the line that is printed, in the log, and in the checkpoint; the threshold decides."""
+    model = classify(tmp_path / "run", dataset)
+    metrics = model.evaluation["metrics"]
+    assert metrics["false_positive_rate"] <= 0.02
+    assert metrics["false_negative_rate"] == 0
+    saved = load(last(tmp_path / "run"))["state_dict"]["error_rates"]
+    assert saved.tolist() == model.error_rates.tolist()
+    frames = LabelledFrames(1, path=dataset)
+    observation, label = frames.frames_of(frames.held_out)
+    assert metrics["frames_with_success"] == label.sum() == 2
+    assert metrics["frames_without_success"] == len(label) - 2
+    probability = model.probability(observation)
+    assert float((probability[label == 0] >= 0.5).float().mean()) == pytest.approx(
+        metrics["false_positive_rate"]
+    )
+    table = (tmp_path / "run" / "logs" / "metrics.csv").read_text().splitlines()[0]
+    assert "eval/metrics/false_positive_rate" in table
+    assert "eval/metrics/threshold" in table
+
+
+ALL_OR_NONE = {
+    1e-30: "At threshold 1e-30 100.0% of {} frames without success are taken for one, and 0.0% of 2",
+    1 - 1e-9: "At threshold 1 0.0% of {} frames without success are taken for one, and 100.0% of 2",
+}
+
+
+@pytest.mark.parametrize("threshold", ALL_OR_NONE)
+def test_its_line_says_threshold_and_rates_each_among_its_own_frames(
+    threshold, dataset, tmp_path, caplog
+):
+    settings = {"threshold": threshold, "frames": {"iterations": 2}}
+    with caplog.at_level("INFO"):
+        model = classify(tmp_path / "run", dataset, **settings)
+    (line, *_) = [record.message for record in caplog.records if "Held out" in record.message]
+    without = int(model.evaluation["metrics"]["frames_without_success"])
+    expected = ALL_OR_NONE[threshold].format(without)
+    assert line == f"Held out: 5 episodes. {expected} with it are missed."
+    assert model.error_rates.tolist() == ([1, 0] if threshold < 0.5 else [0, 1])
+
+
+def test_pictures_and_states_are_scaled_in_it_alone(trained):
+    """What a wrapper scales once more is another space, or none that it knows of."""
+    model = RewardClassifier.load_from_checkpoint(trained)
+    assert model.policy.normalizer.mean[0] > 100, "statistics are the module's own"
+    env = gymnasium.make("Walk-v0")
+    plain = ClassifiedReward(env, trained)
+    plain.reset(seed=0)
+    *_, info = plain.step(1)
+    expected = model.probability(torch.tensor(plain.unwrapped.seen()[None]))
+    assert info["metrics"]["success_probability"] == pytest.approx(float(expected), abs=0.2)
+
+
+def test_it_learns_from_the_pictures_of_one_camera(tmp_path):
+    """Whose bytes nothing scales but the encoder; an env may have more to observe."""
+    path = record(tmp_path / "data", [True, False] * 8, WalkSeen.observation_space, picture_of)
+    small = partial(NatureCNN, size=16, channels=(8, 8), kernels=(4, 3), strides=(4, 1))
+    model = classify(
+        tmp_path / "run",
+        path,
+        frames={"keys": {"observation.images.camera": "observation.camera"}},
+        policy={
+            "encoder": partial(DictEncoder, encoders={"camera": small}),
+            "normalize_observation": False,
+            "hidden_sizes": (),
+        },
+    )
+    assert model.policy.observation_space == Dict({"camera": CAMERA})
+    assert model.error_rates.tolist() == [0, 0]
+    steps = played(ClassifiedReward(gymnasium.make("WalkSeen-v0"), str(tmp_path / "run")))
+    assert [reward for reward, *_ in steps] == [0.0] * (GOAL - 1) + [1.0]
+    with pytest.raises(ConfigurationError, match=r"has learnt from observations Dict\('camera'"):
+        ClassifiedReward(gymnasium.make("Walk-v0"), str(tmp_path / "run"))
+
+
+MODES = {"eager": {}, "compiled": {"compile": True}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_stopped_and_resumed_it_ends_as_uninterrupted(mode, dataset, tmp_path):
+    with uncompiled_traces():
+        settings = {"n_epochs": 1, "frames": {"iterations": 4}, **MODES[mode]}
+        classify(tmp_path / "whole", dataset, **settings)
+        classify(tmp_path / "half", dataset, trainer={"max_epochs": 1}, **settings)
+        shutil.copytree(tmp_path / "half", tmp_path / "resumed")
+        classify(tmp_path / "resumed", dataset, last(tmp_path / "resumed"), **settings)
+    whole, resumed = (load(last(tmp_path / name)) for name in ("whole", "resumed"))
+    for key, value in whole["state_dict"].items():
+        assert torch.equal(value, resumed["state_dict"][key]), key
+
+
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(dataset, tmp_path):
+    here = classify(tmp_path / "here", dataset, frames={"iterations": 4})
+    seed_everything(3)
+    data = classifier_data(dataset, iterations=4)
+    data._make_collector = partial(AsyncCollector, max_staleness=0)
+    policy = ActorOnly(data.observation_space, data.action_space, (32,), normalize_observation=True)
+    there = RewardClassifier(policy, learning_rate=0.02, batch_size=64, n_epochs=6)
+    RLTrainer(run_dir=str(tmp_path / "there"), accelerator="cpu", enable_progress_bar=False).fit(
+        there, data
+    )
+    for name, value in here.state_dict().items():
+        assert torch.equal(value, there.state_dict()[name]), name
+
+
+def test_an_env_of_something_else_is_refused(dataset, tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"data.env is a GymnasiumEnv: set data.env: {class"
+    ):
+        train(tmp_path, env="CartPole-v1", model={"algorithm": RewardClassifier})
+    data = classifier_data(dataset)
+    data._make_eval_env = partial(LabelledFrames, path=dataset, split_seed=1)
+    policy = ActorOnly(data.observation_space, data.action_space)
+    runner = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
+    with pytest.raises(ConfigurationError, match=r"may show what was learnt from: remove data\.ev"):
+        runner.fit(RewardClassifier(policy), data)
+
+
+# --- as the reward of an env ---
+
+
+def played(env, actions=(1,) * LIMIT):
+    """Return rewards, ends and infos of an episode, up to its end."""
+    env.reset(seed=1)
+    steps = []
+    for action in actions:
+        _, *step = env.step(action)
+        steps.append(step)
+        if step[1] or step[2]:
+            break
+    return steps
+
+
+def test_success_is_rewarded_and_ends_the_episode(trained):
+    steps = played(ClassifiedReward(gymnasium.make("Walk-v0"), trained, success_reward=2.5))
+    rewards, terminated, truncated, infos = zip(*steps, strict=True)
+    assert rewards == (0.0,) * (GOAL - 1) + (2.5,), "that of the env is dropped"
+    assert terminated == (False,) * (GOAL - 1) + (True,)
+    assert not any(truncated)
+    assert [info["success"] for info in infos] == [False] * (GOAL - 1) + [True]
+    assert infos[-1]["metrics"]["success_probability"] > 0.5
+    assert infos[-1]["metrics"]["place"] == GOAL, "what the env says stays"
+
+
+def test_it_goes_on_where_that_is_asked_for_and_counts_what_is_in_a_row(trained):
+    env = ClassifiedReward(
+        gymnasium.make("Walk-v0"), trained, ends_episode=False, consecutive_frames=2
+    )
+    steps = played(env, [1] * 8 + [0, 1, 1, 0, 0] + [1] * 3)
+    successes = [info["success"] for *_, info in steps]
+    assert successes == [False] * 10 + [True] * 2 + [False] * 2 + [True] * 2
+    assert [reward for reward, *_ in steps] == [float(one) for one in successes]
+    assert steps[-1][2], "time still ends it"
+    assert not any(step[1] for step in steps)
+    always = ClassifiedReward(
+        gymnasium.make("Walk-v0"), trained, threshold=1e-30, consecutive_frames=2
+    )
+    assert [len(played(always)) for _ in range(3)] == [2] * 3, "the count begins with the episode"
+
+
+def test_a_threshold_of_ones_own_takes_the_place_of_the_classifiers(trained):
+    steps = played(ClassifiedReward(gymnasium.make("Walk-v0"), trained, threshold=1e-30))
+    assert len(steps) == 1
+
+
+def test_in_processes_of_their_own_they_do_the_same(trained):
+    wrapper = partial(ClassifiedReward, checkpoint=trained)
+    results = []
+    for vectorization in ("sync", "async"):
+        env = GymnasiumEnv(2, "Walk-v0", vectorization=vectorization, wrappers=[wrapper])
+        env.reset(seed=0)
+        for _ in range(GOAL):
+            _, reward, terminated, _, info = env.step(torch.ones(2, dtype=torch.int64))
+            step = (reward, terminated, info["success"], info["metrics"]["success_probability"])
+            results.append([part.clone() for part in step])
+        env.close()
+    for one, other in zip(results[:GOAL], results[GOAL:], strict=True):
+        assert all(map(torch.equal, one, other))
+    assert results[-1][1].all()
+    assert results[-1][2].all()
+
+
+def test_what_is_recorded_with_it_says_its_success(trained, tmp_path):
+    wrapper = partial(ClassifiedReward, checkpoint=trained)
+    env = GymnasiumEnv(1, "Walk-v0", wrappers=[wrapper])
+    spaces = env.single_observation_space, env.single_action_space
+    writer = EpisodeWriter(tmp_path / "data", *spaces, fps=10)
+    right = script_chooser(lambda observation: 1, spaces[1])
+    list(Recorder(env).record(writer, 1, lambda _: right))
+    writer.finalise()
+    env.close()
+    (episode,) = read_episodes(tmp_path / "data")
+    assert episode.success
+    assert episode.terminated[-1]
+    assert episode.reward.tolist() == [0.0] * (GOAL - 1) + [1.0]
+
+
+@pytest.mark.parametrize("name", ["PPO", "SAC"])
+def test_a_policy_learns_by_it_and_resumes_exactly(name, trained, tmp_path, monkeypatch):
+    """From YAML; the checkpoint's own config names the wrapper, and is looked at before it is used."""
+    monkeypatch.chdir(tmp_path)
+    wrapper = {"class_path": "ClassifiedReward", "init_args": {"checkpoint": trained}}
+    env_id = "Walk-v0" if name == "PPO" else "WalkBoxed-v0"
+    env = {"class_path": "GymnasiumEnv", "init_args": {"id": env_id, "wrappers": [wrapper]}}
+    policy = {"PPO": "ActorCritic", "SAC": "SquashedActorCritic"}[name]
+    model = {"policy": {"class_path": policy, "init_args": {"hidden_sizes": [16]}}}
+    model |= {"batch_size": 16} if name == "PPO" else {"batch_size": 16, "random_env_steps": 16}
+    data = {"env": env, "num_envs": 2, "buffer_size": 16, "total_env_steps": 64}
+    data |= {"iterations_per_epoch": 1, "num_eval_episodes": 1}
+    if name == "SAC":
+        data["replay"] = {"class_path": "ReplayBuffer", "init_args": {"capacity": 1000}}
+    config = {
+        "model": {"class_path": name, "init_args": model},
+        "data": data,
+        "trainer": {"accelerator": "cpu", "enable_progress_bar": False},
+    }
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    run(["fit", "--config", "config.yaml", "--exp_name", "whole"])
+    (whole,) = Path("outputs").glob("whole*")
+    half = ["--exp_name", "half", "--trainer.max_epochs", "1"]
+    run(["fit", "--config", "config.yaml", *half])
+    (stopped,) = Path("outputs").glob("half*")
+    resumed = ["--trainer.max_epochs", "2", "--ckpt_path", str(stopped), "--trust_code", "true"]
+    run(["fit", *resumed])  # trusted, as the env is the test's own
+    assert_same_run(whole, stopped)
+
+
+WRONG = {
+    "a policy's": ("policy", None, "holds a PPO, which is no RewardClassifier. Load it by PPO"),
+    "no file": ("nowhere", None, "nowhere"),
+    "other observations": (
+        "classifier",
+        "CartPole-v1",
+        r"has learnt from observations Box\(-inf, inf, \(2,\), float32\), and those of the env are "
+        r"Box\(.*\(4,\), float32\): give the env the wrappers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_with_one_message(name, trained, tmp_path):
+    kind, env, message = WRONG[name]
+    if kind == "policy":
+        train(tmp_path / "policy")
+    checkpoint = trained if kind == "classifier" else str(tmp_path / kind)
+    with pytest.raises(ConfigurationError, match=message):
+        ClassifiedReward(gymnasium.make(env or "Walk-v0"), checkpoint)
+
+
+def test_a_checkpoint_cannot_ask_for_code(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    wrapper = {
+        "class_path": "lightning_rl.ClassifiedReward",
+        "init_args": {"checkpoint": trained, "trust_code": True},
+    }
+    train(tmp_path / "run")
+    path = last(tmp_path / "run")
+    content = load(path)
+    config = yaml.safe_load(content["rl_config"])
+    config["data"]["env"]["init_args"]["wrappers"] = [wrapper]
+    content["rl_config"] = yaml.safe_dump(config)
+    torch.save(content, path)
+    with pytest.raises(SystemExit):
+        run(["fit", "--ckpt_path", str(path), "--data.total_env_steps", "1000"])
+    error = capsys.readouterr().err
+    assert "sets trust_code: true" in error
+    assert "A checkpoint is data" in error

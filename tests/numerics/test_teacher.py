@@ -1,0 +1,278 @@
+"""A teacher that knows more labels what its student visits, and acts in a share of the steps."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+
+from lightning_rl import (
+    PPO,
+    ActorCritic,
+    ActorOnly,
+    AsyncCollector,
+    BehaviorCloning,
+    ConfigurationError,
+    Demonstrations,
+    RLTrainer,
+    TorchEnv,
+)
+from lightning_rl.policies.base import StepwiseActor
+from lightning_rl.policies.teacher import MixedActor, Teacher
+from lightning_rl.rollout import allocate_rollout
+from tests.helpers import (
+    assert_same,
+    last,
+    load,
+    make_data,
+    scalars,
+    uncompiled_traces,
+)
+
+PLACE, WIND = Box(-np.inf, np.inf, (1,)), Box(-1, 1, (1,))
+SPACE, ACTION = Dict({"place": PLACE, "wind": WIND}), Box(-5.0, 5.0, (1,))
+STEPS = 20
+
+
+class Windy(TorchEnv):
+    """Stay at 0 in a wind that only the teacher feels. Where the teacher has been nobody sees which wind there is."""
+
+    start_size = 1
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, SPACE, ACTION, STEPS)
+
+    def initial_state(self, uniform):
+        wind = torch.where(uniform < 0.5, -0.3, 0.3)
+        return TensorDict({"place": torch.zeros_like(wind), "wind": wind}, [len(uniform)])
+
+    def observe(self, state):
+        return state.clone(recurse=False)
+
+    def transition(self, state, action):
+        place = state["place"] + 0.5 * action.clamp(-5, 5) + state["wind"]
+        moved = TensorDict({"place": place, "wind": state["wind"]}, state.batch_size)
+        return moved, -place[:, 0].abs(), torch.zeros_like(place[:, 0], dtype=torch.bool), {}
+
+
+def knows(observation):
+    """What the teacher does: it takes the wind back, and the way to 0."""
+    return -2 * (observation["place"] + observation["wind"])
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A checkpoint of a policy that acts as `knows`, of a run of PPO that moved nothing."""
+    directory = tmp_path_factory.mktemp("teacher") / "run"
+    data = make_data(Windy, total_env_steps=64, num_eval_episodes=1)
+    policy = ActorCritic(data.observation_space, data.action_space, (), rescale_action=False)
+    with torch.no_grad():
+        policy.actor[0].weight.copy_(torch.tensor([[-2.0, -2.0]]))
+    model = PPO(policy, learning_rate=1e-30, batch_size=64)
+    runner = RLTrainer(run_dir=str(directory), accelerator="cpu", enable_progress_bar=False)
+    runner.fit(model, data)
+    return str(directory)
+
+
+def teach(run_dir, teacher, *, iterations=6, ckpt_path=None, data=None, trainer=None, **kwargs):
+    """Have the student of a teacher learn, without the key that it does not read."""
+    torch.manual_seed(1)
+    module = make_data(
+        Windy,
+        **{"num_envs": 8, "buffer_size": STEPS, "total_env_steps": iterations * 8 * STEPS}
+        | {"iterations_per_epoch": 3, "seed": 3}
+        | (data or {}),
+    )
+    policy = ActorOnly(
+        module.observation_space, module.action_space, (32,), actor_keys=["place"], log_std_init=-1
+    )
+    settings = {"learning_rate": 3e-3, "batch_size": 40, "n_epochs": 4} | kwargs
+    model = BehaviorCloning(policy, teacher=teacher, **settings)
+    runner = RLTrainer(
+        run_dir=str(run_dir), accelerator="cpu", enable_progress_bar=False, **(trainer or {})
+    )
+    runner.fit(model, module, ckpt_path=ckpt_path)
+    return model
+
+
+def test_where_the_student_goes_it_learns_what_it_cannot_learn_where_the_teacher_goes(
+    teacher, tmp_path
+):
+    settings = {"iterations": 40, "data": {"iterations_per_epoch": 40, "num_eval_episodes": 8}}
+    student = teach(tmp_path / "student", teacher, **settings)
+    clone = teach(tmp_path / "clone", teacher, teacher_env_steps=10**9, **settings)
+    of = {one: model.evaluation["avg_reward"] for one, model in (("s", student), ("c", clone))}
+    assert of["s"] > -8, "it stays within one gust of 0, as the teacher does knowing the wind"
+    assert of["c"] < -30, "it is blown away"
+
+
+class Spy(BehaviorCloning):
+    """Keeps what it was given and what it learns from."""
+
+    def labelled(self, flat, teacher):
+        self.done = flat.clone()
+        self.learnt = super().labelled(flat, teacher)
+        return self.learnt
+
+
+def test_it_is_the_states_of_the_student_that_are_labelled(teacher, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.numerics.test_teacher.BehaviorCloning", Spy)
+    model = teach(tmp_path, teacher)
+    observation, told = model.learnt["observation"], model.learnt["action"]
+    torch.testing.assert_close(told, knows(observation).clamp(-5, 5))
+    assert not torch.allclose(model.done["action"], told, atol=0.1), "the student acted"
+    assert observation["place"].abs().max() > 0.5, "and was where the teacher never is"
+    for name, value in model.policy.fields_of(told).items():
+        assert torch.equal(model.learnt[name], value), "what belongs to an action follows it"
+
+
+@torch.no_grad()
+def mixed(share, seed=5):
+    """The actions of one rollout [T, N, 1], with what either of both would have done."""
+    policy = ActorOnly(SPACE, ACTION, (8,), rescale_action=False)
+    expert = ActorCritic(SPACE, ACTION, (8,), rescale_action=False)
+    rollout = allocate_rollout(SPACE, ACTION, 64, 4, extra_fields=policy.extra_fields)
+    rollout["observation", "place"].normal_()
+    alone = rollout.clone()
+    teacher = Teacher(expert, policy)
+    actor = MixedActor(StepwiseActor(policy, rollout), teacher, share, rollout)
+    generator = torch.Generator().manual_seed(seed)
+    actor.begin(generator)
+    again = torch.Generator().manual_seed(seed)
+    own = StepwiseActor(policy, alone)
+    own.begin(again)
+    taken = []
+    for t in range(4):
+        actor.act(t)
+        own.act(t)
+        taken.append(torch.rand(64, generator=again) < share)
+    told = teacher.actions(rollout["observation"].flatten(0, 1)).unflatten(0, (64, 5))
+    return rollout["action"], alone["action"], told, torch.stack(taken, 1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_teacher_acts_in_exactly_its_share_of_steps_row_by_row(share):
+    done, own, told, taken = mixed(share)
+    expected = torch.where(taken[..., None], told[:, :4], own[:, :4])
+    assert torch.equal(done[:, :4], expected)
+    assert float(taken.float().mean()) == pytest.approx(share, abs=0.1)
+
+
+def test_its_share_falls_from_all_to_none(teacher, tmp_path):
+    each = 8 * STEPS
+    teach(tmp_path, teacher, teacher_env_steps=4 * each, trainer={"log_every_n_steps": 1})
+    logged = scalars(tmp_path)["train/teacher_share"]
+    assert [value for _, value in logged] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+WAYS = {
+    "in the foreground": {},
+    "in the background": {"data": {"collector": partial(AsyncCollector, max_staleness=0)}},
+    "compiled": {"compile": True},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_stopped_while_both_act_it_ends_as_uninterrupted(way, teacher, tmp_path):
+    settings = {"teacher_env_steps": 700, **WAYS[way]}
+    with uncompiled_traces():
+        teach(tmp_path / "whole", teacher, **settings)
+        teach(tmp_path / "parts", teacher, trainer={"max_epochs": 1}, **settings)
+        teach(tmp_path / "parts", teacher, ckpt_path=last(tmp_path / "parts"), **settings)
+    whole, parts = (load(last(tmp_path / name)) for name in ("whole", "parts"))
+    for key in ("state_dict", "optimizer_states", "lightning_rl"):
+        assert_same(whole[key], parts[key], key)
+
+
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(teacher, tmp_path):
+    runs = [
+        teach(tmp_path / way.split()[-1], teacher, teacher_env_steps=700, **WAYS[way])
+        for way in ("in the foreground", "in the background")
+    ]
+    for name, value in runs[0].state_dict().items():
+        assert torch.equal(value, runs[1].state_dict()[name]), name
+
+
+def test_the_student_is_saved_without_its_teacher_and_needs_it_no_more(
+    teacher, tmp_path, monkeypatch, capsys
+):
+    from lightning_rl.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+    Path("windy.py").write_text("from tests.numerics.test_teacher import Windy\n")
+    Path("teacher.ckpt").write_bytes(last(teacher).read_bytes())
+    policy = {"class_path": "ActorOnly", "init_args": {"actor_keys": ["place"]}}
+    model = {"policy": policy, "teacher": "teacher.ckpt", "batch_size": 16, "n_epochs": 1}
+    data = {"env": {"class_path": "windy.Windy"}, "num_envs": 2, "buffer_size": 8}
+    config = {
+        "model": {"class_path": "BehaviorCloning", "init_args": model},
+        "data": data | {"total_env_steps": 32, "num_eval_episodes": 1, "seed": 1},
+        "trainer": {"accelerator": "cpu", "enable_progress_bar": False},
+    }
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    run(["fit", "--config", "config.yaml"])
+    Path("teacher.ckpt").unlink()
+    trusted = ["--ckpt_path", "last", "--trust_code", "true"]
+    run(["validate", *trusted])
+    assert "average return" in capsys.readouterr().out
+    student = BehaviorCloning.load_from_checkpoint("last")
+    assert list(student.policy.actor_keys) == ["place"]
+    with pytest.raises(SystemExit):
+        run(["fit", *trusted, "--data.total_env_steps", "64"])
+    assert "teacher.ckpt" in capsys.readouterr().err
+
+
+def test_what_cannot_be_taught_is_refused(teacher, tmp_path):
+    with pytest.raises(ConfigurationError, match="teacher_env_steps is 5, and there is no teacher"):
+        teach(tmp_path / "a", None, teacher_env_steps=5)
+    with pytest.raises(ConfigurationError, match=r"Demonstrations plays nothing: set data.collec"):
+        teach(tmp_path / "b", teacher, data={"collector": Nothing})
+    with pytest.raises(ConfigurationError, match=r"or name a teacher: model\.teacher"):
+        teach(tmp_path / "c", None)
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        teach(tmp_path / "d", str(tmp_path / "nowhere"))
+
+
+class Nothing(Demonstrations):
+    """Stands for demonstrations, of which there are none here."""
+
+    def __init__(self, *args, **settings):
+        super(Demonstrations, self).__init__(*args, **settings)
+        self.__class__.__name__ = "Demonstrations"
+
+    def collect(self):
+        raise NotImplementedError
+
+
+class Remembers(ActorOnly):
+    extra_fields = {"state": ((4,), torch.float32)}  # noqa: RUF012
+
+
+MISFITS = {
+    "reads more": (
+        (Dict({"place": PLACE}), ACTION),
+        ActorCritic,
+        r"The teacher reads observations Dict\('place'.*and name what the student reads of it",
+    ),
+    "acts otherwise": ((SPACE, Box(-1.0, 1.0, (1,))), ActorCritic, "take a teacher of an env with"),
+    "remembers": ((SPACE, ACTION), Remembers, "a Remembers with a memory, which would be that of"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_teacher_that_does_not_fit_is_refused(name):
+    spaces, cls, message = MISFITS[name]
+    with pytest.raises(ConfigurationError, match=message):
+        Teacher(cls(SPACE, ACTION), ActorOnly(*spaces))
+
+
+def test_a_teacher_of_fewer_keys_reads_its_own():
+    policy = ActorCritic(Dict({"wind": WIND}), ACTION)
+    teacher = Teacher(policy, ActorOnly(SPACE, ACTION))
+    observation = TensorDict({"place": torch.randn(3, 1), "wind": torch.randn(3, 1)}, [3])
+    td = TensorDict({"observation": observation.select("wind")}, [3])
+    assert torch.equal(teacher.actions(observation), policy(td, deterministic=True)["action"])

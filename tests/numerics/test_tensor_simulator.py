@@ -1,0 +1,352 @@
+"""Simulators of tensors: stand-ins that reset, and say what an episode came to, as the known ones do."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActorCritic,
+    ConfigurationError,
+    ReplayBuffer,
+    SyncCollector,
+    TensorSimulator,
+)
+from lightning_rl.rollout import final_observations
+from tests.helpers import last, load, train
+
+LIMIT, EDGE = 5, 2.0
+
+
+class Simulator:
+    """N points on a line: beyond an edge is a failure; the right one a success. Time cuts after 5 steps.
+
+    The group `policy` sees the place, `critic` the time as well.
+    """
+
+    single_action_space = Box(-1.0, 1.0, (1,), np.float32)
+    device = "cpu"
+
+    def __init__(self, num_envs, **metadata):
+        self.num_envs, self.unwrapped = num_envs, self
+        self.metadata = {"render_fps": 60, **metadata}
+        self.place, self.elapsed = torch.zeros(2, num_envs)
+        self.seeds = []
+
+    def observed(self):
+        both = torch.stack((self.place, self.elapsed), 1)
+        return {"policy": self.place[:, None].double(), "critic": both}
+
+    def begin(self, rows):
+        self.place[rows] = torch.linspace(-1, 1, self.num_envs)[rows]
+        self.elapsed[rows] = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.begin((options or {}).get("env_idx", slice(None)))
+        return self.observed(), {}
+
+    def move(self, action):
+        self.place += action[:, 0]
+        self.elapsed += 1
+        return self.place.abs() > EDGE, self.elapsed >= LIMIT
+
+    def close(self):
+        self.closed = True
+
+
+class IsaacLike(Simulator):
+    """Resets within the step; what an episode came to it does not say. Its buffers are written over."""
+
+    max_episode_length = LIMIT
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.buffers = {key: value.clone() for key, value in self.observed().items()}
+
+    def observed(self):
+        new = super().observed()
+        for key, buffer in getattr(self, "buffers", {}).items():
+            new[key] = buffer.copy_(new[key])
+        return new
+
+    def reset(self, seed=None, options=None):
+        assert seed is None or isinstance(seed, int), "torch.manual_seed would refuse a list"
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        terminated, timed_out = self.move(action)
+        reward = self.place.clone()
+        self.begin(terminated | timed_out)
+        return self.observed(), reward, terminated, timed_out, {"log": {"Episode_Reward/x": 1.0}}
+
+
+class ManiSkillLike(Simulator, gymnasium.vector.VectorEnv):
+    """Gives `final_observation` and `final_info`, unless it leaves resets to others."""
+
+    auto_reset, ignore_terminations = True, False
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.spec = gymnasium.envs.registration.EnvSpec("X-v0", max_episode_steps=LIMIT)
+
+    @property
+    def unwrapped(self):
+        return self
+
+    @unwrapped.setter
+    def unwrapped(self, value):
+        pass
+
+    def step(self, action):
+        terminated, truncated = self.move(action)
+        seen, reward = self.observed(), self.place.clone()
+        info = {"success": self.place > EDGE, "elapsed_steps": self.elapsed.clone()}
+        if self.ignore_terminations:
+            terminated = torch.zeros_like(terminated)
+        done = terminated | truncated
+        if done.any() and self.auto_reset:
+            final, before = seen, info
+            seen, info = self.reset(options={"env_idx": done.nonzero().flatten()})
+            info |= {"final_observation": final, "_final_observation": done}
+            info |= {"final_info": before, "_final_info": done}
+        return seen, reward, terminated, truncated, info
+
+
+class Manual(ManiSkillLike):
+    auto_reset = False
+
+
+class Late(Simulator):
+    """Resets in the step after an end, whose action does nothing; what it says of that step is nonsense."""
+
+    max_episode_length = LIMIT
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, autoreset_mode=AutoresetMode.NEXT_STEP)
+        self.late = torch.zeros(num_envs, dtype=torch.bool)
+
+    def reset(self, *, seed=None, options=None):
+        self.late[:] = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        late = self.late
+        terminated, truncated = self.move(torch.where(late[:, None], 0, action))
+        self.begin(late)
+        reward = torch.where(late, -1e6, self.place)
+        self.late = (terminated | truncated) & ~late
+        info = {"success": (self.place > EDGE) & ~late}
+        return self.observed(), reward, terminated | late, truncated, info
+
+
+class Endless(ManiSkillLike):
+    ignore_terminations = True
+
+
+def collected(make, steps=12, actions=None, **settings):
+    """A rollout [3, T+1] of a fixed series of actions."""
+    env = TensorSimulator(3, make, **settings)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    collector = SyncCollector(env, policy, steps, seed=1)
+    torch.manual_seed(4)
+    return collector.collect(), env
+
+
+KINDS = {
+    "ManiSkill": (ManiSkillLike, {"seeds": "each"}),
+    "ManiSkill, reset by us": (Manual, {"resets": "by_index"}),
+    "Isaac": (IsaacLike, {"missing_final": "last_observation"}),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_it_returns_is_what_the_contract_says(name):
+    """Each next observation follows from the place before, over resets, and each end has its true observation."""
+    make, settings = KINDS[name]
+    rollout, env = collected(make, **settings)
+    seen, action = rollout["observation"], rollout["action"]
+    place, elapsed = seen["critic"].unbind(-1)
+    assert torch.equal(seen["policy"][..., 0], place), "groups are keys, floats are float32"
+    moved = place[:, :-1] + action[:, :-1, 0]
+    done = rollout["done"][:, :-1]
+    begins = torch.linspace(-1, 1, 3)[:, None].expand_as(moved)
+    torch.testing.assert_close(place[:, 1:], torch.where(done, begins, moved))
+    assert torch.equal(elapsed[:, 1:], torch.where(done, 0, elapsed[:, :-1] + 1))
+    torch.testing.assert_close(rollout["reward"][:, :-1], moved)
+    assert torch.equal(rollout["terminated"][:, :-1], moved.abs() > EDGE)
+    assert torch.equal(rollout["truncated"][:, :-1], elapsed[:, :-1] == LIMIT - 1)
+    assert rollout["truncated"].any()
+    rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    final = final_observations(rollout, rows, steps)["critic"]
+    if name == "Isaac":
+        assert torch.equal(final, seen["critic"][rows, steps]), "the last one before the step"
+    else:
+        torch.testing.assert_close(final[:, 0], moved[rows, steps])
+        assert (final[:, 1] == LIMIT).all()
+        assert torch.equal(rollout["success"][:, :-1], moved > EDGE), "from before the reset"
+    assert env.max_episode_steps == LIMIT
+    assert env.render_fps == 60
+
+
+def late(num_envs):
+    return TensorSimulator(num_envs, Late, resets="a_step_late")
+
+
+def without_late_steps(rollout):
+    """The steps of each row that were steps, as one that resets in time would have them."""
+    kept = ~rollout["padding"][:, :-1]
+    return [
+        {key: rollout[key][row, :-1][kept[row]] for key in ("action", "reward", "done")}
+        | {"place": rollout["observation", "policy"][row, :-1][kept[row]]}
+        for row in range(len(rollout))
+    ]
+
+
+def test_a_step_that_only_resets_is_padding_and_the_rest_is_as_without_it():
+    rollout, _ = collected(Late, steps=24, resets="a_step_late")
+    padding = rollout["padding"][:, :-1]
+    done = rollout["done"][:, :-1]
+    assert torch.equal(padding[:, 1:], done[:, :-1]), "each end has one behind it"
+    assert not padding[:, 0].any()
+    assert not done[padding].any()
+    assert (rollout["reward"][:, :-1][padding] == 0).all()
+    for row, steps in enumerate(without_late_steps(rollout)):
+        moved = steps["place"][:, 0] + steps["action"][:, 0]
+        torch.testing.assert_close(steps["reward"], moved)
+        begins = torch.linspace(-1, 1, 3)[row].expand_as(moved)
+        following = torch.where(steps["done"], begins, moved)
+        torch.testing.assert_close(steps["place"][1:, 0], following[:-1])
+    rows, at = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
+    final = final_observations(rollout, rows, at)["policy"]
+    torch.testing.assert_close(final, rollout["reward"][rows, at][:, None])
+
+
+class Seen(PPO):
+    """Keeps what it has learnt from."""
+
+    def training_step(self, rollout, batch_idx):
+        self.rollout, self.learnt = rollout, []
+        super().training_step(rollout, batch_idx)
+
+    def minibatches(self, *args):
+        for minibatch in super().minibatches(*args):
+            self.learnt.append(len(minibatch))
+            yield minibatch
+
+
+def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
+    settings = {"algorithm": Seen, "normalize_reward": True, "normalize_advantage": "rollout"}
+    settings |= {"n_epochs": 1, "batch_size": 8}
+    policy = {"normalize_observation": True, "actor_keys": ["critic"]}
+    module, *_ = train(tmp_path, env=late, policy=policy, model=settings)
+    padding = module.rollout["padding"][:, :-1]
+    learnt = sum(module.learnt)
+    assert padding.any()
+    assert learnt == int((~padding).sum()), "each other step once"
+    assert module.env_steps == int(module.policy.normalizer.count)
+    assert int(module.reward_normalizer.count) == module.env_steps
+    advantage = module.rollout["advantage"][:, :-1][~padding]
+    assert advantage.mean().abs() < 1e-5
+    lengths = load(last(tmp_path))["RLDataModule"]["collectors"][0]["statistics"]["lengths"]
+    assert max(lengths) <= LIMIT, "an episode has as many steps as were steps"
+
+
+def test_a_replay_draws_no_such_step():
+    rollout, env = collected(Late, steps=24, resets="a_step_late")
+    replay = ReplayBuffer(env.single_observation_space, env.single_action_space, 3, capacity=300)
+    replay.extend(rollout)
+    for batch in replay.batches(20, 32):
+        moved = batch["observation", "policy"] + batch["action"]
+        torch.testing.assert_close(batch["next_observation", "policy"], moved)
+
+
+def test_a_memory_and_a_late_reset_do_not_go_together():
+    class Remembers(ActorCritic):
+        extra_fields = {"state": ((4,), torch.float32)}  # noqa: RUF012
+
+    env = late(3)
+    policy = Remembers(env.single_observation_space, env.single_action_space)
+    with pytest.raises(ConfigurationError, match="the memory of Remembers would take over"):
+        SyncCollector(env, policy, 4, seed=1)
+
+
+def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():
+    with pytest.raises(
+        ConfigurationError,
+        match=r"IsaacLike truncated the episode of env \d without final_obs or final_observation in"
+        r".*missing_final: last_observation\.",
+    ):
+        collected(IsaacLike)
+
+
+def test_an_end_that_the_env_ignores_goes_on():
+    rollout, _ = collected(Endless, steps=4 * LIMIT)
+    assert not rollout["terminated"].any()
+    assert rollout["truncated"][:, :-1].sum() == 3 * 4
+
+
+def test_a_reset_takes_one_seed_or_one_of_each():
+    for seeds, expected in (("one", [None, 7, 7]), ("each", [None, [7, 8, 9], [7, 8, 5]])):
+        env = TensorSimulator(3, ManiSkillLike, seeds=seeds)
+        env.reset(seed=7)
+        env.reset(seed=[7, 8, 5])
+        assert env.simulator.seeds == expected
+
+
+class Mode(ManiSkillLike):
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.metadata["autoreset_mode"] = AutoresetMode.NEXT_STEP
+
+
+class Nameless:
+    unwrapped, num_envs, device = None, 3, "cpu"
+
+
+REFUSED = {
+    "next-step": (Mode, "Mode has the autoreset mode .*resets is by_itself: set resets: a_step_la"),
+    "another number": (lambda n: ManiSkillLike(n + 1), "a simulator of 4 envs, and 3 were asked"),
+    "no simulator": (lambda n: Nameless(), "a Nameless, which has no single_action_space"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_such_simulator_is_refused(name):
+    make, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        TensorSimulator(3, make)
+
+
+def simulated(num_envs):
+    return TensorSimulator(num_envs, IsaacLike, missing_final="last_observation")
+
+
+def test_a_critic_that_knows_more_trains_on_it_and_a_resumed_run_says_what_is_lost(tmp_path):
+    keys = {"actor_keys": ["policy"], "critic_keys": ["critic"]}
+    module, *_ = train(tmp_path, env=simulated, policy=keys, trainer={"max_epochs": 1})
+    assert module.policy.actor[0].in_features == 1
+    assert module.policy.critic[0].in_features == 2
+    with pytest.warns(UserWarning, match="The env could not be restored to where the checkpoint"):
+        train(tmp_path, env=simulated, policy=keys, ckpt_path=last(tmp_path))
+    assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 4 * 16 * 6
+
+
+def test_groups_of_equal_starts_are_refused_where_there_is_one_seed(tmp_path):
+    with pytest.raises(ConfigurationError, match="began their episodes in different states"):
+        train(tmp_path, env=simulated, model={"algorithm": GRPO, "group_size": 2})
+
+
+def test_it_draws_its_envs_one_by_one_or_says_that_it_does_not():
+    env = TensorSimulator(3, ManiSkillLike)
+    env.simulator.render = lambda: torch.arange(3)[:, None, None, None].expand(3, 4, 5, 3).byte()
+    assert env.render([2, 0])[:, 0, 0, 0].tolist() == [2, 0]
+    env.simulator.render = lambda: np.zeros((4, 5, 3))
+    with pytest.raises(ConfigurationError, match="ManiSkillLike does not draw its envs one by one"):
+        env.render([0])
+    env.close()
+    assert env.simulator.closed
