@@ -152,6 +152,30 @@ def test_channels_are_normalised_by_choice_and_alike_in_training_and_acting(make
     assert torch.equal(encoder.train()(batch), encoder.eval()(batch))
 
 
+@pytest.mark.parametrize("make", [SMALL, partial(SMALL, crop=(2, 3, 8, 6)), partial(SMALL, resize=(9, 9))])  # fmt: skip
+def test_channels_are_scaled_by_their_running_mean_and_variance(make):
+    """Without that a bright ground is the largest signal there is."""
+    encoder = make(PICTURE, normalize=True)
+    bright = (200 + pictures(100, 12, 10, 3) % 32 * torch.tensor([0, 1, 1])).to(torch.uint8)
+    seen_by_layers = []
+    encoder.layers.register_forward_pre_hook(
+        lambda module, inputs: seen_by_layers.append(inputs[0])
+    )
+    encoder(bright)
+    encoder.update_normalization(bright)
+    encoder(bright)
+    before, after = seen_by_layers
+    assert before.mean() > 0.7
+    assert after.mean((0, 2, 3)).abs().max() < 0.1
+    assert after.isfinite().all()
+    rows = slice(2, 10), slice(3, 9)
+    looked_at = bright[:, *rows] if encoder.crop else bright
+    assert int(encoder.normalizer.count) == 50 * looked_at[0, ..., 0].numel()  # every second one
+    other = make(PICTURE, normalize=True)
+    other.load_state_dict(encoder.state_dict())
+    assert torch.equal(other(bright), encoder(bright))
+
+
 def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
     with pytest.raises(ConfigurationError, match="use DictEncoder"):
         NatureCNN(Dict({"camera": PICTURE}))
