@@ -172,7 +172,9 @@ class PictureEncoder(Encoder):
 
     Args:
         observation_space: of a picture.
-        normalize: X
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -256,15 +258,16 @@ class PictureEncoder(Encoder):
         return features.view(*batch, self.size)
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
-        if self.normalizer is None:
+        moments = self.normalizer
+        if moments is None:
             return
         pictures = cast(Tensor, observation)
         # A few of them, at regular intervals, have pixels enough, and the rest would take time.
         some = self._planes(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
-        self.normalizer.update(some.movedim(1, -1).reshape(-1, some.shape[1]).float() * self._unit)
-        factor = (self.normalizer.var + PIXEL_EPS).rsqrt()
+        moments.update(some.movedim(1, -1).reshape(-1, some.shape[1]).float() * self._unit)
+        factor = (moments.var + PIXEL_EPS).rsqrt()
         self.scale.copy_((factor * self._unit)[:, None, None])
-        self.shift.copy_((-self.normalizer.mean * factor)[:, None, None])
+        self.shift.copy_((-moments.mean * factor)[:, None, None])
 
     def _planes(self, pictures: Tensor) -> Tensor:
         """Return the part to look at of pictures [M, ...] as [M, C, H, W], in their dtype."""
@@ -330,7 +333,9 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
-        normalize: X
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -397,7 +402,9 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
-        normalize: X
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -576,7 +583,8 @@ class FrozenEncoder(Encoder):
         prefix: str = "",
     ) -> None:
         super().__init__(observation_space)
-        self.inner = encoder(observation_space)
+        with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
+            self.inner = encoder(observation_space)
         self.size = self.inner.size
         state = _weights_of(Path(weights), prefix)
         own = self.inner.state_dict()
