@@ -94,7 +94,8 @@ class ActorCritic(ActorOnly):
     Args:
         observation_space, action_space, hidden_sizes: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        encoder: see `ActorOnly`.
+        encoder: makes the features that the heads read, of pictures for instance; where not given,
+            they read the observation itself, flat.
         critic_encoder: makes the critic's own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critic reads, be they what only a
             simulator knows; the actor's where not given. Acting needs none of them.
