@@ -26,6 +26,7 @@ from lightning_rl import (
     SAC,
     ActionChunk,
     GripperSAC,
+    PerceptronEncoder,
     PushBlocks,
     ReplayBuffer,
     RLDataModule,
@@ -130,6 +131,10 @@ SAME_ROLLOUTS = {
             "critic_warmup_iterations": 2,
             "optimizer": partial(torch.optim.AdamW, weight_decay=0.1),
         }
+    },
+    "ppo with an encoder": {
+        "policy": {"encoder": partial(PerceptronEncoder, hidden_sizes=(8,), normalize=True)},
+        "model": {"batch_size": N * 16},
     },
     "ppo warm-up, compiled": {
         "model": {"batch_size": N * 16, "critic_warmup_iterations": 2, "compile": True}

@@ -20,6 +20,7 @@ from lightning_rl import (
     AsyncCollector,
     DeterministicActorCritic,
     DictEncoder,
+    EncodedObservations,
     Encoder,
     FrozenEncoder,
     GripperActorCritic,
@@ -32,6 +33,7 @@ from lightning_rl import (
     ReplayBuffer,
     SquashedActorCritic,
 )
+from lightning_rl.cli.trust import checked_config
 from lightning_rl.construction import construction
 from lightning_rl.envs.tasks import Pictures
 from lightning_rl.errors import ConfigurationError
@@ -150,6 +152,30 @@ def test_channels_are_normalised_by_choice_and_alike_in_training_and_acting(make
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in encoder.modules())  # fmt: skip
     batch = pictures(5, 12, 10, 3)
     assert torch.equal(encoder.train()(batch), encoder.eval()(batch))
+
+
+@pytest.mark.parametrize("make", [SMALL, partial(SMALL, crop=(2, 3, 8, 6)), partial(SMALL, resize=(9, 9))])  # fmt: skip
+def test_channels_are_scaled_by_their_running_mean_and_variance(make):
+    """Without that a bright ground is the largest signal there is."""
+    encoder = make(PICTURE, normalize=True)
+    bright = (200 + pictures(100, 12, 10, 3) % 32 * torch.tensor([0, 1, 1])).to(torch.uint8)
+    seen_by_layers = []
+    encoder.layers.register_forward_pre_hook(
+        lambda module, inputs: seen_by_layers.append(inputs[0])
+    )
+    encoder(bright)
+    encoder.update_normalization(bright)
+    encoder(bright)
+    before, after = seen_by_layers
+    assert before.mean() > 0.7
+    assert after.mean((0, 2, 3)).abs().max() < 0.1
+    assert after.isfinite().all()
+    rows = slice(2, 10), slice(3, 9)
+    looked_at = bright[:, *rows] if encoder.crop else bright
+    assert int(encoder.normalizer.count) == 50 * looked_at[0, ..., 0].numel()  # every second one
+    other = make(PICTURE, normalize=True)
+    other.load_state_dict(encoder.state_dict())
+    assert torch.equal(other(bright), encoder(bright))
 
 
 def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
@@ -590,6 +616,80 @@ def test_a_warm_start_takes_the_encoder_and_may_leave_that_of_the_critic(tmp_pat
     other = settings("PPO") | {"policy": {"encoder": partial(SMALL, size=9)}}
     with pytest.raises(ConfigurationError, match=r"entries differ.*encoder\.layers"):
         train(tmp_path / "third", **other, trainer=begin)
+
+
+def frozen(path, make=SMALL):
+    torch.manual_seed(0)
+    torch.save(make(Pictures(12, 2).space(None)).state_dict(), path)
+    return partial(FrozenEncoder, encoder=make, weights=str(path))
+
+
+@pytest.mark.parametrize("key", [None, "pictures"])
+def test_a_replay_holds_what_a_frozen_encoder_made_of_pictures(key, tmp_path):
+    encoder = frozen(tmp_path / "weights.pt")
+    task = partial(PointMass, max_episode_steps=4, pictures=Pictures(12, 2, with_state=key is not None))  # fmt: skip
+    env, plain = EncodedObservations(3, task, encoder, key), task(3)
+    made = encoder(Pictures(12, 2).space(None))
+
+    def expected(observation):
+        return made(observation) if key is None else made(observation["pictures"])
+
+    def found(observation):
+        return observation if key is None else observation["pictures"]
+
+    assert torch.equal(found(env.reset(seed=0)[0]), expected(plain.reset(seed=0)[0]))
+    for t in range(5):
+        action = torch.rand(3, 2)
+        observation, *_, info = env.step(action)
+        other, *_, told = plain.step(action)
+        assert torch.equal(found(observation), expected(other))
+        if t == 3:
+            torch.testing.assert_close(found(info["final_obs"]), expected(told["final_obs"]))
+            assert not torch.equal(found(info["final_obs"]), found(observation))
+    run = settings("SAC", random_shift=0) | {"policy": {} if key is None else {"critic_keys": ["pictures", "state"]}}  # fmt: skip
+    run["env"] = lambda n: EncodedObservations(n, task, encoder, key)
+    module, *_ = train(tmp_path / "whole", **run)
+    stop_and_resume(tmp_path / "stopped", 2, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    assert module.policy.encoder is None
+
+
+def test_features_of_weights_that_are_trained_are_not_kept():
+    with pytest.raises(
+        ConfigurationError, match="NatureCNN has weights that training would change"
+    ):
+        EncodedObservations(2, SEEN, SMALL)
+    with pytest.raises(
+        ConfigurationError, match="key='camera' is not in the observation, which has no"
+    ):
+        EncodedObservations(2, SEEN, SMALL, "camera")
+
+
+ENCODERS = """
+model:
+  class_path: lightning_rl.PPO
+  init_args:
+    policy:
+      class_path: lightning_rl.ActorCritic
+      init_args:
+        encoder:
+          class_path: lightning_rl.DictEncoder
+          init_args:
+            encoders:
+              camera: {class_path: lightning_rl.NatureCNN, init_args: {size: 64}}
+              wrist:
+                class_path: %s
+                init_args: {encoder: {class_path: lightning_rl.ImpalaCNN}, weights: a.b}
+"""
+
+
+def test_a_checkpoint_may_name_encoders_of_ours_by_key_and_no_others(tmp_path):
+    trusted = checked_config(ENCODERS % "lightning_rl.FrozenEncoder", tmp_path)
+    assert "a.b" in trusted.reads.values()
+    with pytest.raises(
+        ConfigurationError, match=r"names 'os\.system'.*is no Encoder of lightning_rl"
+    ):
+        checked_config(ENCODERS % "os.system", tmp_path)
 
 
 # --- what pictures cost, and whence they come ---

@@ -13,6 +13,7 @@ import tests.allowed_envs  # noqa: F401  # registers envs
 from lightning_rl import (
     ActionChunk,
     ActorCritic,
+    GripperActorCritic,
     GymnasiumEnv,
     Intervention,
     SquashedActorCritic,
@@ -200,6 +201,8 @@ def test_sac_and_chunks_refuse_it_and_say_who_does_not():
     )
     with pytest.raises(ConfigurationError, match=message):
         SquashedActorCritic(STATE, flat_actions(ARM))
+    with pytest.raises(ConfigurationError, match="takes a floating-point Box of one dimension"):
+        GripperActorCritic(STATE, flat_actions(ARM))
     with pytest.raises(ConfigurationError, match="cannot be chunked"):
         ActionChunk(2, takes_parts, 3)
     with pytest.raises(ConfigurationError, match="squash is for continuous actions"):

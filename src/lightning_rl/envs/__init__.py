@@ -5,6 +5,7 @@ from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
 from lightning_rl.envs.condition import Conditioned
 from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
+from lightning_rl.envs.encoded import EncodedObservations
 from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.hide import HideEntries
@@ -31,6 +32,7 @@ __all__ = [
     "ActionProbe",
     "CartPole",
     "Conditioned",
+    "EncodedObservations",
     "EnvPoolEnv",
     "Finding",
     "FlatAction",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     check_activation,
@@ -154,6 +154,10 @@ class OneHot(Encoder):
 PICTURES_LOOKED_AT = 64
 """How many pictures of a rollout move the running statistics of their channels, at most."""
 
+PIXEL_EPS = 1e-3
+"""Is added to the variance of a channel, whose pixels lie in [0, 1]: one that hardly varies is not
+blown up, so that nothing has to be clipped."""
+
 
 class PictureEncoder(Encoder):
     """What convolutional encoders have in common: a picture's way into the network.
@@ -168,9 +172,9 @@ class PictureEncoder(Encoder):
 
     Args:
         observation_space: of a picture.
-        normalize: scale each channel by its running mean and variance over all pixels, clipped to
-            ±10: where most of a picture is one bright ground, a network that sees it as large
-            numbers learns many times slower.
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -182,6 +186,8 @@ class PictureEncoder(Encoder):
     """
 
     layers: nn.Module
+    scale: Tensor
+    shift: Tensor
 
     @abstractmethod  # a subclass has layers
     def __init__(
@@ -221,46 +227,56 @@ class PictureEncoder(Encoder):
             )
             height, width = rows, columns
         self._window = (slice(top, top + height), slice(left, left + width))
+        # Bytes become numbers from 0 to 1.
+        self._unit = 1.0 / 255.0 if observation_space.dtype == "uint8" else 1.0
+        self.normalizer = RunningMoments(channels) if normalize else None
+        if normalize:
+            # What a pixel is multiplied by, and what is added: for each pixel, and in the order in
+            # which pictures lie in memory, or a compiled graph could not use vector instructions.
+            like = torch.ones(height, width, channels).permute(2, 0, 1)
+            self.register_buffer("scale", like * self._unit)
+            self.register_buffer("shift", torch.zeros_like(like))
         self.crop, self.resize = crop, resize
         if resize is not None:
             check_range(f"{name}.resize", min(resize), least=1)
             height, width = resize
         self.input_shape = (channels, height, width)
-        self.normalizer = ObservationNormalizer(channels) if normalize else None
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         picture = cast(Tensor, observation)
         batch = picture.shape[: picture.dim() - len(self._axes)]
-        scaled = self._scaled(picture.reshape(-1, *picture.shape[len(batch) :]))
+        planes = self._planes(picture.reshape(-1, *picture.shape[len(batch) :]))
+        scaled = planes.float()
         if self.normalizer is not None:
-            scaled = self.normalizer(scaled.movedim(1, -1)).movedim(-1, 1)
+            scaled = torch.addcmul(self.shift, scaled, self.scale)
+        elif self._unit != 1.0:
+            scaled = scaled * self._unit
+        if self.resize is not None:
+            size = list(self.resize)
+            scaled = F.interpolate(scaled, size, mode="bilinear", antialias=True)
         features: Tensor = self.layers(scaled)
         return features.view(*batch, self.size)
 
     def update_normalization(self, observation: Tensor | TensorDict) -> None:
-        if self.normalizer is None:
+        moments = self.normalizer
+        if moments is None:
             return
         pictures = cast(Tensor, observation)
         # A few of them, at regular intervals, have pixels enough, and the rest would take time.
-        some = self._scaled(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
-        self.normalizer.update(some.movedim(1, -1).reshape(-1, some.shape[1]))
+        some = self._planes(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
+        moments.update(some.movedim(1, -1).reshape(-1, some.shape[1]).float() * self._unit)
+        factor = (moments.var + PIXEL_EPS).rsqrt()
+        self.scale.copy_((factor * self._unit)[:, None, None])
+        self.shift.copy_((-moments.mean * factor)[:, None, None])
 
-    def _scaled(self, pictures: Tensor) -> Tensor:
-        """Return what there is to see of pictures [M, ...], as floats [M, C, H, W]."""
-        picture, dims = pictures, len(self._axes)
+    def _planes(self, pictures: Tensor) -> Tensor:
+        """Return the part to look at of pictures [M, ...] as [M, C, H, W], in their dtype."""
         # A view: the numbers stay channels-last, which is how convolutions are fastest.
-        pictures = pictures.permute(0, *(axis + 1 for axis in self._axes))
-        if dims != 3:  # grey, or a stack of coloured ones
-            pictures = pictures.reshape(len(pictures), -1, *pictures.shape[-2:])
+        planes = pictures.permute(0, *(axis + 1 for axis in self._axes))
+        if len(self._axes) != 3:  # grey, or a stack of coloured ones
+            planes = planes.reshape(len(planes), -1, *planes.shape[-2:])
         rows, columns = self._window
-        pictures = pictures[:, :, rows, columns]
-        scaled = pictures.float()
-        if not picture.is_floating_point():
-            scaled = scaled * (1.0 / 255.0)
-        if self.resize is not None:
-            size = list(self.resize)
-            scaled = F.interpolate(scaled, size, mode="bilinear", antialias=True)
-        return scaled
+        return planes[:, :, rows, columns]
 
 
 def is_picture(space: gymnasium.Space[Any]) -> bool:
@@ -317,9 +333,9 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
-        normalize: scale each channel by its running mean and variance over all pixels, clipped to
-            ±10: where most of a picture is one bright ground, a network that sees it as large
-            numbers learns many times slower.
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -386,9 +402,9 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
-        normalize: scale each channel by its running mean and variance over all pixels, clipped to
-            ±10: where most of a picture is one bright ground, a network that sees it as large
-            numbers learns many times slower.
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -567,7 +583,8 @@ class FrozenEncoder(Encoder):
         prefix: str = "",
     ) -> None:
         super().__init__(observation_space)
-        self.inner = encoder(observation_space)
+        with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
+            self.inner = encoder(observation_space)
         self.size = self.inner.size
         state = _weights_of(Path(weights), prefix)
         own = self.inner.state_dict()

@@ -14,6 +14,7 @@ from lightning_rl.errors import require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.perceptron import Normalization, mlp
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
+from lightning_rl.structured_actions import StructuredActions
 
 CLOSE, STAY, OPEN = 0, 1, 2
 """The commands of a gripper, from the least to the greatest number of an action's last dimension.
@@ -151,6 +152,7 @@ def _parts(space: gymnasium.Space[Any]) -> tuple[gymnasium.spaces.Box, Tensor]:
     """
     fits = (
         isinstance(space, gymnasium.spaces.Box)
+        and not isinstance(space, StructuredActions)
         and np.issubdtype(space.dtype, np.floating)
         and len(space.shape) == 1
         and space.shape[0] > 1
