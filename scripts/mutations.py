@@ -930,8 +930,8 @@ MUTATIONS = (
     Mutation(
         "policies/encoders.py",
         "encoders: pictures are not divided by 255",
-        "            scaled = scaled * (1.0 / 255.0)\n",
-        "            scaled = scaled * 1.0\n",
+        '        self._unit = 1.0 / 255.0 if observation_space.dtype == "uint8" else 1.0\n',
+        "        self._unit = 1.0\n",
         "numerics/test_encoders.py",
     ),
     Mutation(

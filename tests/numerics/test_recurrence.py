@@ -546,7 +546,9 @@ def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
 
 
 def test_a_critic_that_sees_no_more_shares_the_memory():
-    with pytest.raises(ConfigurationError, match="share_encoder: false leaves the critic without"):
+    with pytest.raises(
+        ConfigurationError, match="A critic with an encoder of its own has no memory"
+    ):
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 

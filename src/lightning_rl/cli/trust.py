@@ -294,6 +294,8 @@ def _in_env(path: str) -> bool:
 
 def _inherited(key: str, name: str) -> str:
     """Name a value for its look-up: settings of a class hide its key, and nothing else does."""
+    if key == "encoders":  # by keys of an observation, whatever these are called
+        return "encoder"
     return "" if key in FAMILIES and name in ("init_args", "dict_kwargs") else name
 
 

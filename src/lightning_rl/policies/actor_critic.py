@@ -93,11 +93,13 @@ class ActorCritic(ActorOnly):
     Args:
         observation_space, action_space, hidden_sizes: see `ActorOnly`.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        encoder: see `ActorOnly`.
+        encoder: makes the features that the heads read, of pictures for instance; where not given,
+            they read the observation itself, flat.
+        critic_encoder: makes the critic's own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critic reads, be they what only a
             simulator knows; the actor's where not given. Acting needs none of them.
         share_encoder: whether actor and critic train one encoder together, where they read the same
-            keys; else each has one of its own.
+            keys and no `critic_encoder` is named; else each has one of its own.
         kwargs: see `ActorOnly`.
 
     Raises:
@@ -115,11 +117,12 @@ class ActorCritic(ActorOnly):
         hidden_sizes: Sequence[int] = (64, 64),
         critic_hidden_sizes: Sequence[int] | None = None,
         encoder: EncoderFactory | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
-        size = self.add_critic_inputs(encoder, critic_keys, share_encoder)
+        size = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         self.critic = mlp(size, sizes, 1, activation=kwargs.get("activation", "tanh"))

@@ -19,8 +19,11 @@ its plain attributes and the buffers that its state dict leaves out, as `setting
 LISTED_ENTRIES = 64
 """A buffer with more entries is described by a checksum."""
 
-NOT_OF_THE_FUNCTION = ("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size")
-"""Attributes of modules and policies that say how they are trained."""
+NOT_OF_THE_FUNCTION = (
+    *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
+    *("critic_keys", "critic_reads_apart"),
+)
+"""Attributes of modules and policies that say how they are trained, or what a critic reads."""
 
 
 class Differences(NamedTuple):

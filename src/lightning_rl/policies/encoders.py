@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     check_activation,
@@ -140,13 +141,22 @@ class OneHot(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         batch_dims = _batch_dims(observation, self.observation_space)
-        choices = cast(Tensor, observation).flatten(batch_dims).reshape(-1, len(self.offset))
-        batch = cast(Tensor, observation).shape[:batch_dims]
+        chosen = cast(Tensor, observation)
+        batch = chosen.shape[:batch_dims]
+        choices = chosen.reshape(-1, len(self.offset))
         features = torch.zeros(len(choices), self.size, device=choices.device)
         return features.scatter(1, choices + self.offset, 1.0).view(*batch, self.size)
 
 
 # --- pictures ---
+
+
+PICTURES_LOOKED_AT = 64
+"""How many pictures of a rollout move the running statistics of their channels, at most."""
+
+PIXEL_EPS = 1e-3
+"""Is added to the variance of a channel, whose pixels lie in [0, 1]: one that hardly varies is not
+blown up, so that nothing has to be clipped."""
 
 
 class PictureEncoder(Encoder):
@@ -162,6 +172,7 @@ class PictureEncoder(Encoder):
 
     Args:
         observation_space: of a picture.
+        normalize: X
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -173,10 +184,14 @@ class PictureEncoder(Encoder):
     """
 
     layers: nn.Module
+    scale: Tensor
+    shift: Tensor
 
+    @abstractmethod  # a subclass has layers
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
@@ -210,6 +225,15 @@ class PictureEncoder(Encoder):
             )
             height, width = rows, columns
         self._window = (slice(top, top + height), slice(left, left + width))
+        # Bytes become numbers from 0 to 1.
+        self._unit = 1.0 / 255.0 if observation_space.dtype == "uint8" else 1.0
+        self.normalizer = RunningMoments(channels) if normalize else None
+        if normalize:
+            # What a pixel is multiplied by, and what is added: for each pixel, and in the order in
+            # which pictures lie in memory, or a compiled graph could not use vector instructions.
+            like = torch.ones(height, width, channels).permute(2, 0, 1)
+            self.register_buffer("scale", like * self._unit)
+            self.register_buffer("shift", torch.zeros_like(like))
         self.crop, self.resize = crop, resize
         if resize is not None:
             check_range(f"{name}.resize", min(resize), least=1)
@@ -218,23 +242,38 @@ class PictureEncoder(Encoder):
 
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         picture = cast(Tensor, observation)
-        dims = len(self._axes)
-        batch = picture.shape[: picture.dim() - dims]
-        pictures = picture.reshape(-1, *picture.shape[len(batch) :])
-        # A view: the numbers stay channels-last, which is how convolutions are fastest.
-        pictures = pictures.permute(0, *(axis + 1 for axis in self._axes))
-        if dims != 3:  # grey, or a stack of coloured ones
-            pictures = pictures.reshape(len(pictures), -1, *pictures.shape[-2:])
-        rows, columns = self._window
-        pictures = pictures[:, :, rows, columns]
-        scaled = pictures.float()
-        if not picture.is_floating_point():
-            scaled = scaled * (1.0 / 255.0)
+        batch = picture.shape[: picture.dim() - len(self._axes)]
+        planes = self._planes(picture.reshape(-1, *picture.shape[len(batch) :]))
+        scaled = planes.float()
+        if self.normalizer is not None:
+            scaled = torch.addcmul(self.shift, scaled, self.scale)
+        elif self._unit != 1.0:
+            scaled = scaled * self._unit
         if self.resize is not None:
             size = list(self.resize)
             scaled = F.interpolate(scaled, size, mode="bilinear", antialias=True)
         features: Tensor = self.layers(scaled)
         return features.view(*batch, self.size)
+
+    def update_normalization(self, observation: Tensor | TensorDict) -> None:
+        if self.normalizer is None:
+            return
+        pictures = cast(Tensor, observation)
+        # A few of them, at regular intervals, have pixels enough, and the rest would take time.
+        some = self._planes(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
+        self.normalizer.update(some.movedim(1, -1).reshape(-1, some.shape[1]).float() * self._unit)
+        factor = (self.normalizer.var + PIXEL_EPS).rsqrt()
+        self.scale.copy_((factor * self._unit)[:, None, None])
+        self.shift.copy_((-self.normalizer.mean * factor)[:, None, None])
+
+    def _planes(self, pictures: Tensor) -> Tensor:
+        """Return the part to look at of pictures [M, ...] as [M, C, H, W], in their dtype."""
+        # A view: the numbers stay channels-last, which is how convolutions are fastest.
+        planes = pictures.permute(0, *(axis + 1 for axis in self._axes))
+        if len(self._axes) != 3:  # grey, or a stack of coloured ones
+            planes = planes.reshape(len(planes), -1, *planes.shape[-2:])
+        rows, columns = self._window
+        return planes[:, :, rows, columns]
 
 
 def is_picture(space: gymnasium.Space[Any]) -> bool:
@@ -291,6 +330,7 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
+        normalize: X
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -307,10 +347,11 @@ class NatureCNN(PictureEncoder):
         strides: Sequence[int] = (4, 2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(observation_space, crop, resize)
+        super().__init__(observation_space, normalize, crop, resize)
         check_activation(activation)
         require(
             len(channels) == len(kernels) == len(strides) > 0,
@@ -356,6 +397,7 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
+        normalize: X
         crop: the part to look at, (top, left, height, width) in pixels; all where not given.
         resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
 
@@ -370,10 +412,11 @@ class ImpalaCNN(PictureEncoder):
         channels: Sequence[int] = (16, 32, 32),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
+        normalize: bool = False,
         crop: tuple[int, int, int, int] | None = None,
         resize: tuple[int, int] | None = None,
     ) -> None:
-        super().__init__(observation_space, crop, resize)
+        super().__init__(observation_space, normalize, crop, resize)
         check_activation(activation)
         check_range("ImpalaCNN.channels", min(channels, default=0), least=1)
         check_range("ImpalaCNN.size", size, least=1)
@@ -444,7 +487,7 @@ class DictEncoder(Encoder):
         observation_space: a Dict.
         encoders: by key; of those not named, pictures get a `NatureCNN`, Discrete ones a `OneHot`,
             a Dict within the Dict a `DictEncoder`, and numbers are taken flat.
-        normalize: scale such numbers by their running mean and variance, clipped to ±10.
+        normalize: whether those not named scale what they read by its running mean and variance.
 
     Raises:
         ConfigurationError: for a key that the observation has not, and for what an encoder cannot
@@ -495,12 +538,12 @@ class DictEncoder(Encoder):
 
 def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFactory:
     if is_picture(space):
-        return NatureCNN
+        return partial(NatureCNN, normalize=normalize)
     if isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete):
         return OneHot
     if isinstance(space, gymnasium.spaces.Dict):
-        return lambda inner: DictEncoder(inner, normalize=normalize)
-    return lambda inner: PerceptronEncoder(inner, normalize=normalize)
+        return partial(DictEncoder, normalize=normalize)
+    return partial(PerceptronEncoder, normalize=normalize)
 
 
 # --- weights that stay as they are ---

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import require
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, widened
@@ -105,43 +105,53 @@ class PerceptronPolicy(Policy):
     def add_critic_inputs(
         self,
         encoder: EncoderFactory | None,
+        critic_encoder: EncoderFactory | None,
         critic_keys: Sequence[str] | None,
         share_encoder: bool,
     ) -> int:
         """Lay out what the critic reads, and return how many features that are.
 
-        It reads the actor's features where it has no keys of its own and shares the encoder, and
-        remembers with it; else it has an encoder, or a normaliser, of the same settings for itself,
-        with other weights, and no memory.
+        It reads the actor's features where it has no keys and no encoder of its own and shares that
+        one, and remembers with it; else it has an encoder, or a normaliser, for itself, with
+        weights of its own, and no memory.
 
         Args:
-            encoder: makes encoders, as the constructor took it.
+            encoder: makes the actor's, as the constructor took it.
+            critic_encoder: makes the critic's own; None for one as the actor's.
             critic_keys: of a Dict observation, those that the critic reads; None for the actor's.
             share_encoder: whether one encoder is trained for both, where they read the same keys.
 
         Raises:
-            ConfigurationError: for an unknown key, and an encoder not to be shared where there is
-                none.
+            ConfigurationError: for an unknown key, an encoder not to be shared where there is none,
+                and one that cannot take what the critic reads.
         """
         require(
             share_encoder or encoder is not None,
             "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
             "none: leave it out, or name an encoder.",
         )
-        require(
-            share_encoder or self.memory is None or critic_keys is not None,
-            "share_encoder: false leaves the critic without the memory, which follows the actor's "
-            "encoder, while it observes no more than the actor: leave it out, or give the critic "
-            "critic_keys of its own.",
-        )
         if critic_keys is not None:
             self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
-        self.critic_reads_apart = self.critic_keys != self.actor_keys or not share_encoder
+        own = critic_encoder is not None or not share_encoder
+        self.critic_reads_apart = own or self.critic_keys != self.actor_keys
+        require(
+            self.memory is None or not own or self.critic_keys != self.actor_keys,
+            "A critic with an encoder of its own has no memory, which follows the actor's, and here "
+            "it observes no more than the actor: leave out share_encoder: false and critic_encoder, "
+            "or give the critic critic_keys of its own.",
+        )
         if not self.critic_reads_apart:
             return self.features_size
         space = read_space(self.observation_space, self.critic_keys)
-        if encoder is not None:
-            self.critic_encoder = encoder(space)
+        make = critic_encoder or encoder
+        if make is not None:
+            try:
+                self.critic_encoder = make(space)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"The critic's own encoder, of what it reads: {error} (critic_encoder names "
+                    "another one than the actor's.)"
+                ) from None
             return self.critic_encoder.size
         size = flat_observation_size(space)
         if self.normalizer is not None:

@@ -106,9 +106,11 @@ class QActorCritic(PerceptronPolicy):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -132,6 +134,7 @@ class QActorCritic(PerceptronPolicy):
         actor_normalization: Normalization,
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -146,7 +149,7 @@ class QActorCritic(PerceptronPolicy):
             encoder,
             actor_keys,
         )
-        features = self.add_critic_inputs(encoder, critic_keys, share_encoder)
+        features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         chosen = activation if critic_activation is None else critic_activation
         require(
@@ -255,9 +258,11 @@ class SquashedActorCritic(QActorCritic):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -281,6 +286,7 @@ class SquashedActorCritic(QActorCritic):
         actor_normalization: Normalization = "none",
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -298,6 +304,7 @@ class SquashedActorCritic(QActorCritic):
             actor_normalization,
             encoder,
             actor_keys,
+            critic_encoder,
             critic_keys,
             share_encoder,
         )
@@ -337,9 +344,11 @@ class DeterministicActorCritic(QActorCritic):
             they read the observation itself, flat.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
-        critic_keys: likewise, of the critics; the actor's where not given.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys,
-            which the critics' loss trains; else each has one of its own.
+        critic_encoder: makes the critics' own features; where not given, as `encoder`.
+        critic_keys: of a Dict observation, those that the critics read; the actor's where not
+            given. Acting needs none of them.
+        share_encoder: whether actor and critics have one encoder, where they read the same keys and
+            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -363,6 +372,7 @@ class DeterministicActorCritic(QActorCritic):
         actor_normalization: Normalization = "none",
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
+        critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
     ) -> None:
@@ -380,6 +390,7 @@ class DeterministicActorCritic(QActorCritic):
             actor_normalization,
             encoder,
             actor_keys,
+            critic_encoder,
             critic_keys,
             share_encoder,
         )

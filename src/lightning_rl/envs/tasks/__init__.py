@@ -1,5 +1,6 @@
 """Tasks in torch, batched, on any device."""
 
+from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.envs.tasks.cart_pole import CartPole
 from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask, GymnasiumVectorTask
 from lightning_rl.envs.tasks.point_mass import PointMass
@@ -20,6 +21,7 @@ __all__ = [
     "Force",
     "GymnasiumTask",
     "GymnasiumVectorTask",
+    "Pictures",
     "PointMass",
     "Position",
     "PushBlocks",

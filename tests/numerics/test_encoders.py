@@ -1,0 +1,663 @@
+"""Encoders turn pictures, numbers and choices into features; actor and critic read what they are given, and no more."""
+
+import copy
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import (
+    GRPO,
+    SAC,
+    TD3,
+    ActorCritic,
+    ActorOnly,
+    AsyncCollector,
+    DeterministicActorCritic,
+    DictEncoder,
+    Encoder,
+    FrozenEncoder,
+    GripperActorCritic,
+    ImpalaCNN,
+    NatureCNN,
+    OneHot,
+    PerceptronEncoder,
+    PointMass,
+    PushCube,
+    ReplayBuffer,
+    SquashedActorCritic,
+)
+from lightning_rl.construction import construction
+from lightning_rl.envs.tasks import Pictures
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.functional import shift_pictures
+from lightning_rl.policies.description import describe
+from lightning_rl.rollout import allocate_rollout, final_storage, flat_transitions
+from tests.equivalence.test_async import assert_same_training
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import assert_same_run, last, load, train
+
+PICTURE = Box(0, 255, (12, 10, 3), np.uint8)
+ACTION = Box(-1.0, 1.0, (2,), np.float32)
+SMALL = partial(NatureCNN, size=8, channels=(4, 6), kernels=(4, 2), strides=(2, 2))
+
+
+def pictures(*shape, seed=0):
+    return torch.randint(
+        256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+
+
+# --- pictures ---
+
+
+@pytest.mark.parametrize("make", [SMALL, partial(ImpalaCNN, size=8, channels=(4, 4))])
+def test_features_of_any_number_of_batch_dimensions(make):
+    encoder = make(PICTURE)
+    batch = pictures(6, 12, 10, 3)
+    features = encoder(batch)
+    assert features.shape == (6, encoder.size) == (6, 8)
+    torch.testing.assert_close(encoder(batch.view(2, 3, 12, 10, 3)), features.view(2, 3, 8))
+    torch.testing.assert_close(encoder(batch[0]), features[0])
+
+
+def test_bytes_are_divided_by_255_within_and_channels_come_from_the_last_dimension():
+    encoder = SMALL(PICTURE)
+    batch = pictures(5, 12, 10, 3)
+    by_hand = encoder.layers(torch.from_numpy(batch.numpy().transpose(0, 3, 1, 2) / 255.0).float())
+    torch.testing.assert_close(encoder(batch), by_hand)
+
+
+def test_grey_pictures_and_stacks_are_read_as_their_channels():
+    grey, stack = pictures(5, 12, 10), pictures(5, 3, 12, 10)
+    coloured = pictures(5, 2, 12, 10, 3)
+    for batch, channels in ((grey, 1), (stack, 3), (coloured, 6)):
+        encoder = SMALL(Box(0, 255, batch.shape[1:], np.uint8))
+        assert encoder.input_shape == (channels, 12, 10)
+    encoder = SMALL(Box(0, 255, (3, 12, 10), np.uint8))
+    other = copy.deepcopy(encoder)
+    other.__init__(Box(0, 255, (12, 10, 3), np.uint8), size=8, channels=(4, 6), kernels=(4, 2), strides=(2, 2))  # fmt: skip
+    other.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder(stack), other(stack.permute(0, 2, 3, 1)))
+    encoder = SMALL(Box(0, 255, (2, 12, 10, 3), np.uint8))
+    planes = coloured.permute(0, 1, 4, 2, 3).reshape(5, 6, 12, 10)
+    torch.testing.assert_close(encoder(coloured), encoder.layers(planes / 255.0))
+
+
+def test_floats_between_minus_one_and_one_are_taken_as_they_are_and_others_refused():
+    encoder = SMALL(Box(0.0, 1.0, (12, 10, 3), np.float32))
+    batch = pictures(5, 12, 10, 3)
+    of_bytes = SMALL(PICTURE)
+    of_bytes.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder(batch / 255.0), of_bytes(batch))
+    with pytest.raises(ConfigurationError, match="floats between -1 and 1"):
+        SMALL(Box(0.0, 255.0, (12, 10, 3), np.float32))
+
+
+def test_the_nature_network_is_that_of_the_paper():
+    encoder = NatureCNN(Box(0, 255, (84, 84, 4), np.uint8))
+    convolutions = [layer for layer in encoder.layers if isinstance(layer, nn.Conv2d)]
+    found = [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in convolutions]
+    assert found == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    (linear,) = [layer for layer in encoder.layers if isinstance(layer, nn.Linear)]
+    assert (linear.in_features, linear.out_features) == (7 * 7 * 64, 512)
+
+
+def test_a_picture_too_small_for_the_kernels_is_refused_with_the_least_size_and_the_cure():
+    NatureCNN(Box(0, 255, (36, 36, 3), np.uint8))
+    with pytest.raises(ConfigurationError, match="need 36x36 at least") as refused:
+        NatureCNN(Box(0, 255, (48, 35, 3), np.uint8))
+    assert "48x35" in str(refused.value)
+    assert "resize: [36, 36]" in str(refused.value)
+    assert "ImpalaCNN" in str(refused.value)
+    NatureCNN(Box(0, 255, (48, 35, 3), np.uint8), resize=(36, 36))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 7), (33, 18)])
+def test_the_residual_network_takes_pictures_of_any_size(size):
+    encoder = ImpalaCNN(Box(0, 255, (*size, 3), np.uint8), size=5, channels=(4, 8, 8))
+    assert encoder(pictures(2, *size, 3)).shape == (2, 5)
+
+
+def test_a_crop_is_what_a_slice_is_and_a_resize_keeps_the_mean():
+    whole, cropped = SMALL(Box(0, 255, (8, 6, 3), np.uint8)), SMALL(PICTURE, crop=(2, 3, 8, 6))
+    cropped.load_state_dict(whole.state_dict())
+    batch = pictures(5, 12, 10, 3)
+    torch.testing.assert_close(cropped(batch), whole(batch[:, 2:10, 3:9]))
+    resized = SMALL(PICTURE, resize=(24, 20))
+    assert resized.input_shape == (3, 24, 20)
+    resized.layers = nn.Flatten()
+    resized.size = 3 * 24 * 20
+    level = torch.full((1, 12, 10, 3), 51, dtype=torch.uint8)
+    torch.testing.assert_close(resized(level), torch.full((1, 1440), 0.2))
+    with pytest.raises(ConfigurationError, match="is not within a picture of 12x10 pixels"):
+        SMALL(PICTURE, crop=(5, 0, 8, 6))
+
+
+@pytest.mark.parametrize("kind", ["group", "layer"])
+@pytest.mark.parametrize(
+    "make", [partial(NatureCNN, kernels=(4, 2, 2), strides=(2, 1, 1)), ImpalaCNN]
+)
+def test_channels_are_normalised_by_choice_and_alike_in_training_and_acting(make, kind):
+    encoder = make(PICTURE, size=8, channels=(16, 16, 16), normalization=kind)
+    groups = {layer.num_groups for layer in encoder.modules() if isinstance(layer, nn.GroupNorm)}
+    assert groups == ({2} if kind == "group" else {1})
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in encoder.modules())  # fmt: skip
+    batch = pictures(5, 12, 10, 3)
+    assert torch.equal(encoder.train()(batch), encoder.eval()(batch))
+
+
+@pytest.mark.parametrize("make", [SMALL, partial(SMALL, crop=(2, 3, 8, 6)), partial(SMALL, resize=(9, 9))])  # fmt: skip
+def test_channels_are_scaled_by_their_running_mean_and_variance(make):
+    """Without that a bright ground is the largest signal there is."""
+    encoder = make(PICTURE, normalize=True)
+    bright = (200 + pictures(100, 12, 10, 3) % 32 * torch.tensor([0, 1, 1])).to(torch.uint8)
+    seen_by_layers = []
+    encoder.layers.register_forward_pre_hook(
+        lambda module, inputs: seen_by_layers.append(inputs[0])
+    )
+    encoder(bright)
+    encoder.update_normalization(bright)
+    encoder(bright)
+    before, after = seen_by_layers
+    assert before.mean() > 0.7
+    assert after.mean((0, 2, 3)).abs().max() < 0.1
+    assert after.isfinite().all()
+    rows = slice(2, 10), slice(3, 9)
+    looked_at = bright[:, *rows] if encoder.crop else bright
+    assert int(encoder.normalizer.count) == 50 * looked_at[0, ..., 0].numel()  # every second one
+    other = make(PICTURE, normalize=True)
+    other.load_state_dict(encoder.state_dict())
+    assert torch.equal(other(bright), encoder(bright))
+
+
+def test_what_is_no_picture_is_refused_with_the_encoder_that_would_do():
+    with pytest.raises(ConfigurationError, match="use DictEncoder"):
+        NatureCNN(Dict({"camera": PICTURE}))
+    with pytest.raises(ConfigurationError, match="PerceptronEncoder for numbers"):
+        ImpalaCNN(ACTION)
+    with pytest.raises(
+        ConfigurationError, match=r"Unknown activation 'rellu'.*close matches: relu"
+    ):
+        NatureCNN(PICTURE, activation="rellu")
+    with pytest.raises(ConfigurationError, match=r"channels=\[4\], kernels=\[8, 4, 3\]"):
+        NatureCNN(PICTURE, channels=[4])
+    with pytest.raises(ConfigurationError, match=r"encoder: \{class_path: NatureCNN\}"):
+        ActorCritic(PICTURE, ACTION)
+
+
+# --- numbers, choices, Dicts ---
+
+
+def test_a_perceptron_normalises_and_ends_in_an_activation():
+    encoder = PerceptronEncoder(Box(-9, 9, (3,)), hidden_sizes=(8, 5), normalize=True)
+    data = 3 + 2 * torch.randn(500, 3)
+    encoder.update_normalization(data)
+    assert encoder.normalizer(data).mean(0).abs().max() < 1e-5
+    features = encoder(data.view(50, 10, 3))
+    assert features.shape == (50, 10, 5)
+    assert features.min() >= 0
+    assert PerceptronEncoder(Box(-9, 9, (3, 2))).size == 6
+
+
+def test_a_choice_is_one_number_among_as_many_as_there_are():
+    encoder = OneHot(Discrete(3, start=5))
+    assert encoder(torch.tensor([5, 7])).tolist() == [[1, 0, 0], [0, 0, 1]]
+    encoder = OneHot(MultiDiscrete([2, 3]))
+    assert encoder(torch.tensor([[[1, 2]]])).tolist() == [[[0, 1, 0, 0, 1]]]
+    with pytest.raises(ConfigurationError, match="OneHot reads a Discrete"):
+        OneHot(PICTURE)
+
+
+SPACE = Dict(
+    {
+        "camera": PICTURE,
+        "arm": Dict({"q": Box(-9, 9, (4,)), "gripper": Discrete(2)}),
+        "goal": Discrete(3),
+        "force": Box(-9, 9, (2,)),
+    }
+)
+
+
+def seen(count, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    arm = {
+        "q": torch.randn(count, 4, generator=generator),
+        "gripper": torch.randint(2, (count,), generator=generator),
+    }
+    return TensorDict(
+        {
+            "camera": pictures(count, 12, 10, 3, seed=seed),
+            "arm": TensorDict(arm, [count]),
+            "goal": torch.randint(3, (count,), generator=generator),
+            "force": torch.randn(count, 2, generator=generator),
+        },
+        [count],
+    )
+
+
+def test_each_key_of_a_dict_has_its_encoder_and_what_they_say_is_joined():
+    encoder = DictEncoder(SPACE, {"camera": SMALL}, normalize=True)
+    assert encoder.size == (4 + 2) + 8 + 2 + 3
+    observation = seen(6)
+    features = encoder(observation)
+    torch.testing.assert_close(features[:, 6:14], encoder.encoders["camera"](observation["camera"]))
+    assert torch.equal(features[:, -3:].argmax(-1), observation["goal"])
+    encoder.update_normalization(observation)
+    assert int(encoder.encoders["force"].normalizer.count) == 6
+    assert int(encoder.encoders["arm"].encoders["q"].normalizer.count) == 6
+    assert isinstance(DictEncoder(Dict({"c": Box(0, 255, (36, 36, 3), np.uint8)})).encoders["c"], NatureCNN)  # fmt: skip
+
+
+def test_a_key_that_is_not_there_is_refused_with_those_that_are():
+    with pytest.raises(
+        ConfigurationError, match=r"arm, camera, force, goal; close matches: camera"
+    ):
+        DictEncoder(SPACE, {"camra": SMALL})
+    with pytest.raises(ConfigurationError, match=r"Encoder of the observation's 'camera'.*36x36"):
+        DictEncoder(SPACE)
+    with pytest.raises(ConfigurationError, match="DictEncoder reads a Dict"):
+        DictEncoder(PICTURE)
+
+
+# --- frozen ---
+
+
+def test_a_frozen_encoder_has_the_weights_of_its_file_no_gradient_and_no_training_mode(tmp_path):
+    trained = SMALL(PICTURE)
+    torch.save(trained.state_dict(), tmp_path / "weights.pt")
+    make = partial(FrozenEncoder, encoder=SMALL, weights=str(tmp_path / "weights.pt"))
+    policy = ActorCritic(PICTURE, ACTION, encoder=make)
+    batch = pictures(5, 12, 10, 3)
+    assert torch.equal(policy.encoder(batch), trained(batch))
+    assert not policy.encoder(batch).requires_grad
+    policy.train()
+    assert not any(module.training for module in policy.encoder.modules())
+    trained_names = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert trained_names
+    assert not any(name.startswith("encoder") for name in trained_names)
+    td = TensorDict({"observation": batch, "action": torch.zeros(5, 2)}, [5])
+    found = policy.evaluate_actions(policy.get_action(td))
+    (found["value"].sum() + found["sample_log_prob"].sum()).backward()
+    assert all(p.grad is None for p in policy.encoder.parameters())
+
+
+def test_a_frozen_encoder_reads_safetensors_and_part_of_a_checkpoint(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    trained = SMALL(PICTURE)
+    safetensors.save_file(trained.state_dict(), tmp_path / "a.safetensors")
+    state = {f"policy.encoder.{key}": value for key, value in trained.state_dict().items()}
+    torch.save({"state_dict": state | {"log_alpha": torch.zeros(1)}}, tmp_path / "a.ckpt")
+    batch = pictures(5, 12, 10, 3)
+    for name, prefix in (("a.safetensors", ""), ("a.ckpt", "policy.encoder.")):
+        frozen = FrozenEncoder(PICTURE, SMALL, tmp_path / name, prefix)
+        assert torch.equal(frozen(batch), trained(batch))
+
+
+def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"cannot be read from .*none.pt"):
+        FrozenEncoder(PICTURE, SMALL, tmp_path / "none.pt")
+    torch.save(SMALL(PICTURE).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ConfigurationError, match="entries differ") as refused:
+        FrozenEncoder(PICTURE, partial(SMALL, size=9), tmp_path / "weights.pt")
+    assert "instead of" in str(refused.value)
+    assert "prefix" in str(refused.value)
+    torch.save([1, 2], tmp_path / "list.pt")
+    with pytest.raises(ConfigurationError, match="holds no state dict"):
+        FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
+
+
+# --- in a policy ---
+
+
+class Counted(Encoder):
+    """Counts its calls."""
+
+    def __init__(self, observation_space):
+        super().__init__(observation_space)
+        self.linear = nn.Linear(3, 4)
+        self.size, self.calls = 4, 0
+
+    def forward(self, observation):
+        self.calls += 1
+        return self.linear(observation)
+
+
+def test_actor_and_critic_share_an_encoder_which_reads_once_or_have_one_each():
+    space = Box(-1.0, 1.0, (3,))
+    td = TensorDict({"observation": torch.randn(5, 3)}, [5])
+    shared = ActorCritic(space, ACTION, encoder=Counted)
+    features = shared.actor_features(td)
+    assert shared.critic_features(td, features) is features
+    shared.get_action(td)
+    shared.encoder.calls = 0
+    shared.evaluate_actions(td)
+    assert shared.encoder.calls == 1
+    assert "encoder.linear.weight" in shared.acting_state()
+    apart = ActorCritic(space, ACTION, encoder=Counted, share_encoder=False)
+    assert not torch.equal(apart.encoder.linear.weight, apart.critic_encoder.linear.weight)
+    assert not torch.equal(apart.actor_features(td), apart.critic_features(td))
+    names = set(apart.acting_state())
+    assert "encoder.linear.weight" in names
+    assert not [name for name in names if name.startswith(("critic",))]
+
+
+def test_settings_that_would_be_ignored_are_refused():
+    with pytest.raises(ConfigurationError, match="share_encoder: false"):
+        ActorCritic(Box(-1, 1, (3,)), ACTION, share_encoder=False)
+    with pytest.raises(ConfigurationError, match="normalize: true of a PerceptronEncoder"):
+        ActorCritic(PICTURE, ACTION, encoder=SMALL, normalize_observation=True)
+    with pytest.raises(ConfigurationError, match="actor_keys=\\['a'\\] chooses among the keys"):
+        ActorCritic(PICTURE, ACTION, encoder=SMALL, actor_keys=["a"])
+
+
+PRIVILEGED = Dict({"seen": Box(-9, 9, (3,)), "hidden": Box(-9, 9, (2,))})
+POLICIES = [ActorCritic, SquashedActorCritic, DeterministicActorCritic]
+
+
+@pytest.mark.parametrize("cls", POLICIES)
+@pytest.mark.parametrize("encoder", [None, partial(DictEncoder, normalize=True)])
+def test_the_actor_needs_no_key_that_only_the_critic_reads(cls, encoder):
+    settings = {"normalize_observation": True} if encoder is None else {"encoder": encoder}
+    policy = cls(
+        PRIVILEGED, ACTION, actor_keys=["seen"], critic_keys=["seen", "hidden"], **settings
+    )
+    both = TensorDict({"seen": torch.randn(6, 3), "hidden": 5 + torch.randn(6, 2)}, [6])
+    full = TensorDict({"observation": both}, [6])
+    blind = TensorDict({"observation": both.select("seen")}, [6])
+    acted = policy.get_action(full.copy(), deterministic=True)["action"]
+    assert torch.equal(policy.get_action(blind.copy(), deterministic=True)["action"], acted)
+    assert policy.critic_features(full).shape[-1] == 5
+    assert policy.actor_features(full).shape[-1] == 3
+    names = set(policy.acting_state())
+    assert not [name for name in names if name.startswith("critic")]
+    rollout = allocate_rollout(PRIVILEGED, ACTION, 6, 2)
+    rollout["observation", "hidden"][:] = both["hidden"][:, None]
+    before = policy.actor_features(full)
+    policy.update_normalization(rollout)
+    parts = [policy.critic_normalizer] if encoder is None else [policy.critic_encoder.encoders["hidden"].normalizer]  # fmt: skip
+    assert [int(one.count) for one in parts] == [12]
+    assert not torch.equal(policy.actor_features(full), before)  # zeros were seen
+
+
+def test_unknown_keys_are_refused_with_those_that_there_are():
+    with pytest.raises(
+        ConfigurationError, match=r"critic_keys names 'hiden'.*close matches: hidden"
+    ):
+        ActorCritic(PRIVILEGED, ACTION, critic_keys=["hiden"])
+    with pytest.raises(ConfigurationError, match=r"actor_keys names 'b'.*the keys hidden, seen"):
+        ActorOnly(PRIVILEGED, ACTION, actor_keys=["b"])
+
+
+def test_a_mask_of_actions_is_no_input_unless_it_is_asked_for():
+    space = Dict({"position": Box(-1, 1, (3,)), "action_mask": Box(0, 1, (4,), np.int8)})
+    policy = ActorCritic(space, Discrete(4))
+    assert policy.actor[0].in_features == policy.critic[0].in_features == 3
+    assert ActorCritic(space, Discrete(4), actor_keys=["position", "action_mask"]).actor[0].in_features == 7  # fmt: skip
+    encoded = ActorCritic(space, Discrete(4), encoder=DictEncoder)
+    assert list(encoded.encoder.encoders) == ["position"]
+    with pytest.raises(ConfigurationError, match="action_mask is no input"):
+        ActorCritic(Dict({"action_mask": space["action_mask"]}), Discrete(4))
+
+
+def test_a_critics_encoder_that_cannot_take_its_keys_is_refused_and_the_cure_named():
+    space = Dict({"camera": PICTURE, "state": Box(-1, 1, (3,))})
+    make = partial(DictEncoder, encoders={"camera": SMALL})
+    keys = {"actor_keys": ["camera"], "critic_keys": ["state"]}
+    with pytest.raises(
+        ConfigurationError, match=r"has the keys state.*critic_encoder names another"
+    ):
+        ActorCritic(space, ACTION, encoder=make, **keys)
+    policy = ActorCritic(space, ACTION, encoder=make, critic_encoder=PerceptronEncoder, **keys)
+    assert isinstance(policy.critic_encoder, PerceptronEncoder)
+
+
+def test_a_policy_says_how_its_encoder_was_made_and_what_it_computes():
+    policy = ActorCritic(PICTURE, ACTION, encoder=partial(NatureCNN, size=9, kernels=(4, 2, 2), strides=(2, 1, 1)))  # fmt: skip
+    told = construction(policy).config["init_args"]["encoder"]
+    assert told == {
+        "class_path": "lightning_rl.NatureCNN",
+        "init_args": {"size": 9, "kernels": [4, 2, 2], "strides": [2, 1, 1]},
+    }
+    assert not construction(policy).lacks
+    assert describe(policy)["encoder"]["class"] == "NatureCNN"
+
+
+# --- off-policy ---
+
+
+def off_policy(cls, algorithm, **settings):
+    torch.manual_seed(0)
+    policy = cls(PICTURE, ACTION, (8,), encoder=SMALL, **settings)
+    return algorithm(policy, batch_size=4, tau=0.25)
+
+
+def stepped(module, name):
+    """What a step down one of its losses moves."""
+    batch = {
+        "observation": pictures(4, 12, 10, 3),
+        "next_observation": pictures(4, 12, 10, 3, seed=1),
+        "action": torch.rand(4, 2),
+        "reward": torch.rand(4),
+        "discount": torch.full((4,), 0.9),
+    }
+    module.generator = torch.Generator().manual_seed(0)
+    minibatch = TensorDict(batch | module.drawn_fields(4), [4])
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    objective = module.objectives[name]
+    loss, _ = objective.loss(minibatch)
+    loss.backward(inputs=objective.parameters)
+    torch.optim.SGD(objective.parameters, lr=0.1).step()
+    return {
+        key.split(".")[1] for key, value in module.state_dict().items()
+        if not torch.equal(value, before[key])
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "algorithm"), [(SquashedActorCritic, SAC), (DeterministicActorCritic, TD3)])  # fmt: skip
+def test_the_critics_loss_trains_a_shared_encoder_and_the_actors_leaves_it_alone(cls, algorithm):
+    module = off_policy(cls, algorithm)
+    nn.init.normal_(module.policy.actor[-1].weight)
+    assert stepped(module, "critic") == {"encoder", "critic"}
+    assert stepped(module, "actor") == {"actor"}
+    apart = off_policy(cls, algorithm, share_encoder=False)
+    nn.init.normal_(apart.policy.actor[-1].weight)
+    assert stepped(apart, "critic") == {"critic_encoder", "critic"}
+    assert stepped(apart, "actor") == {"encoder", "actor"}
+
+
+@pytest.mark.parametrize(("cls", "algorithm"), [(SquashedActorCritic, SAC), (DeterministicActorCritic, TD3)])  # fmt: skip
+@pytest.mark.parametrize("share", [True, False])
+def test_targets_are_read_by_slow_copies_of_the_encoders(cls, algorithm, share):
+    module = off_policy(cls, algorithm, share_encoder=share)
+    batch = {
+        "next_observation": pictures(4, 12, 10, 3),
+        "reward": torch.zeros(4),
+        "discount": torch.ones(4),
+    }
+    module.generator = torch.Generator().manual_seed(0)
+    minibatch = TensorDict(batch | module.drawn_fields(4), [4])
+    before = module.target(minibatch)
+    encoder = module.policy.encoder_of_critic
+    with torch.no_grad():
+        for parameter in module.policy.critic.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(module.target(minibatch), before)  # neither critics nor what they read
+    old = module.target_encoder.layers[0].bias.clone()
+    with torch.no_grad():
+        encoder.layers[0].bias.add_(1.0)
+    if algorithm is TD3 or not share:
+        assert torch.equal(module.target(minibatch), before)
+    module.move_all_targets()
+    torch.testing.assert_close(module.target_encoder.layers[0].bias, old + 0.25)
+    assert not torch.equal(module.target(minibatch), before)
+
+
+def test_what_is_frozen_needs_no_slow_copy(tmp_path):
+    torch.save(SMALL(PICTURE).state_dict(), tmp_path / "weights.pt")
+    make = partial(FrozenEncoder, encoder=SMALL, weights=str(tmp_path / "weights.pt"))
+    module = SAC(SquashedActorCritic(PICTURE, ACTION, (8,), encoder=make), batch_size=4)
+    assert module.target_encoder is None
+    assert stepped(module, "critic") == {"critic"}
+
+
+def test_an_arm_with_a_gripper_sees_too():
+    policy = GripperActorCritic(PICTURE, Box(-1.0, 1.0, (3,), np.float32), (8,), encoder=SMALL)
+    td = policy.get_action(TensorDict({"observation": pictures(4, 12, 10, 3)}, [4]))
+    assert policy.evaluate_actions(td)["sample_log_prob"].shape == (4,)
+
+
+# --- random shift ---
+
+
+def test_a_shift_is_a_crop_of_the_picture_padded_by_its_edges():
+    batch, most = pictures(40, 12, 10, 3), 4
+    shift = torch.randint(-most, most + 1, (40, 2), generator=torch.Generator().manual_seed(0))
+    padded = np.pad(batch.numpy(), ((0, 0), (most, most), (most, most), (0, 0)), mode="edge")
+    expected = [one[most + y : most + y + 12, most + x : most + x + 10] for one, (y, x) in zip(padded, shift.tolist(), strict=True)]  # fmt: skip
+    shifted = shift_pictures(batch, shift)
+    assert shifted.dtype == torch.uint8
+    assert torch.equal(shifted, torch.from_numpy(np.stack(expected)))
+    stacks = batch.permute(0, 3, 1, 2)
+    assert torch.equal(shift_pictures(stacks, shift, (2, 3)), shifted.permute(0, 3, 1, 2))
+
+
+def test_only_pictures_are_shifted_and_where_there_are_none_it_is_refused():
+    with pytest.raises(ConfigurationError, match="random_shift=4 shifts pictures, and there are"):
+        SAC(SquashedActorCritic(Box(-1, 1, (3,)), ACTION), random_shift=4)
+
+
+# --- in a run ---
+
+SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
+EVERY = {
+    "PPO": {},
+    "PPO, two encoders": {"policy": {"share_encoder": False}},
+    "GRPO": {"model": {"algorithm": GRPO, "group_size": 2}},
+    "SAC": {"model": {"algorithm": SAC, "random_shift": 2}},
+    "TD3, two encoders": {"model": {"algorithm": TD3}, "policy": {"share_encoder": False}},
+    "PPO, a critic that knows more": {
+        "env": partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2, with_state=True)),
+        "policy": {
+            "encoder": partial(DictEncoder, encoders={"pictures": SMALL}),
+            "critic_encoder": partial(PerceptronEncoder, hidden_sizes=[8], normalize=True),
+            "actor_keys": ["pictures"], "critic_keys": ["state"],
+        },
+    },
+    "SAC, critics that know more": {
+        "env": partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2, with_state=True)),
+        "model": {"algorithm": SAC, "random_shift": 1},
+        "policy": {
+            "encoder": partial(DictEncoder, encoders={"pictures": SMALL}, normalize=True),
+            "actor_keys": ["pictures"], "critic_keys": ["state", "pictures"],
+        },
+    },
+}  # fmt: skip
+
+
+def settings(name, **model):
+    run = copy.deepcopy(EVERY[name])
+    model = run.get("model", {}) | model
+    policy = {"encoder": SMALL} | run.get("policy", {})
+    data = {"num_envs": 4, "buffer_size": 8, "total_env_steps": 4 * 8 * 4}
+    if model.get("algorithm") in (SAC, TD3):
+        data["replay"] = partial(ReplayBuffer, capacity=60)
+        model["updates_per_env_step"] = 0.2
+    return {"env": run.get("env", SEEN), "data": data, "policy": policy, "model": model}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path):
+    run = settings(name)
+    module, *_ = train(tmp_path / "whole", **run)
+    assert module.metrics["train/skipped_steps"] == 0
+    stop_and_resume(tmp_path / "stopped", 2, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("name", ["PPO, two encoders", "SAC", "TD3, two encoders"])
+def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    eager, *_ = train(tmp_path / "eager", **settings(name))
+    compiled, *_ = train(tmp_path / "compiled", **settings(name, compile=True))
+    assert compiled.compilation.compiled
+    for key, value in eager.state_dict().items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["PPO", "PPO, a critic that knows more", "SAC"])
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
+    background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
+    run = settings(name)
+    train(tmp_path / "sync", **run)
+    train(tmp_path / "async", **run | {"data": run["data"] | {"collector": background}})
+    if name == "SAC":
+        a, b = (load(last(tmp_path / kind))["state_dict"] for kind in ("sync", "async"))
+        assert all(torch.equal(a[key], b[key]) for key in a if torch.is_tensor(a[key]))
+    else:
+        assert_same_training(tmp_path / "sync", tmp_path / "async")
+
+
+def test_a_warm_start_takes_the_encoder_and_may_leave_that_of_the_critic(tmp_path):
+    train(tmp_path / "first", **settings("PPO"))
+    begin = {"init_from": str(last(tmp_path / "first"))}
+    stays = {"learning_rate": 1e-12}
+    module, *_ = train(tmp_path / "second", **settings("PPO, two encoders", **stays), trainer=begin)
+    first = load(last(tmp_path / "first"))["state_dict"]
+    own = module.state_dict()["policy.encoder.layers.0.weight"]
+    torch.testing.assert_close(own, first["policy.encoder.layers.0.weight"])
+    other = settings("PPO") | {"policy": {"encoder": partial(SMALL, size=9)}}
+    with pytest.raises(ConfigurationError, match=r"entries differ.*encoder\.layers"):
+        train(tmp_path / "third", **other, trainer=begin)
+
+
+# --- what pictures cost, and whence they come ---
+
+
+def test_pictures_cost_little_more_than_their_bytes_in_a_rollout():
+    env = PushCube(8, pictures=Pictures(48, 2))
+    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 8, 32)
+    own = 8 * 33 * 48 * 48 * 6
+    assert rollout["observation"].dtype == torch.uint8
+    final_storage(rollout).add(8)  # an episode of each env ends
+    assert rollout.bytes() + final_storage(rollout).nbytes <= 1.2 * own
+    flat = flat_transitions(rollout, ["observation"])["observation"]
+    assert flat.data_ptr() == rollout["observation"].data_ptr()  # laid out flat without a copy
+
+
+@pytest.mark.parametrize("task", [PointMass, PushCube])
+def test_a_task_is_seen_in_its_last_pictures_the_newest_last(task):
+    env = task(3, max_episode_steps=4, pictures=Pictures(16, 2, with_state=True))
+    plain = task(3, max_episode_steps=4)
+    observation, _ = env.reset(seed=0)
+    state, _ = plain.reset(seed=0)
+    frame = env.draw(env.state, 16, 16)
+    assert torch.equal(observation["pictures"], frame.repeat(1, 1, 1, 2))
+    assert torch.equal(observation["state"], state)
+    for t in range(9):
+        action = torch.rand(3, 2)
+        observation, reward, *_, info = env.step(action)
+        state, expected, *_ = plain.step(action)
+        assert torch.equal(reward, expected)
+        assert torch.equal(observation["state"], state)
+        assert torch.equal(observation["pictures"][..., 3:], env.draw(env.state, 16, 16))
+        final = info["final_obs"]["pictures"]
+        assert torch.equal(final[..., :3], frame)
+        assert torch.equal(final[..., 3:], env.draw(env.final_state, 16, 16))
+        frame = env.draw(env.state, 16, 16)
+        if t in (3, 7):  # the time is out: the next episode's first picture stands twice
+            assert torch.equal(observation["pictures"][..., :3], frame)
+    saved = env.state_dict()
+    other = task(3, max_episode_steps=4, pictures=Pictures(16, 2, with_state=True))
+    assert torch.equal(other.load_state_dict(saved)["pictures"], observation["pictures"])
+
+
+def test_pictures_without_pixels_are_refused():
+    with pytest.raises(ConfigurationError, match=r"pictures\.size must be at least 1, got 0"):
+        Pictures(size=0)
+    assert isinstance(PushCube(2, pictures=Pictures(8, 1)).single_observation_space, gymnasium.spaces.Box)  # fmt: skip
