@@ -136,7 +136,7 @@ class PerceptronPolicy(Policy):
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(
             self.memory is None or not own or self.critic_keys != self.actor_keys,
-            "A critic with an encoder of its own has no memory, and here it observes no more than the "
+            "A critic with an encoder of its own has no memory, and this one sees no more than the "
             "actor: give it critic_keys, or leave out share_encoder: false and critic_encoder.",
         )
         if not self.critic_reads_apart:
