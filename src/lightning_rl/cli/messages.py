@@ -21,13 +21,14 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import closest
 from lightning_rl.permission import CURE
-from lightning_rl.policies import Encoder, Policy
+from lightning_rl.policies import Encoder, Memory, Policy
 from lightning_rl.trainer import RLTrainer
 
 FAMILIES: dict[str, type] = {
     "model": Algorithm,
     "model.policy": Policy,
     "model.policy.encoder": Encoder,
+    "model.policy.memory": Memory,
     "model.optimizer": Optimizer,
     "data.env": VectorEnv,
     "data.eval_env": VectorEnv,

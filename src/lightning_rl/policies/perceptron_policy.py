@@ -133,16 +133,15 @@ class PerceptronPolicy(Policy):
             "share_encoder: false keeps the encoders of actor and critic apart, and the policy has "
             "none: leave it out, or name an encoder.",
         )
-        shares = share_encoder and critic_encoder is None
-        require(
-            shares or self.memory is None or critic_keys is not None,
-            "An encoder of its own (share_encoder: false, or critic_encoder) leaves the critic "
-            "without the memory, which follows the actor's encoder, while it observes no more than "
-            "the actor: leave it out, or give the critic critic_keys of its own.",
-        )
         if critic_keys is not None:
             self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
-        self.critic_reads_apart = not shares or self.critic_keys != self.actor_keys
+        own = critic_encoder is not None or not share_encoder
+        self.critic_reads_apart = own or self.critic_keys != self.actor_keys
+        require(
+            self.memory is None or not own or self.critic_keys != self.actor_keys,
+            "A critic with an encoder of its own has no memory, and this one sees no more than the "
+            "actor: give it critic_keys, or leave out share_encoder: false and critic_encoder.",
+        )
         if not self.critic_reads_apart:
             return self.features_size
         space = read_space(self.observation_space, self.critic_keys)
