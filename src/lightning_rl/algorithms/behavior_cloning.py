@@ -22,7 +22,7 @@ from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.teacher import Teacher
-from lightning_rl.rollout import add_transition_field, flat_transitions, map_tree
+from lightning_rl.rollout import add_transition_field, flat_transitions, map_tree, time_major
 
 
 class BehaviorCloning(Algorithm):
@@ -139,28 +139,31 @@ class BehaviorCloning(Algorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
         teacher = self.plan.teacher
+        if teacher is not None:
+            rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
         mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", mask.float())
         keys = loss_fields(rollout, self.FIELDS, self.policy.extra_fields)
         flat = flat_transitions(rollout, keys)
-        if teacher is not None:
-            flat = self.labelled(flat, teacher)
         drawing = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
         for epoch in epochs(flat, mask, *drawing):
             for minibatch in epoch:
                 self.update(minibatch)
         self.finish_iteration(rollout)
 
-    def labelled(self, flat: TensorDict, teacher: Teacher) -> TensorDict:
-        """Return transitions [M] with the teacher's actions in the place of what was done."""
-        pieces = micro_batches(flat.select("observation"), teacher.policy.micro_batch_size)
+    def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
+        """Return a rollout [N, T+1] with the teacher's actions in the place of what was done."""
+        share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
+        self.statistics.set("teacher_share", share)
+        seen = flat_transitions(rollout, ["observation"], bootstrap=True)
+        pieces = micro_batches(seen, teacher.policy.micro_batch_size)
         told = [teacher.actions(piece.get("observation")) for piece, _ in pieces]
         action = map_tree(lambda *parts: torch.cat(parts), *told)
-        labels = {"action": action, **self.policy.fields_of(action)}
-        share = teacher.share(self.env_steps)
-        self.statistics.set("teacher_share", torch.tensor(share, device=flat.device))
-        return TensorDict({**dict(flat.items()), **labels}, flat.batch_size, device=flat.device)
+        labels = TensorDict({"action": action, **self.policy.fields_of(action)}, seen.batch_size)
+        envs, slots = rollout.batch_size
+        relabelled: TensorDict = rollout.copy()
+        return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """What the loss reads of a rollout, beside the policy's own fields."""
