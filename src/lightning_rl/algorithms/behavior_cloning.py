@@ -23,7 +23,7 @@ from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.teacher import Teacher
-from lightning_rl.rollout import add_transition_field, flat_transitions
+from lightning_rl.rollout import add_transition_field, flat_transitions, map_tree, time_major
 
 
 class BehaviorCloning(Algorithm):
@@ -149,11 +149,11 @@ class BehaviorCloning(Algorithm):
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
         teacher = self.plan.teacher
+        if teacher is not None:
+            rollout = self.labelled(rollout, teacher)
         padding = rollout.get("padding", torch.zeros_like(rollout["done"]))
         mask = ~padding[:, :-1]
         add_transition_field(rollout, "weight", mask.float())
-        if teacher is not None:
-            rollout = self.labelled(rollout, teacher)
         if self.policy.evaluates_sequences:  # of what was demonstrated nobody has stored any
             rollout["state"] = states_of(self.policy, rollout)
         what = (self.FIELDS, mask, self.sequence_length, self.burn_in)
@@ -166,17 +166,16 @@ class BehaviorCloning(Algorithm):
 
     def labelled(self, rollout: TensorDict, teacher: Teacher) -> TensorDict:
         """Return a rollout [N, T+1] with the teacher's actions in the place of what was done."""
+        share = torch.tensor(teacher.share(self.env_steps), device=rollout.device)
+        self.statistics.set("teacher_share", share)
+        seen = flat_transitions(rollout, ["observation"], bootstrap=True)
+        pieces = micro_batches(seen, teacher.policy.micro_batch_size)
+        told = [teacher.actions(piece.get("observation")) for piece, _ in pieces]
+        action = map_tree(lambda *parts: torch.cat(parts), *told)
+        labels = TensorDict({"action": action, **self.policy.fields_of(action)}, seen.batch_size)
         envs, slots = rollout.batch_size
-        observations = flat_transitions(rollout, ["observation"])
-        pieces = micro_batches(observations, teacher.policy.micro_batch_size)
-        action = torch.cat([teacher.actions(piece.get("observation")) for piece, _ in pieces])
-        labelled = rollout.copy()  # what the episodes were made of is asked for afterwards
-        for key, value in {"action": action, **self.policy.fields_of(action)}.items():
-            steps = value.unflatten(0, (slots - 1, envs)).transpose(0, 1)
-            add_transition_field(labelled, key, steps)
-        share = teacher.share(self.env_steps)
-        self.statistics.set("teacher_share", torch.tensor(share, device=rollout.device))
-        return labelled
+        relabelled: TensorDict = rollout.copy()
+        return relabelled.update(time_major(labels.unflatten(0, (slots, envs))))
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """What the loss reads of a rollout, beside the policy's own fields."""
