@@ -26,6 +26,9 @@ FAMILIES = {
 }
 """Options that take a class, and the class that all of them derive from."""
 
+SEES = "lightning_rl.ActorCritic"
+"""Whose help leads to that of an encoder, where no policy is named."""
+
 
 TRAINS = ("fit", "check")
 """Subcommands that take the settings of a run, the second to look at it alone."""
@@ -94,6 +97,8 @@ def _help_options(options: list[str]) -> list[str]:
         if follows:
             asking.append(option)
     flags = [option.partition("=")[0] for option in asking]
+    if "--model.policy.encoder.help" in flags and "--model.policy.help" not in flags:
+        asking = ["--model.policy.help", value_of("--model.policy", options) or SEES, *asking]
     for section, family in FAMILIES.items():
         wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
         if wanted and f"{section}.help" not in flags:
