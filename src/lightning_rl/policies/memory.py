@@ -105,7 +105,8 @@ class GRU(Memory):
 
     Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for
     Statistical Machine Translation". Differs from the paper: the gate r is applied after the
-    product with U, as in torch.nn.GRU.
+    product with U, as in torch.nn.GRU, and the bias of z begins at 1, so that more is kept, as in
+    an LSTM (Jozefowicz et al. 2015).
 
     Args:
         input_size: D, how many features it reads.
@@ -119,6 +120,8 @@ class GRU(Memory):
         super().__init__(input_size, size, size)
         self.input = _input_weights(input_size, 3 * size)
         self.recurrent = _recurrent_weights(size, gates=3)
+        with torch.no_grad():
+            self.input.bias[size : 2 * size].fill_(1.0)
 
     def project(self, features: Tensor) -> Tensor:
         return _in_float32(self.input(features))
