@@ -43,7 +43,7 @@ them, `successors` and `final_observations` read them.
 An algorithm adds fields of its own (`advantage`, `return`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -704,6 +704,19 @@ def flat_transitions(
         return value.transpose(0, 1)[:slots].flatten(0, 1)
 
     return flat(rollout.select(*keys))  # type: ignore[no-any-return]  # a TensorDict gives one
+
+
+def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
+    """Return the fields that are named, and `executed` where it says which parts count.
+
+    Args:
+        rollout: [N, T+1].
+        names: of fields, in one or several collections.
+    """
+    fields = {name for some in names for name in some}
+    if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
+        fields.add("executed")
+    return sorted(fields)
 
 
 def add_transition_field(rollout: TensorDict, key: str, value: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, GymnasiumEnv, SyncCollector, TorchEnv
-from lightning_rl.algorithms.minibatches import Transitions, epochs
+from lightning_rl.algorithms.on_policy import Transitions, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan

@@ -2,16 +2,34 @@
 
 from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from lightning.pytorch import Callback
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, GRU, LSTM, PPO, ActorCritic, CartPole, SyncCollector
-from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl import (
+    GRPO,
+    GRU,
+    LSTM,
+    PPO,
+    SAC,
+    ActorCritic,
+    AsyncCollector,
+    BehaviorCloning,
+    CartPole,
+    Demonstrations,
+    DictEncoder,
+    EpisodeWriter,
+    GymnasiumEnv,
+    ImpalaCNN,
+    SquashedActorCritic,
+    SyncCollector,
+)
+from lightning_rl.algorithms.on_policy import drawing_of, epochs
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
-from lightning_rl.algorithms.sequence_cut import drawing_of
 from lightning_rl.envs import RecallProbe
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import normalize_advantage
@@ -19,7 +37,18 @@ from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.encoders import Encoder
 from lightning_rl.rollout import add_transition_field, final_observations
 from lightning_rl.sequences import sequences_of
-from tests.helpers import make_data, make_ppo, make_update, scalars_of, train, uncompiled_traces
+from tests.equivalence.features import make_env
+from tests.equivalence.test_resume import stop_and_resume
+from tests.helpers import (
+    assert_same_run,
+    last,
+    make_data,
+    make_ppo,
+    make_update,
+    scalars_of,
+    train,
+    uncompiled_traces,
+)
 from tests.references import gru_step, lstm_step, recurrent_ppo_loss
 
 N, T = 3, 11
@@ -372,6 +401,85 @@ def test_what_grpo_is_held_near_is_the_policy_as_it_was_with_its_own_states(tmp_
     assert module.metrics["train/reference_kl"] > 0
 
 
+def test_a_stale_rollout_begins_its_update_with_ratios_of_one(tmp_path):
+    """The states of older weights are found anew: proximal log-probs are those of the sequences."""
+    apart, lags = [], []
+
+    class Noting(PPO):
+        def training_step(self, rollout, batch_idx):
+            self.fresh = True
+            lags.append(self.staleness(rollout))
+            super().training_step(rollout, batch_idx)
+
+        def loss(self, minibatch):
+            if self.fresh:
+                with torch.no_grad():
+                    again = self.policy.evaluate_actions(minibatch)["sample_log_prob"]
+                apart.append(float((again - minibatch["proximal_log_prob"]).abs().max()))
+                self.fresh = False
+            return super().loss(minibatch)
+
+    train(
+        tmp_path,
+        data={"collector": partial(AsyncCollector, max_staleness=2, timeout_s=30)},
+        policy={"memory": partial(LSTM, size=8)},
+        model={"algorithm": Noting, "sequence_length": 4, "learning_rate": 0.05},
+    )
+    assert max(lags) > 0
+    assert max(apart) < 1e-4
+
+
+def cloned(path, policy, **model):
+    """How well a policy has learnt to repeat, 1 to 3 steps later, what was shown at the beginning."""
+    pytest.importorskip("pyarrow", reason="needs the extra data")
+    pytest.importorskip("av", reason="needs the extra data")
+    env = make_data(num_envs=4)._env
+    writer = EpisodeWriter(path / "shown", Box(-1, 1, (4,)), Discrete(2), env.render_fps)
+    for number in range(8):
+        for t in range(2 + number % 3):
+            cue = np.full(4, (number // 3 % 2 * 2 - 1) * (t == 0), np.float32)
+            writer.add(cue, number // 3 % 2, 0.0, t == 1 + number % 3, False)
+        writer.end_episode(np.zeros(4, np.float32))
+    data = {"buffer_size": 4, "total_env_steps": 400, "iterations_per_epoch": 1000}
+    collector = partial(Demonstrations, path=str(path / "shown"), episodes_per_rollout=4)
+    module, *_ = train(
+        path / "run",
+        data=data | {"collector": collector},
+        policy=policy,
+        model={"algorithm": BehaviorCloning, "batch_size": 8, "learning_rate": 0.02} | model,
+        trainer={"limit_val_batches": 0, "enable_checkpointing": False},
+    )
+    env.close()
+    return module.metrics["train/negative_log_prob"]
+
+
+def test_a_memory_is_cloned_too(tmp_path):
+    assert cloned(tmp_path / "with", {"memory": GRU}, sequence_length="rollout") < 0.1
+    assert cloned(tmp_path / "without", {}) > 0.3
+
+
+def test_a_memory_is_warmed_up_in_chunks_with_both_normalisers_and_begins_another_run(tmp_path):
+    setup = {
+        "env": make_env,
+        "policy": {"memory": partial(GRU, size=8), "normalize_observation": True},
+        "model": {"critic_warmup_iterations": 3, "normalize_reward": True, "sequence_length": 8},
+    }
+    module, *_ = train(tmp_path / "first", **setup)
+    before = {key: value.clone() for key, value in module.policy.state_dict().items()}
+    assert module.metrics["train/clip_fraction"] >= 0
+    assert before["normalizer.count"] > 0
+
+    class Looking(Callback):
+        def on_train_start(self, trainer, module):
+            self.begun = {k: v.clone() for k, v in module.policy.state_dict().items()}
+
+    looking = Looking()
+    trainer = {"init_from": str(last(tmp_path / "first")), "callbacks": [looking]}
+    train(tmp_path / "second", trainer=trainer, **setup)
+    for key, value in looking.begun.items():
+        assert key == "version" or torch.equal(value, before[key]), key
+
+
 def recall(tmp_path, memory, delay=20):
     data = {
         "num_envs": 32,
@@ -421,6 +529,60 @@ def test_settings_out_of_range_are_refused(settings, message):
         PPO(policy_for(CartPole(1)), **settings)
 
 
+class Shown(gymnasium.Env):
+    """Pictures and numbers, of which a part of each action is to be 1 only where that is allowed."""
+
+    observation_space = Dict(
+        {
+            "picture": Box(0, 255, (16, 16, 3), np.uint8),
+            "state": Box(-1.0, 1.0, (2,)),
+            "action_mask": MultiBinary(3),
+        }
+    )
+    action_space = Dict({"move": Box(-1.0, 1.0, (2,)), "mode": Discrete(3)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.seen(), {}
+
+    def seen(self):
+        self.allowed = np.ones(3, np.int8)
+        self.allowed[self.np_random.integers(3)] = 0
+        picture = self.np_random.integers(0, 256, (16, 16, 3)).astype(np.uint8)
+        state = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        return {"picture": picture, "state": state, "action_mask": self.allowed}
+
+    def step(self, action):
+        assert self.allowed[action["mode"]]
+        self.age += 1
+        return self.seen(), float(action["move"].sum()), self.age == 9, self.age == 6, {}
+
+
+gymnasium.register("tests/Shown-v0", Shown)
+
+
+def test_a_memory_of_pictures_and_masks_and_noise_is_learnt_through_time(tmp_path):
+    """Encoder, memory, masks, actions of two parts and correlated noise in one policy: resumed exactly."""
+    encoder = partial(DictEncoder, encoders={"picture": partial(ImpalaCNN, channels=(4,), size=8)})
+    run = {
+        "env": partial(GymnasiumEnv, id="tests/Shown-v0"),
+        "policy": {
+            "encoder": encoder,
+            "memory": partial(GRU, size=8),
+            "noise_correlation": 0.9,
+        },
+        "model": {"sequence_length": 8, "burn_in": 2, "batch_size": 16, "n_epochs": 2},
+        "data": {"num_envs": 2, "buffer_size": 16, "total_env_steps": 192},
+    }
+    module, *_ = train(tmp_path / "whole", **run)
+    of_memory, of_noise = 8, 2 + 1
+    assert module.policy.extra_fields["state"][0] == (of_memory + of_noise,)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.policy.parameters())
+    stop_and_resume(tmp_path / "stopped", 3, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
 @pytest.mark.parametrize("settings", [{"sequence_length": 8}, {"burn_in": 2}])
 def test_a_policy_without_a_memory_takes_no_settings_of_sequences(settings):
     (name,) = settings
@@ -447,6 +609,17 @@ def test_a_critic_that_sees_no_more_shares_the_memory():
         ConfigurationError, match="A critic with an encoder of its own has no memory"
     ):
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
+
+
+def test_off_policy_algorithms_refuse_a_memory():
+    class Recurrent(SquashedActorCritic):
+        @property
+        def extra_fields(self):
+            return {**super().extra_fields, "state": ((1,), torch.float32)}
+
+    policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
+    with pytest.raises(ConfigurationError, match="SAC takes no policy with a state"):
+        SAC(policy)
 
 
 def test_a_memory_without_units_is_refused():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from lightning_rl.algorithms.minibatches import Transitions, epochs
+from lightning_rl.algorithms.on_policy import Transitions, epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (

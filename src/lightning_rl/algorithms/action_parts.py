@@ -4,7 +4,7 @@ A policy may give log-probs [B, L]. Of a chunk that an episode's end cut short, 
 not executed do not count.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -148,16 +148,3 @@ def weigh_parts(weight: Tensor, like: Tensor, minibatch: TensorDict) -> Tensor:
         part_weight = mask * (mask.numel() / mask.sum().clamp(min=1.0))
     spread_out: Tensor = weight[:, None] * part_weight
     return spread_out
-
-
-def loss_fields(rollout: TensorDict, *names: Iterable[str]) -> list[str]:
-    """Return the fields that are named, and `executed` where it says which parts count.
-
-    Args:
-        rollout: [N, T+1].
-        names: of fields, in one or several collections.
-    """
-    fields = {name for some in names for name in some}
-    if rollout["sample_log_prob"].dim() == 3 and "executed" in rollout.keys():
-        fields.add("executed")
-    return sorted(fields)

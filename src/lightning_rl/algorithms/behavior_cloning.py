@@ -14,9 +14,9 @@ from lightning_rl.algorithms.action_parts import (
 )
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size, check_sequences
-from lightning_rl.algorithms.minibatches import epochs
+from lightning_rl.algorithms.on_policy import drawing_of, epochs
 from lightning_rl.algorithms.rollout_evaluation import states_of
-from lightning_rl.algorithms.sequence_cut import SequenceLength, drawing_of, most_minibatches
+from lightning_rl.algorithms.sequence_cut import SequenceLength, most_minibatches
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.offline import Demonstrations
 from lightning_rl.optim.update import Objective, micro_batches

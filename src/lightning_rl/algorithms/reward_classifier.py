@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size
-from lightning_rl.algorithms.minibatches import Transitions, epochs
+from lightning_rl.algorithms.on_policy import Transitions, epochs
 from lightning_rl.distributed import ranks
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import check_range, require

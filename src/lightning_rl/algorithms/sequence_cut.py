@@ -1,5 +1,6 @@
-"""Draw minibatches of sequences, for policies with a memory."""
+"""Say what minibatches are drawn from; cut rollouts into sequences for a policy with a memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -7,8 +8,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.algorithms.action_parts import loss_fields
-from lightning_rl.algorithms.minibatches import Drawing, Transitions, gather
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import flat_transitions
 from lightning_rl.sequences import Sequences, with_sequences
@@ -18,33 +17,6 @@ SequenceLength = int | Literal["rollout"] | None
 
 SEQUENCE_LENGTH = 32
 """Steps that the gradients of a policy with a memory go through, where nothing else is said."""
-
-
-def drawing_of(
-    policy: Policy,
-    rollout: TensorDict,
-    keys: Sequence[str],
-    mask: Tensor | None,
-    length: SequenceLength,
-    burn_in: int,
-) -> Drawing:
-    """Return what the minibatches of a rollout [N, T+1] are drawn from, as its policy wants it.
-
-    Args:
-        policy: is trained.
-        rollout: [N, T+1].
-        keys: the fields that the loss reads; the policy's own come beside them.
-        mask: [N, T], true where a transition counts; None for everywhere.
-        length: of the sequences, in steps, for a policy with a memory; `rollout` for all, None for
-            `SEQUENCE_LENGTH`.
-        burn_in: steps before each of them.
-    """
-    fields = loss_fields(rollout, keys, policy.extra_fields)
-    if not policy.evaluates_sequences:
-        return Transitions(flat_transitions(rollout, fields), mask)
-    steps = steps_of(length, rollout.batch_size[1] - 1)
-    fields.remove("state")  # of the first step of a sequence alone, which has it
-    return SequenceCut(rollout, fields, steps, burn_in, mask)
 
 
 def steps_of(length: SequenceLength, num_steps: int) -> int:
@@ -72,6 +44,62 @@ def most_minibatches(
     return -(-num_envs * -(-num_steps // steps) // max(1, batch_size // steps))
 
 
+def sequences_cut(
+    rollout: TensorDict,
+    keys: Sequence[str],
+    mask: Tensor | None,
+    length: SequenceLength,
+    burn_in: int,
+) -> "SequenceCut":
+    """Return what minibatches of sequences are drawn from; see `drawing_of`.
+
+    Args:
+        rollout: [N, T+1].
+        keys: the fields of the samples.
+        mask: [N, T], true where a step counts; None for everywhere.
+        length: of the sequences.
+        burn_in: steps before each of them.
+    """
+    steps = steps_of(length, rollout.batch_size[1] - 1)
+    # The state is of the first step of a sequence alone, which has it.
+    return SequenceCut(rollout, [key for key in keys if key != "state"], steps, burn_in, mask)
+
+
+class Drawing(ABC):
+    """What minibatches are drawn from: some units, each of one sample or of a few.
+
+    Attributes:
+        flat: [M], the transitions of this rank, with the fields of the samples.
+        varies: whether ranks may have different numbers of units.
+    """
+
+    flat: TensorDict
+    varies: bool
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return how many units there are."""
+
+    @abstractmethod
+    def units_in(self, batch_size: int) -> int:
+        """Return how many units make a minibatch of so many samples, at least one."""
+
+    @abstractmethod
+    def samples(self, units: Tensor) -> Tensor:
+        """Return which transitions [M] the samples of units [U] are, in their order."""
+
+    @abstractmethod
+    def minibatches(
+        self, parts: Sequence[Tensor], drawn: Mapping[str, Tensor] | None = None
+    ) -> Iterator[TensorDict]:
+        """Yield a minibatch [M] of each of some groups of units.
+
+        Args:
+            parts: the units of each.
+            drawn: more fields, of the samples in the order of all parts.
+        """
+
+
 class SequenceCut(Drawing):
     """A rollout cut into sequences of L steps, each a unit, for a policy with a memory.
 
@@ -96,7 +124,7 @@ class SequenceCut(Drawing):
         burn_in: int = 0,
         mask: Tensor | None = None,
     ) -> None:
-        super().__init__(flat_transitions(rollout, list(keys)), varies=mask is not None)
+        self.flat, self.varies = flat_transitions(rollout, list(keys)), mask is not None
         envs, slots = rollout.batch_size
         done: Tensor = rollout["done"][:, :-1]
         starts = torch.zeros_like(done)
@@ -143,7 +171,7 @@ class SequenceCut(Drawing):
         """Yield the samples that count, and beside them the sequences through which they come."""
         done = 0
         for units in parts:
-            minibatch = gather(self.flat, self.samples(units))
+            minibatch = self.flat[self.samples(units)]
             for key, value in (drawn or {}).items():
                 minibatch[key] = value[done : done + len(minibatch)]
             done += len(minibatch)
@@ -151,7 +179,7 @@ class SequenceCut(Drawing):
 
     def _sequences(self, units: Tensor) -> Sequences:
         index = self._index[units]
-        steps = gather(self._steps, index.flatten()).view(*index.shape)
+        steps = self._steps[index.flatten()].view(*index.shape)
         if self._burn_in > 0:
             real = self._real.new_ones(index.shape)
             real[:, : self._burn_in] = self._real[units]

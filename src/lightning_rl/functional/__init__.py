@@ -1,6 +1,11 @@
 """Pure functions of tensors: advantages and losses."""
 
-from lightning_rl.functional.advantages import discounted_return, gae, vtrace
+from lightning_rl.functional.advantages import (
+    discounted_return,
+    explained_variance,
+    gae,
+    vtrace,
+)
 from lightning_rl.functional.augmentation import shift_pictures
 from lightning_rl.functional.groups import first_episode_mask, group_relative_advantage
 from lightning_rl.functional.losses import (
@@ -8,7 +13,6 @@ from lightning_rl.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
     clipped_value_loss,
-    explained_variance,
     normalize_advantage,
     ratio,
     value_loss,

@@ -143,6 +143,26 @@ def discounted_return(
     return reversed_scan(start.flip(1), decay.flip(1)).flip(1)
 
 
+def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
+    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
+
+    It is NaN where the targets are constant.
+
+    Source: the coefficient of determination R^2 (Wright 1921, "Correlation and Causation"), as
+    OpenAI's baselines (2017) report it of a critic.
+
+    Args:
+        value: [...], any shape.
+        value_target: [...], the same shape.
+
+    Returns:
+        a scalar [], at most 1.
+    """
+    variance = value_target.var(correction=0)
+    explained = 1.0 - (value_target - value).var(correction=0) / variance
+    return torch.where(variance > 0, explained, torch.nan)
+
+
 def _temporal_difference(
     reward: Tensor,
     value: Tensor,

@@ -189,26 +189,6 @@ def clip_fraction(
     return torch.where(mask, outside, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def explained_variance(value: Tensor, value_target: Tensor) -> Tensor:
-    """Return 1 - Var(target - V) / Var(target): 1 is perfect, 0 no better than a constant.
-
-    It is NaN where the targets are constant.
-
-    Source: the coefficient of determination R^2 (Wright 1921, "Correlation and Causation"), as
-    OpenAI's baselines (2017) report it of a critic.
-
-    Args:
-        value: [...], any shape.
-        value_target: [...], the same shape.
-
-    Returns:
-        a scalar [], at most 1.
-    """
-    variance = value_target.var(correction=0)
-    explained = 1.0 - (value_target - value).var(correction=0) / variance
-    return torch.where(variance > 0, explained, torch.nan)
-
-
 def normalize_advantage(advantage: Tensor, *, eps: float = 1e-8) -> Tensor:
     """Return (A - mean A) / (std A + eps), with the unbiased standard deviation.
 

@@ -64,6 +64,21 @@ In YAML `{class_path: NatureCNN, init_args: {size: 256}}`.
 """
 
 
+def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
+    """Return an encoder of the critic's own, for the space of what it reads.
+
+    Raises:
+        ConfigurationError: where it cannot take that, saying whose it is.
+    """
+    try:
+        return make(space)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"The critic's own encoder, of what it reads: {error} (critic_encoder names another "
+            "one than the actor's.)"
+        ) from None
+
+
 # --- numbers and choices ---
 
 

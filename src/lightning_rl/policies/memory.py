@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range
+from lightning_rl.sequences import Sequences
 
 
 class Memory(nn.Module, ABC):
@@ -88,6 +90,23 @@ class Memory(nn.Module, ABC):
             _, following = self.step(projected, state.masked_fill(start[:, None], 0.0))
             state = torch.where(is_real[:, None], following, state)
         return state
+
+    def recall(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
+        """Return what it gives at the samples [M, H] to which sequences lead.
+
+        Args:
+            sequences: of steps, and the state before each; the first S of its numbers are the
+                memory's, behind them may be others'.
+            encode: makes features [S, L, D] of steps [S, L].
+        """
+        steps, state, burn_in, _ = sequences
+        state = state[..., : self.state_size]
+        if burn_in > 0:
+            before, steps = steps[:, :burn_in], steps[:, burn_in:]
+            with torch.no_grad():
+                features = encode(before)
+            state = self.burn_in(features, state, before["starts"], before["real"])
+        return sequences.samples(self.unroll(encode(steps), state, steps["starts"]))
 
 
 MemoryFactory = Callable[[int], Memory]

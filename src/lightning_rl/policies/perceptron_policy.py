@@ -9,11 +9,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import require
 from lightning_rl.machine import settings
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.distributions import ActionDistribution, widened
-from lightning_rl.policies.encoders import Encoder, EncoderFactory
+from lightning_rl.policies.encoders import Encoder, EncoderFactory, of_critic
 from lightning_rl.policies.memory import MemoryFactory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
@@ -26,7 +26,7 @@ from lightning_rl.policies.perceptron import (
     read_space,
 )
 from lightning_rl.rollout import MASK, FieldSpec, has_mask, time_major
-from lightning_rl.sequences import Sequences, sequences_of
+from lightning_rl.sequences import sequences_of
 
 
 class PerceptronPolicy(Policy):
@@ -34,8 +34,8 @@ class PerceptronPolicy(Policy):
 
     The heads read features [B, D]: what an encoder makes of an observation, or, without one, the
     observation itself, flat and normalised. `actor_features`, then `action_output`, is how an
-    action comes about; `critic_features` is what a critic reads. No action is chosen
-    that an `action_mask` among the observation's keys forbids.
+    action comes about; `critic_features` is what a critic reads. No action is chosen that an
+    `action_mask` among the observation's keys forbids.
 
     Args:
         observation_space, action_space: of one env.
@@ -147,13 +147,7 @@ class PerceptronPolicy(Policy):
         space = read_space(self.observation_space, self.critic_keys)
         make = critic_encoder or encoder
         if make is not None:
-            try:
-                self.critic_encoder = make(space)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"The critic's own encoder, of what it reads: {error} (critic_encoder names "
-                    "another one than the actor's.)"
-                ) from None
+            self.critic_encoder = of_critic(make, space)
             return self.critic_encoder.size
         size = flat_observation_size(space)
         if self.normalizer is not None:
@@ -195,12 +189,12 @@ class PerceptronPolicy(Policy):
         return super().rollout_actor(rollout)
 
     def get_value(self, td: TensorDict) -> TensorDict:
-        return td.set("value", self.value_of(self._value_features(td)))
+        return td.set("value", self.value_of(self.critic_features(td)))
 
     def evaluate_actions(self, td: TensorDict) -> TensorDict:
         features = self.actor_features(td)
         fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
-        value = self.value_of(self._value_features(td, features))
+        value = self.value_of(self.critic_features(td, features) if self.has_critic else features)
         output = self.action_output(td, features)
         log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
         return TensorDict(
@@ -227,26 +221,13 @@ class PerceptronPolicy(Policy):
             return self._encoded(td)
         sequences = sequences_of(td)
         if sequences is not None:
-            return self._remembered(sequences)
+            return self.memory.recall(sequences, self._encoded)
         state = td["state"][..., : self.memory_size]
         output: Tensor = self.memory(self._encoded(td), state)[0]
         return output
 
     def _encoded(self, td: TensorDict) -> Tensor:
         return self.read(td, self.encoder, self.normalizer, self.actor_keys)
-
-    def _remembered(self, sequences: Sequences) -> Tensor:
-        """Return what the memory gives at the samples [M, H] to which sequences lead."""
-        assert self.memory is not None
-        steps, state, burn_in, _ = sequences
-        state = state[..., : self.memory_size]  # behind it is that of the noise
-        if burn_in > 0:
-            before, steps = steps[:, :burn_in], steps[:, burn_in:]
-            with torch.no_grad():
-                features = self._encoded(before)
-            state = self.memory.burn_in(features, state, before["starts"], before["real"])
-        outputs = self.memory.unroll(self._encoded(steps), state, steps["starts"])
-        return sequences.samples(outputs)
 
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
@@ -257,20 +238,13 @@ class PerceptronPolicy(Policy):
                 where the critic reads what the actor does.
         """
         if self.critic_reads_apart:
-            own, normalizer = self.critic_encoder, self.critic_normalizer
-            return self.read(td, own, normalizer, self.critic_keys)
+            return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)
         return self.actor_features(td) if actor_features is None else actor_features
 
     @property
     def encoder_of_critic(self) -> Encoder | None:
         """The encoder that makes what the critic reads, the actor's where they share it."""
         return self.critic_encoder if self.critic_reads_apart else self.encoder
-
-    def _value_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
-        """Return what `value_of` takes; of the actor where there is no critic to read for."""
-        if self.has_critic:
-            return self.critic_features(td, actor_features)
-        return self.actor_features(td) if actor_features is None else actor_features
 
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return what the distribution makes actions of [B, F].
