@@ -478,17 +478,18 @@ def test_the_checkpoint_of_another_policy_is_refused(short_run, capsys):
     assert "policy.actor.0.weight [64, 4] instead of [8, 4]" in error
 
 
-def test_dict_actions_are_refused(capsys):
+def test_actions_that_are_no_numbers_are_refused(capsys):
     Path("dict_env.py").write_text(
         "import gymnasium\n"
         "class DictActions(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
-        "    action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Discrete(2))\n"
+        "    action_space = gymnasium.spaces.Dict(a=gymnasium.spaces.Text(2))\n"
         "gymnasium.register('DictActions-v0', DictActions)\n"
     )
     option = ["--data.env.id", "dict_env:DictActions-v0"]
     error = error_of(capsys, "fit", "--config", "ppo.yaml", *option, status=1)
-    assert "Action space Dict('a': Discrete(2)) is not supported" in error
+    assert "The action's part 'a' is Text(" in error
+    assert "MultiBinary, or Dict and Tuple of them" in error
 
 
 ALGORITHM = '''
@@ -715,7 +716,7 @@ WHOLE = [
     (
         "--modle.help PPO",
         "There is no help on 'modle'; close matches: model; there is on model, model.policy, "
-        "model.optimizer, data.env, data.eval_env, data.collector, data.replay, "
+        "model.policy.encoder, model.policy.memory, model.optimizer, data.env, data.eval_env, data.collector, data.replay, "
         "trainer.callbacks, trainer.logger, data, trainer.",
     ),
     (

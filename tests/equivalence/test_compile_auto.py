@@ -255,8 +255,10 @@ def minibatches_of(config):
     per_iteration = data["num_envs"] * data["buffer_size"] * chunk
     total = math.ceil(data["total_env_steps"] / per_iteration)
     cls = getattr(lightning_rl, settings["model"]["class_path"])
+    policy = model.pop("policy").get("init_args", {})
     stand_in = SimpleNamespace(
-        **model,
+        **{"sequence_length": None, **model},
+        policy=SimpleNamespace(evaluates_sequences="memory" in policy),
         data=SimpleNamespace(**data, total_iterations=total, env_steps_per_iteration=per_iteration),
         trainer=SimpleNamespace(max_steps=-1, max_epochs=-1),
     )
