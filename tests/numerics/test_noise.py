@@ -93,6 +93,13 @@ def test_the_mode_has_no_noise_and_leaves_the_state_as_it_is(name):
     assert torch.equal(one["next_state"], td["state"])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_is_no_memory_though_it_is_a_state(name):
+    policy, _ = make(name)
+    assert "state" in policy.extra_fields
+    assert not policy.remembers
+
+
 @torch.no_grad()
 def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
 

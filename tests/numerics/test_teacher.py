@@ -270,8 +270,10 @@ def test_a_teacher_that_does_not_fit_is_refused(name):
         Teacher(cls(SPACE, ACTION), ActorOnly(*spaces))
 
 
-def test_a_teacher_of_fewer_keys_reads_its_own():
-    policy = ActorCritic(Dict({"wind": WIND}), ACTION)
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_a_teacher_of_fewer_keys_reads_its_own(correlation):
+    """What correlated noise would be drawn with next is no memory: a teacher draws none."""
+    policy = ActorCritic(Dict({"wind": WIND}), ACTION, noise_correlation=correlation)
     teacher = Teacher(policy, ActorOnly(SPACE, ACTION))
     observation = TensorDict({"place": torch.randn(3, 1), "wind": torch.randn(3, 1)}, [3])
     td = TensorDict({"observation": observation.select("wind")}, [3])

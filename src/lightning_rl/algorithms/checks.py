@@ -107,7 +107,7 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
     why = (
         "it stores a state, but its evaluate_actions takes each step by itself (see "
         "Policy.evaluates_sequences)"
-        if "state" in policy.extra_fields
+        if policy.remembers
         else "it remembers nothing: give it one, policy.init_args.memory: {class_path: LSTM}"
     )
     require(
@@ -187,7 +187,7 @@ def check_first_ratio(policy: Policy, rollout: TensorDict) -> bool:
         ConfigurationError: naming the steps, and what usually makes them differ.
     """
     fresh = rollout["policy_version"][:, :-1] == policy.version
-    if "state" in policy.extra_fields:  # which older weights may have left behind
+    if policy.remembers:  # its states, which older weights may have left behind
         fresh = fresh.cummin(1).values
     if not ranks.agree(bool(fresh.any())):
         return False

@@ -65,11 +65,8 @@ class OffPolicyAlgorithm(Algorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
-        # That of correlated noise is no matter to a loss; any other is a memory.
-        noise = getattr(getattr(policy, "distribution", None), "state_size", 0)
-        state, _ = policy.extra_fields.get("state", ((noise,), None))
         require(
-            state == (noise,),
+            not policy.remembers,
             f"{type(self).__name__} takes no policy with a state, and {type(policy).__name__} has "
             "one: a replay hands out transitions, and not the sequences that a memory learns from. "
             "Leave the memory out, or train with PPO or GRPO.",

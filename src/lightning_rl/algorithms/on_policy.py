@@ -20,9 +20,9 @@ from lightning_rl.algorithms.off_policy_correction import Correction, OffPolicyC
 from lightning_rl.algorithms.rollout_evaluation import states_of, write_values
 from lightning_rl.algorithms.sequence_cut import (
     Drawing,
+    SequenceCut,
     SequenceLength,
     most_minibatches,
-    sequences_cut,
 )
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range
@@ -338,7 +338,7 @@ def drawing_of(
     fields = loss_fields(rollout, keys, policy.extra_fields)
     if not policy.evaluates_sequences:
         return Transitions(flat_transitions(rollout, fields), mask)
-    return sequences_cut(rollout, fields, mask, length, burn_in)
+    return SequenceCut(rollout, fields, mask, length, burn_in)
 
 
 class Transitions(Drawing):

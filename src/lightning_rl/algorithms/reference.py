@@ -42,7 +42,7 @@ class ReferencePolicy(nn.Module):
         A recurrent policy as it was goes through the rollout with its own states; the first of them
         is the trained policy's, where the rollout does not begin with an episode.
         """
-        if "state" in self.extra_fields:
+        if self._policy.remembers:
             rollout = rollout.copy()
             rollout["state"] = states_of(self, rollout)
         return log_prob_of(self, rollout)

@@ -33,7 +33,7 @@ def write_values(
         value_of: returns values [B] in place of `policy.get_value`. Not for final observations: of
             these there is another number each time.
     """
-    inputs = [key for key in ("observation", "state") if key in rollout.keys()]
+    inputs = ["observation", *(["state"] if policy.remembers else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
     envs, slots = rollout.batch_size
     values = _values(policy, observations, value_of)
@@ -42,7 +42,7 @@ def write_values(
     rows, steps = (rollout["truncated"] & ~rollout["terminated"])[:, :-1].nonzero(as_tuple=True)
     if len(rows):
         finals = {"observation": final_observations(rollout, rows, steps)}
-        if "state" in inputs:  # that of the episode that ended: the next slot's is already zero
+        if policy.remembers:  # the state of the episode that ended: the next slot's is already zero
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))

@@ -44,27 +44,6 @@ def most_minibatches(
     return -(-num_envs * -(-num_steps // steps) // max(1, batch_size // steps))
 
 
-def sequences_cut(
-    rollout: TensorDict,
-    keys: Sequence[str],
-    mask: Tensor | None,
-    length: SequenceLength,
-    burn_in: int,
-) -> "SequenceCut":
-    """Return what minibatches of sequences are drawn from; see `drawing_of`.
-
-    Args:
-        rollout: [N, T+1].
-        keys: the fields of the samples.
-        mask: [N, T], true where a step counts; None for everywhere.
-        length: of the sequences.
-        burn_in: steps before each of them.
-    """
-    steps = steps_of(length, rollout.batch_size[1] - 1)
-    # The state is of the first step of a sequence alone, which has it.
-    return SequenceCut(rollout, [key for key in keys if key != "state"], steps, burn_in, mask)
-
-
 class Drawing(ABC):
     """What minibatches are drawn from: some units, each of one sample or of a few.
 
@@ -109,22 +88,24 @@ class SequenceCut(Drawing):
     Args:
         rollout: [N, T+1], with `state`.
         keys: the fields of the samples.
-        length: L; the whole rollout where that is shorter.
-        burn_in: C, steps before each sequence through which the state of the present weights is
-            found, from the one that was stored; fewer where the rollout begins.
         mask: [N, T], true where a step counts; None for everywhere. What does not count is passed
             through all the same.
+        length: L; see `steps_of`.
+        burn_in: C, steps before each sequence through which the state of the present weights is
+            found, from the one that was stored; fewer where the rollout begins.
     """
 
     def __init__(
         self,
         rollout: TensorDict,
         keys: Sequence[str],
-        length: int,
-        burn_in: int = 0,
         mask: Tensor | None = None,
+        length: SequenceLength = None,
+        burn_in: int = 0,
     ) -> None:
-        self.flat, self.varies = flat_transitions(rollout, list(keys)), mask is not None
+        # The state is of the first step of a sequence alone, which has it.
+        of_samples = [key for key in keys if key != "state"]
+        self.flat, self.varies = flat_transitions(rollout, of_samples), mask is not None
         envs, slots = rollout.batch_size
         done: Tensor = rollout["done"][:, :-1]
         starts = torch.zeros_like(done)
@@ -132,7 +113,7 @@ class SequenceCut(Drawing):
         self._steps = flat_transitions(rollout, ["observation"])
         self._steps["starts"] = starts.t().flatten()
         self._state = flat_transitions(rollout, ["state"])["state"]
-        self._length, self._burn_in = min(length, slots - 1), burn_in
+        self._length, self._burn_in = steps_of(length, slots - 1), burn_in
         steps, real, counted = self._cut_of_a_row(slots - 1, done.device)
         # [K, ...] of one row becomes [K*N, ...] of all, into what is flattened in order of time.
         rows = torch.arange(envs, device=done.device).view(1, envs, 1)

@@ -212,7 +212,7 @@ class RolloutLoop:
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
     ) -> None:
         require(
-            not {"state"} & policy.extra_fields.keys() or "padding" not in env.extra_fields,
+            not policy.remembers or "padding" not in env.extra_fields,
             f"{type(env).__name__} resets what has finished a step late, and in that step the "
             f"memory of {type(policy).__name__} would take over the last observation of one "
             "episode into the next: have the simulator reset within the step.",

@@ -86,6 +86,16 @@ class Policy(nn.Module, ABC, Constructed):
         """
         return {}
 
+    @property
+    def remembers(self) -> bool:
+        """Whether log-probs and values depend on its `state`, as in a recurrent policy.
+
+        A state that is correlated noise alone says only what is drawn next.
+        """
+        noise = getattr(getattr(self, "distribution", None), "state_size", 0)
+        state, _ = self.extra_fields.get("state", ((noise,), None))
+        return state != (noise,)
+
     @abstractmethod
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None

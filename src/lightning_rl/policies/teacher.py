@@ -35,7 +35,7 @@ class Teacher:
         self.env_steps = env_steps
         name, wanted = type(policy).__name__, policy.observation_space
         require(
-            "state" not in policy.extra_fields,
+            not policy.remembers,
             f"The teacher is a {name} with a memory, which would be that of its own episodes, not "
             "of the student's: take a teacher without one.",
         )

@@ -44,6 +44,7 @@ class PolicyWrapper(Policy):
     version = _of_inner("version")
     has_critic = _of_inner("has_critic")
     evaluates_sequences = _of_inner("evaluates_sequences")
+    remembers = _of_inner("remembers")
     joint_ratio = _of_inner("joint_ratio")
     masks_actions = _of_inner("masks_actions")
     autocast_dtype = _of_inner("autocast_dtype")
