@@ -611,14 +611,14 @@ def test_a_critic_that_sees_no_more_shares_the_memory():
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 
-def test_off_policy_algorithms_refuse_a_memory():
+def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
     class Recurrent(SquashedActorCritic):
         @property
         def extra_fields(self):
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="SAC takes no policy with a state"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state, and no way through them"):
         SAC(policy)
 
 
