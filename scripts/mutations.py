@@ -165,7 +165,7 @@ MUTATIONS = (
         "policies/memory.py",
         "sequences: what followed is read with the state before the last step",
         "            states.append(state)\n        last =",
-        "            states.append(state)\n        states = [states[0], *states[:-1]]\n        last =",
+        "            states.append(state)\n        states.insert(0, states[0])\n        last =",
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
@@ -1029,8 +1029,8 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: minibatches go on being drawn while a rollout overwrites them",
-        "                if self._end != end:\n",
-        "                if False:\n",
+        "        if self._end != end:\n",
+        "        if False:\n",
         "numerics/test_replay.py",
     ),
     Mutation(
@@ -1071,8 +1071,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/sac.py",
         "encoders: targets are read by the encoder itself",
-        "self.policy.features_for_target(following, self.target_encoder)\n",
-        "self.policy.features_for_target(following, None)\n",
+        "        through = self.target_encoder, self.target_memory\n",
+        "        through = None, self.target_memory\n",
         "numerics/test_encoders.py",
     ),
     Mutation(

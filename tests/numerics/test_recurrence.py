@@ -275,7 +275,7 @@ def test_a_sequence_is_what_came_one_after_the_other_in_a_row():
     rollout["observation"][..., 1] = torch.arange(25)
     rollout["state"][..., 0] = torch.arange(25)
     for minibatch in drawn(policy, rollout, 5, 3, batch_size=10, keys=("observation",)):
-        steps, state, _, _ = sequences_of(minibatch)
+        steps, state, *_ = sequences_of(minibatch)
         row, time = steps["observation"][..., 0], steps["observation"][..., 1]
         assert (row == row[:, :1]).all()
         real = steps["real"]

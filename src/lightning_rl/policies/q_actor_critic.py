@@ -231,8 +231,9 @@ class QActorCritic(PerceptronPolicy):
         """
         actor_features = self._next_features(td, following, *actor_through)
         if self.critic_reads_apart:
-            encoder = critic_through[0] or self.critic_encoder
-            read = (encoder, self.critic_normalizer, self.critic_keys)
+            if critic_through[0] is None:
+                return actor_features, self.critic_features(following)
+            read = (critic_through[0], self.critic_normalizer, self.critic_keys)
             return actor_features, self.read(following, *read)
         same = all(one is other for one, other in zip(critic_through, actor_through, strict=True))
         if same:
@@ -247,6 +248,8 @@ class QActorCritic(PerceptronPolicy):
         memory: Memory | None,
     ) -> Tensor:
         """Return what the actor, or who shares with it, reads [B, D] of what followed `td` [B]."""
+        if encoder is None and self.memory is None:
+            return self.actor_features(following)
 
         def encode(steps: TensorDict) -> Tensor:
             return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
