@@ -203,5 +203,6 @@ if __name__ == "__main__":
 
     import lightning_rl.cli.app  # noqa: F401  # what takes seconds
 
+    os.fsync = os.fstat  # see conftest.py
     gc.freeze()  # or each fork looks for garbage among it, and copies its pages
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

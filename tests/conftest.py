@@ -15,6 +15,10 @@ from xdist.scheduler import LoadScopeScheduling
 # What a run finds out about the machine is asked once, and not left in the user's own cache.
 os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_rl_tests")
 
+# Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
+# That they are flushed, and when, is asked of the calls (test_checkpoints.py).
+os.fsync = os.fstat
+
 MOST_WORKERS = 8
 """Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""
 
