@@ -5,6 +5,7 @@ One process imports the package and nothing else, and forks for each that is ask
 children. Where the start itself is the point, a test starts a new process.
 """
 
+import gc
 import json
 import os
 import resource
@@ -202,4 +203,6 @@ if __name__ == "__main__":
 
     import lightning_rl.cli.app  # noqa: F401  # what takes seconds
 
+    os.fsync = os.fstat  # see conftest.py
+    gc.freeze()  # or each fork looks for garbage among it, and copies its pages
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,5 +1,6 @@
 """Settings of the whole suite."""
 
+import gc
 import os
 import shutil
 import sys
@@ -8,14 +9,15 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-import torch
+import xdist
 from xdist.scheduler import LoadScopeScheduling
-
-# Two threads that wait for each other on a busy machine of two cores are slower than one.
-torch.set_num_threads(1)
 
 # What a run finds out about the machine is asked once, and not left in the user's own cache.
 os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_rl_tests")
+
+# Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
+# That they are flushed, and when, is asked of the calls (test_checkpoints.py).
+os.fsync = os.fstat
 
 MOST_WORKERS = 8
 """Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""
@@ -63,6 +65,21 @@ def traced_only():
 
     with uncompiled_traces():
         yield
+
+
+def pytest_sessionstart(session):
+    """Nothing that is imported or collected ever becomes garbage, and each look at all of it takes half a second."""
+    gc.disable()
+    if not xdist.is_xdist_controller(session):  # which runs no test, and waits for no import
+        import torch
+
+        # Two threads that wait for each other on a busy machine of two cores are slower than one.
+        torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish():

@@ -34,6 +34,7 @@ LEVELS = {
     "process": 0,
     "registration": 0,
     "runs": 0,
+    "plain_yaml": 0,
     "permission": 0,
     "machine": 0,
     "torch_private": 0,

@@ -20,7 +20,8 @@ INTERNAL = (
     "cli/*",
     # what the package does for itself, which nobody imports
     *(f"{name}.py" for name in ("checkpoint_format", "construction", "files", "loading")),
-    *(f"{name}.py" for name in ("permission", "phases", "process", "registration", "runs")),
+    *(f"{name}.py" for name in ("permission", "phases", "plain_yaml", "process")),
+    *(f"{name}.py" for name in ("registration", "runs")),
     "*_private.py",
     "checking.py",
     "distributed/*",

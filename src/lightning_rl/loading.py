@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import gymnasium
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
@@ -26,6 +25,7 @@ from lightning_rl.construction import GIVEN_BY_THE_ENV
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.permission import CURE_IN_PYTHON
+from lightning_rl.plain_yaml import dump_yaml
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.runs import find_checkpoint
 
@@ -92,7 +92,7 @@ def _config(path: Path, content: Mapping[str, Any], given: Mapping[str, Any]) ->
 
 def _checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration, if it names no code of others."""
-    checked = checked_config(yaml.safe_dump(config, sort_keys=False), path, CURE_IN_PYTHON)
+    checked = checked_config(dump_yaml(config), path, CURE_IN_PYTHON)
     if checked.reads:
         reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
         rank_zero_info(f"The checkpoint {path} reads, as data: {reads}.")

@@ -64,13 +64,16 @@ SMALLER = [
     *("--model.batch_size", "32"),
 ]
 FIRST = ["fit", "--config", "ppo.yaml", *SMALL, "--model.batch_size", "64"]
-FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER]
+FEW = ["--data.collector.episodes", "8"]
+"""Of 400 demonstrations."""
+FIRST_CLONE = ["fit", "--config", "vla_bc.yaml", *SMALL, *SMALLER, *FEW]
 
 SHORTER = {
     "total_env_steps=50_000": "total_env_steps=1_024, num_eval_episodes=2",
     "total_env_steps=100_000": "total_env_steps=2_048, num_eval_episodes=2",
     "total_env_steps=300_000": "total_env_steps=2_048, num_eval_episodes=2",
     "EPISODES, STEPS = 50": "EPISODES, STEPS = 4",
+    "for seed in range(50)": "for seed in range(4)",
 }
 """What is put in place of what in code, to be through with it sooner."""
 
@@ -210,6 +213,7 @@ def follow(arguments):
         if "--trainer.init_from" in arguments:
             run(FIRST_CLONE if clones else FIRST)
         arguments = [*arguments, *SMALL, *(SMALLER if clones else ["--model.batch_size", "32"])]
+        arguments += FEW if config == "vla_bc.yaml" else []
         if config.startswith(("sac", "td3")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps

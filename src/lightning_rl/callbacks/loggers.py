@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -21,6 +20,7 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.errors import WriteError
 from lightning_rl.files import check_still_there, write_atomically, writing
 from lightning_rl.lightning_private import forget_writer, has_writer, purge_from
+from lightning_rl.plain_yaml import dump_yaml
 from lightning_rl.tensorboard_private import leave_errors_to_the_caller
 
 OF_SETTINGS = ".settings"
@@ -78,7 +78,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         take the columns of all runs from that of one of them; without any it takes them all.
         """
         directory = Path(self.log_dir)
-        content = yaml.safe_dump(params, sort_keys=False).encode()
+        content = dump_yaml(params).encode()
         write_atomically(directory / self.NAME_HPARAMS_FILE, lambda file: file.write(content))
         replaced = list(directory.glob(f"events.out.tfevents.*{OF_SETTINGS}"))
         plain = dict(_flat(params))

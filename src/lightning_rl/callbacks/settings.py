@@ -5,7 +5,6 @@ from functools import cache
 from importlib import import_module
 from typing import Any, cast
 
-import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -13,6 +12,7 @@ from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
 from lightning_rl.construction import GIVEN_BY_THE_ENV, Constructed, construction, described
 from lightning_rl.data import RLDataModule
+from lightning_rl.plain_yaml import dump_yaml
 
 OF_THE_RUN = ("run_dir", "output_dir", "exp_name", "init_from", "restore_replay")
 """Settings of the trainer that say where a run writes, and what it began with."""
@@ -49,7 +49,7 @@ class SettingsWriter(Callback):
     ) -> None:
         """Add the configuration."""
         config, lacks = configuration_of(trainer, pl_module)
-        checkpoint[CONFIG_KEY] = yaml.safe_dump(config, sort_keys=False)
+        checkpoint[CONFIG_KEY] = dump_yaml(config)
         checkpoint[LACKS_KEY] = lacks
 
 

@@ -41,6 +41,7 @@ from lightning_rl.errors import ConfigurationError, EnvFaultError
 from lightning_rl.files import check_writable, write_atomically
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
+from lightning_rl.plain_yaml import dump_yaml, load_yaml
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
 
@@ -86,7 +87,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the configuration."""
-        return cast(dict[str, Any], yaml.safe_load(self._text))
+        return cast(dict[str, Any], load_yaml(self._text))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say where the output goes, once nothing that is asked before a run has refused it."""
@@ -104,10 +105,8 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
     def _text(self) -> str:
         """The configuration as YAML, which the parser takes a sixth of a second to write."""
         text = self.parser.dump(self.config, skip_none=False, skip_validation=True)  # it was parsed
-        config = yaml.safe_load(text)
-        return yaml.safe_dump(
-            {key: config[key] for key in SECTIONS if key in config}, sort_keys=False
-        )
+        config = load_yaml(text)
+        return dump_yaml({key: config[key] for key in SECTIONS if key in config})
 
 
 class RLCLI(CommandLineAlone, LightningCLI):

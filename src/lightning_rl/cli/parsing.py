@@ -12,6 +12,7 @@ import yaml
 from jsonargparse.typing import register_type
 
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.plain_yaml import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
@@ -64,7 +65,7 @@ class Given:
         if flag in ("config", "c"):
             text = Path(value).read_text() if os.path.isfile(value) else value
             with suppress(yaml.YAMLError):
-                self._take("", yaml.safe_load(text))
+                self._take("", load_yaml(text))
         else:
             path = ".".join(part for part in flag.split(".") if part != "init_args")
             self._values.pop(f"{path}.class_path", None)  # what is typed last counts

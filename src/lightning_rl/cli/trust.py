@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
-import yaml
 from jsonargparse import set_parsing_settings
 from torch.cuda import device_count
 from torch.optim import Optimizer
@@ -29,6 +28,7 @@ from lightning_rl.envs.tasks import ActionTerm
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.jsonargparse_private import parsing_settings_kept
 from lightning_rl.permission import CURE, withheld
+from lightning_rl.plain_yaml import dump_yaml
 from lightning_rl.policies import Backbone, Policy
 from lightning_rl.policies.encoders import Encoder
 from lightning_rl.policies.memory import Memory
@@ -175,7 +175,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
         for key, value in settings.items()
         if key not in config["trainer"] and key not in OF_THAT_RUN and value != []
     }
-    return Checked(yaml.safe_dump(config, sort_keys=False), left_out, inspection.reads)
+    return Checked(dump_yaml(config), left_out, inspection.reads)
 
 
 def _is_plain(key: Any, value: Any) -> bool:
