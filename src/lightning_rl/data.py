@@ -299,6 +299,11 @@ class RLDataModule(LightningDataModule):
         return self.collector.max_staleness if self.collector is not None else 0
 
     @property
+    def may_drop_rollouts(self) -> bool:
+        """Whether the collector may throw a rollout away before it is trained on."""
+        return self.collector is not None and self.collector.may_drop_rollouts
+
+    @property
     def reports_success(self) -> bool:
         """Whether the env says of an episode that it succeeded or not."""
         return self.collector is not None and self.collector.reports_success

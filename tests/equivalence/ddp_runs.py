@@ -1,6 +1,6 @@
 """Run on each of two ranks what test_ddp.py asks about, all in one launch, and leave the findings in files.
 
-python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equivalence.ddp_runs DIRECTORY
+python -m torch.distributed.run --standalone --nproc_per_node 2 -m tests.equivalence.ddp_runs DIRECTORY all
 
 does the same outside of the suite.
 """
@@ -24,9 +24,12 @@ from lightning_rl import (
     LSTM,
     PPO,
     SAC,
+    TD3,
     ActionChunk,
     GripperSAC,
+    NatureCNN,
     PerceptronEncoder,
+    PointMass,
     PushBlocks,
     ReplayBuffer,
     RLDataModule,
@@ -36,12 +39,14 @@ from lightning_rl import (
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
 from lightning_rl.distributed import ranks
+from lightning_rl.envs.tasks import Pictures
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.machine import MachineSettings
 from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.update import Update
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
+from tests.equivalence.test_allowed import RUNS as ALLOWED
 from tests.helpers import last, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
@@ -55,7 +60,7 @@ OFF_POLICY = {
     "env": "Pendulum-v1",
     "policy": {"normalize_observation": True},
     "model": {"algorithm": SAC, "updates_per_env_step": 0.5},
-    "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 256},
+    "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
 }
 HELPED = {
     "PPO": {"model": {"n_epochs": 2, "batch_size": 8}},
@@ -217,6 +222,104 @@ def same_rollouts(directory, name, processes):
         },
         policy=settings.get("policy"),
         model=model | {"batch_size": model["batch_size"] * 2 // processes},
+        trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
+    )[0]
+
+
+SEEN = partial(PointMass, max_episode_steps=9, pictures=Pictures(12, 2))
+SAME_BATCHES = {
+    "sac": {
+        "env": "Pendulum-v1",
+        "policy": {"num_critics": 3, "normalize_observation": True},
+        "model": {"num_target_critics": 2, "policy_delay": 2, "n_steps": 2, "max_grad_norm": 1.0},
+    },
+    "td3": {"env": "Pendulum-v1", "algorithm": TD3},
+    "sac of pictures": {
+        "env": SEEN,
+        "policy": {"encoder": partial(NatureCNN, size=8, channels=(4,), kernels=(4,), strides=(2,))},
+        "model": {"random_shift": 2},
+    },
+}  # fmt: skip
+"""What is drawn from the replay, and for it, is drawn once for all ranks, and each has its part."""
+
+
+class OfAll(ReplayBuffer):
+    """Holds the rollouts of all ranks, from a file, and gives this one its part of each minibatch."""
+
+    def __init__(self, path, *spaces, **settings):
+        observation_space, action_space, num_envs, device, _ = spaces
+        num_envs *= ranks.world_size()
+        super().__init__(observation_space, action_space, num_envs, device, 5, **settings)
+        self.rollouts = torch.load(path, weights_only=False)
+
+    def extend(self, rollout):
+        super().extend(self.rollouts.pop(0))
+
+    def batches(self, count, batch_size, **settings):
+        for batch in super().batches(count, batch_size * ranks.world_size(), **settings):
+            yield batch.chunk(ranks.world_size())[ranks.rank()]
+
+
+class DrawnForAll:
+    """Draws noise and shifts for all ranks, alike on each, and keeps this one's part."""
+
+    def on_fit_start(self):
+        super().on_fit_start()
+        self.generator.manual_seed(5)
+
+    def drawn_fields(self, count):
+        fields = super().drawn_fields(count * ranks.world_size())
+        size = (-1, ranks.world_size(), self.batch_size)
+        return {k: v.unflatten(0, size)[:, ranks.rank()].flatten(0, 1) for k, v in fields.items()}
+
+    def _drawn_shifts(self, count):
+        own = self.batch_size
+        self.batch_size *= ranks.world_size()
+        drawn = super()._drawn_shifts(count)
+        self.batch_size = own
+        return [(path, sides, v.split(own, 1)[ranks.rank()]) for path, sides, v in drawn]
+
+
+class SameSAC(DrawnForAll, SAC):
+    pass
+
+
+class SameTD3(DrawnForAll, TD3):
+    pass
+
+
+def record_transitions(directory, count=3):
+    """Collect rollouts of 2N envs with untrained actors."""
+    for name, settings in SAME_BATCHES.items():
+        torch.manual_seed(1)
+        data = make_data(settings["env"], num_envs=2 * N)
+        algorithm = settings.get("algorithm", SAC)
+        policy = make_ppo(data, settings.get("policy"), algorithm).policy
+        collector = SyncCollector(data._env, policy, 16, seed=5)
+        rollouts = [collector.collect().clone() for _ in range(count)]
+        for version, rollout in enumerate(rollouts):
+            rollout["policy_version"].fill_(version)
+        data.close()
+        torch.save(rollouts, directory / f"{name}.pt")
+
+
+def same_batches(directory, name, processes):
+    """Train off-policy on the recorded rollouts, by minibatches of 32 of all processes."""
+    settings = SAME_BATCHES[name]
+    path = directory / f"{name}.pt"
+    same = {SAC: SameSAC, TD3: SameTD3}[settings.get("algorithm", SAC)]
+    model = {"algorithm": same, "batch_size": 32 // processes, "updates_per_env_step": 0.1}
+    return train(
+        directory / f"{name} {processes}",
+        env=settings["env"],
+        data={
+            "num_envs": 2 * N // processes,
+            "collector": partial(Replayed, path),
+            "replay": partial(OfAll, path, capacity=300),
+            "total_env_steps": 2 * N * 16 * 3,
+        },
+        policy=settings.get("policy"),
+        model=model | settings.get("model", {}),
         trainer={"limit_val_batches": 0} | (TWO if processes == 2 else {}),
     )[0]
 
@@ -445,6 +548,10 @@ def main(directory):
             k: v.clone() for k, v in module.state_dict().items() if torch.is_tensor(v)
         }
 
+    for name in SAME_BATCHES:
+        state = same_batches(directory, name, 2).state_dict()
+        findings[name] = {k: v.clone() for k, v in state.items() if torch.is_tensor(v)}
+
     for algorithm in (PPO, GRPO):
         module = same_chunks(directory, algorithm, 2)
         findings[f"chunks {algorithm.__name__}"] = module.policy.state_dict()
@@ -472,7 +579,12 @@ def main(directory):
     )
     own = {"data": ALL["data"] | {"num_envs": 2}, "model": ALL["model"] | {"batch_size": 16}}
     run("own", **ALL | own)
-    run("sac", **OFF_POLICY)
+    run("off-policy", **OFF_POLICY)
+    run("off-policy, stopped", Send(1), **OFF_POLICY)
+    checkpoint = last(directory / "off-policy, stopped")
+    run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **OFF_POLICY)
+    run("masks", **ALLOWED["masks"] | {"data": TEN})
+    run("parts, noise", **ALLOWED["parts, noise"] | {"data": TEN})
     for name, settings in HELPED.items():
         helped = Helped()
         data = TEN | {"total_env_steps": 256} | settings.get("data", {})
@@ -493,5 +605,31 @@ def main(directory):
     torch.save(findings, directory / f"rank{ranks.rank()}.pt")
 
 
+SAVED = OFF_POLICY | {"data": OFF_POLICY["data"] | {"iterations_per_epoch": 2}}
+"""A run that is saved three times."""
+
+
+def killed(directory):
+    """Train until rank 1 is killed in its second save, its replay written and the checkpoint not."""
+    if os.environ["RANK"] == "1":
+        replace, saves = os.replace, count(1)
+
+        def replaced(source, target):
+            replace(source, target)
+            if Path(target).name.startswith("rank1-") and next(saves) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = replaced
+    train(directory / "killed", trainer=TWO | {"limit_val_batches": 0}, **SAVED)
+
+
+def resumed(directory):
+    """Go on with that run, and train another to its end."""
+    quiet = TWO | {"limit_val_batches": 0}
+    train(directory / "whole", trainer=quiet, **SAVED)
+    checkpoint = last(directory / "killed")
+    train(directory / "killed", trainer=quiet, ckpt_path=checkpoint, **SAVED)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    {"all": main, "killed": killed, "resumed": resumed}[sys.argv[2]](Path(sys.argv[1]))

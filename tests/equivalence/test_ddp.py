@@ -5,7 +5,7 @@ All runs on two ranks are made by `ddp_runs`, begun once for each rank, which le
 
 import json
 import socket
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,15 @@ import torch
 from lightning_rl import GRPO, PPO
 from tests.commands import Command
 from tests.equivalence import ddp_runs
-from tests.equivalence.ddp_runs import PENDULUM, RESUMED, SAME_ROLLOUTS, same_rollouts
-from tests.helpers import assert_same, assert_same_run, last, load, train
+from tests.equivalence.ddp_runs import (
+    PENDULUM,
+    RESUMED,
+    SAME_BATCHES,
+    SAME_ROLLOUTS,
+    same_batches,
+    same_rollouts,
+)
+from tests.helpers import assert_same, assert_same_run, last, load, saved_replay, train
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +30,29 @@ def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("ddp")
     ddp_runs.record_rollouts(path / "rollouts.pt")
     ddp_runs.record_chunks(path / "chunks.pt")
-    begun = [
-        Command(path, program="tests.equivalence.ddp_runs", env=of_rank(rank, free_port()))
-        for rank in range(2)
-    ]
-    try:
+    ddp_runs.record_transitions(path)
+    with on_two_ranks(path, "all") as begun:
         for process in begun:
             process.wait(280)
             assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-8000:]
-    finally:
-        for process in begun:
-            process.kill()
     return path
 
 
-@cache
+@contextmanager
+def on_two_ranks(path, what):
+    """Begin on each rank what `ddp_runs` calls so; nothing of it is left in the end."""
+    port = free_port()
+    begun = [
+        Command(path, what, program="tests.equivalence.ddp_runs", env=of_rank(rank, port))
+        for rank in range(2)
+    ]
+    try:
+        yield begun
+    finally:
+        for process in begun:
+            process.kill()
+
+
 def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -287,11 +302,45 @@ def test_nothing_collective_is_called_with_one_process(tmp_path, monkeypatch):
     train(tmp_path, **PENDULUM)
 
 
+@pytest.mark.parametrize("name", SAME_BATCHES)
+def test_two_ranks_give_the_off_policy_updates_of_one_process_of_the_same_batches(
+    name, directory, ranks
+):
+    module = same_batches(directory, name, 1)
+    assert module.updates_done == 35  # of the env steps of all, from learning_starts on
+    alone = module.state_dict()
+    assert_same(ranks[0][name], ranks[1][name])
+    assert ("log_alpha" in ranks[0][name]) == ("sac" in name)
+    for key, value in ranks[0][name].items():
+        torch.testing.assert_close(
+            value, alone[key], rtol=1e-6, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
 def test_off_policy_ranks_stay_equal_and_count_all_env_steps(ranks):
-    assert_same(*both(ranks, "sac", "state"))
-    assert column(ranks, "sac", "env_steps")[0][-1] == 256
-    updates = (256 - 32) // 2
-    assert column(ranks, "sac", "optimizer_steps")[0][-1] == 3 * updates
+    assert_same(*both(ranks, "off-policy", "state"))
+    assert column(ranks, "off-policy", "env_steps")[0][-1] == 384
+    updates = (384 - 32) // 2
+    assert column(ranks, "off-policy", "optimizer_steps")[0][-1] == 3 * updates
+
+
+def test_off_policy_ranks_that_were_stopped_end_as_uninterrupted_with_a_replay_each(
+    directory, ranks
+):
+    assert both(ranks, "off-policy, stopped", "stop_signal") == [15, 15]
+    assert_same(*both(ranks, "off-policy, resumed", "state"))
+    assert_same_run(directory / "off-policy", directory / "off-policy, stopped")
+    replays = load(last(directory / "off-policy"))["RLDataModule"]["replays"]
+    assert [{name[:5] for name in replay["files"]} for replay in replays] == [{"rank0"}, {"rank1"}]
+    one, other = (saved_replay(directory / "off-policy", replay) for replay in replays)
+    assert not torch.equal(one["reward",], other["reward",]), "each has what its own envs did"
+
+
+@pytest.mark.parametrize("name", ["masks", "parts, noise"])
+def test_what_may_be_chosen_and_how_is_explored_keeps_ranks_equal(name, ranks):
+    assert both(ranks, name, "error") == [None, None]
+    assert_same(*both(ranks, name, "state"))
+    assert column(ranks, name, "optimizer_steps")[0][-1] == 10 * 2
 
 
 @pytest.mark.parametrize("name", ["PPO", "SAC"])

@@ -12,6 +12,7 @@ from lightning_rl import (
     TD3,
     ActionChunk,
     AsyncCollector,
+    ConfigurationError,
     GripperSAC,
     GymnasiumEnv,
     PushCube,
@@ -100,11 +101,32 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, 
         assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
 
 
-def test_in_the_background_with_a_lag_it_learns_from_older_steps(tmp_path):
-    background = partial(AsyncCollector, max_staleness=1, timeout_s=30)
-    module, _, _ = train(tmp_path, **settings(collector=background))
+def kept_in(made):
+    """What makes a collector in the background, and keeps it."""
+
+    def make(*arguments, **kwargs):
+        made.append(AsyncCollector(*arguments, max_staleness=1, timeout_s=30, **kwargs))
+        return made[-1]
+
+    return make
+
+
+def test_in_the_background_it_learns_from_older_steps_and_publishes_within_an_iteration(tmp_path):
+    """Six of eight iterations have 16 updates, and 10 of them are enough for a publication."""
+    made = []
+    module, _, _ = train(tmp_path, **settings(collector=kept_in(made)))
     assert module.metrics["train/skipped_steps"] == 0
     assert module.updates_done == 2 * 8 * 8 - 32
+    assert module.publish_every_updates == 10
+    assert module.policy.version == 8
+    assert made[0]._weights.number == 1 + 8 + 6
+
+
+def test_an_on_policy_learner_publishes_whole_updates_alone(tmp_path):
+    made = []
+    data = {"collector": kept_in(made), "total_env_steps": 4 * 16 * 3}
+    train(tmp_path, data=data, model={"batch_size": 4, "n_epochs": 1})
+    assert made[0]._weights.number == 1 + 3
 
 
 def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
@@ -112,3 +134,14 @@ def test_a_collector_gets_no_critics_and_no_targets(tmp_path):
     names = set(module.policy.acting_state())
     assert names
     assert not [name for name in names if "critic" in name or "target" in name]
+
+
+def test_a_collector_that_drops_rollouts_is_refused(tmp_path):
+    dropping = partial(AsyncCollector, overflow="overwrite", timeout_s=30)
+    with pytest.raises(ConfigurationError) as refused:
+        train(tmp_path, **settings(collector=dropping))
+    assert str(refused.value) == (
+        "data.collector.overflow=overwrite drops rollouts that nobody has read, and SAC learns from each env step, with "
+        "updates_per_env_step=1 updates: what is dropped would have none. Leave overflow at block, and raise "
+        "max_staleness where the envs must not wait so soon."
+    )

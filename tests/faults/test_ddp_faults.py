@@ -10,7 +10,8 @@ import pytest
 
 from lightning_rl.cli.config_files import find_config
 from tests.commands import Command
-from tests.helpers import load
+from tests.equivalence.test_ddp import on_two_ranks
+from tests.helpers import assert_same_run, last, load
 
 MODULE = """
 import os, time
@@ -164,6 +165,29 @@ class TestTwoProcesses:
         assert len(checkpoint["RLDataModule"]["collectors"]) == 2
         assert checkpoint["global_step"] >= 1
         assert checkpoint["lightning_rl"]["env_steps"] == 2 * 4 * 16 * checkpoint["global_step"]
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before_and_both_go_on_bit_for_bit(tmp_path):
+    with on_two_ranks(tmp_path, "killed") as (first, second):
+        second.wait(120)
+        first.wait(60)
+    assert second.returncode == -signal.SIGKILL
+    assert first.returncode == 1
+    assert "Rank 0 has lost another process of the run, whose own message says why" in first.stderr
+    saved, folder = load(last(tmp_path / "killed")), tmp_path / "killed" / "checkpoints" / "replay"
+    assert saved["global_step"] == 2
+    named = {name for state in saved["RLDataModule"]["replays"] for name in state["files"]}
+    written = {path.name for path in folder.iterdir()}
+    assert named < written, "files of the save that was cut short"
+    assert {name[:5] for name in named} == {name[:5] for name in written - named} == {"rank0", "rank1"}  # fmt: skip
+    with on_two_ranks(tmp_path, "resumed") as begun:
+        for process in begun:
+            assert process.wait(120).returncode == 0, process.stderr[-4000:]
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    for run in ("whole", "killed"):
+        replays = load(last(tmp_path / run))["RLDataModule"]["replays"]
+        left = (tmp_path / run / "checkpoints" / "replay").iterdir()
+        assert {path.name for path in left} == {n for state in replays for n in state["files"]}
 
 
 def test_what_processes_cannot_share_is_refused(tmp_path):

@@ -6,7 +6,8 @@ import threading
 import time
 import traceback
 from functools import partial
-from itertools import product
+from itertools import product, repeat
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -14,10 +15,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from lightning_rl import GRPO, PPO, ActorOnly, AsyncCollector, Policy, SlowPolicy
+from lightning_rl import (
+    GRPO,
+    PPO,
+    ActorOnly,
+    AsyncCollector,
+    OffPolicyAlgorithm,
+    Policy,
+    SlowPolicy,
+)
 from lightning_rl.algorithms.off_policy_correction import OffPolicyCorrection
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
-from lightning_rl.buffers import WriterError
+from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError
@@ -244,6 +253,169 @@ def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
         collector.close()
     assert len(set(seen["versions"])) > 8  # weights did change meanwhile, on a busy machine too
     assert seen["actions"] == [[version] * 2 for version in seen["versions"]]
+
+
+# --- off-policy: many updates for each rollout ---
+
+
+class Several(Counting):
+    """Envs that can be resumed; one raises at one step, and they keep how far they got ahead of a learner."""
+
+    def __init__(self, num_envs, delay, raises_at=10**9):
+        super().__init__(delay)
+        self.num_envs, self.ones = num_envs, torch.ones(num_envs)
+        self.never = torch.zeros(num_envs, dtype=torch.bool)
+        self.raises_at, self.trained, self.ahead = raises_at, lambda: 0, 0
+
+    def step(self, action):
+        if self.steps + 1 == self.raises_at:
+            raise OSError("the motor is on fire")
+        self.delay()
+        self.steps += 1
+        self.ahead = max(self.ahead, self.num_envs * self.steps - self.trained())
+        return self._observe(), self.ones, self.never, self.never, {}
+
+    def _observe(self):
+        return torch.full((self.num_envs, 1), float(self.steps))
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+        return self._observe()
+
+
+class WeightsOfAll(WeightPolicy):
+    def forward(self, td, deterministic=False, generator=None):
+        action = torch.stack([self.first.detach(), self.last.detach()], -1)
+        td.set("action", action.expand(*td.batch_size, 2), inplace=True)
+        td.set("sample_log_prob", torch.zeros(td.batch_size), inplace=True)
+        return td
+
+
+class Updates(OffPolicyAlgorithm):
+    """An update sets the weights to how many there have been; everything else is as in any run.
+
+    It is also the trainer and the data module of that run: what an algorithm asks them for.
+    """
+
+    def __init__(self, delay=lambda: None, each=lambda: None, **settings):
+        super().__init__(WeightsOfAll(), batch_size=4, random_env_steps=0, **settings)
+        self.delay, self.each, self.replay_stub = delay, each, SimpleNamespace()
+        self.replay_stub.batches = lambda count, size, **_: repeat(TensorDict({}, [size]), count)
+        self.run = SimpleNamespace(datamodule=self)
+        self.run.replay, self.trainer = self.replay_stub, self.run
+        self._iterations = SimpleNamespace(increment_ready=int, increment_completed=int)
+        self.seen, self.collector = [], None
+
+    data = property(lambda self: self)
+    replay = property(lambda self: self.replay_stub)
+
+    def configure_objectives(self):
+        return [self.objective(None)]
+
+    def _metrics_of_iteration(self):
+        return {}
+
+    def publish(self):
+        self.collector.publish()
+
+    def training_step(self, rollout, batch_idx):
+        for _ in self.minibatches(rollout):
+            self.each()
+            self.objectives[""].guard.passed += 1
+            with torch.no_grad():
+                self.policy.first.fill_(float(self.updates_done))
+                self.policy.last.fill_(float(self.updates_done))
+        self.delay()
+        self.finish_iteration(rollout)
+
+    def learn(self, env, collector, env_steps):
+        """Train until so many env steps are trained on, and see that nobody is ahead by too much."""
+        self.collector, before = collector, self.env_steps
+        rollout_steps = env.num_envs * collector.num_steps
+        env.trained = lambda: int(self.policy.version) * rollout_steps
+        largest = (collector.max_staleness + 1) * rollout_steps
+        while self.env_steps < env_steps:
+            rollout = collector.collect()
+            assert self.staleness(rollout) <= collector.max_staleness
+            self.seen += rollout[0, :-1]["observation"].flatten().long().tolist()
+            actions = rollout[0, :-1]["action"]
+            assert (actions[:, 0] == actions[:, 1]).all(), "nobody acts by half of an update"
+            assert (actions <= self.updates_done).all()
+            assert (actions.diff(dim=0) >= 0).all()
+            self.training_step(rollout, 0)
+            due = (self.env_steps - self.learning_starts) * self.updates_per_env_step
+            assert self.updates_done == max(0, math.floor(due))
+            assert env.ahead <= largest, "the thread has waited"
+        assert self.env_steps > before
+
+
+@pytest.mark.parametrize("schedules", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
+    """To the end, through an interruption, a crash, and a resumption at some moment of the run."""
+    ends, threads = set(), threading.active_count()
+    for seed in range(schedules):
+        pick = random.Random(seed)
+        utd, lag = pick.choice([4.0, 0.25]), pick.randrange(3)
+        steps, end = pick.choice([2, 5]), ("end", "stop", "crash", "interrupt")[seed % 4]
+        settings = {"updates_per_env_step": utd, "publish_every_updates": pick.randint(1, 9)}
+        settings["learning_starts"] = pick.randint(0, 60)
+        num_envs, total = (8, 120) if utd > 1 else (32, 480)
+        module = Updates(Delay(seed, 0.1 * steps), **settings)
+        env = Several(
+            num_envs, Delay(seed + 1, 0.1), pick.randint(1, 9) if end == "crash" else 10**9
+        )
+        begin = partial(AsyncCollector, num_steps=steps, seed=seed, max_staleness=lag, timeout_s=20)
+        collector = begin(env, module.policy)
+        until = {"end": total, "stop": pick.randrange(40, total)}.get(end, 10**9)
+        timer = threading.Timer(0.002, collector.interrupt) if end == "interrupt" else None
+        try:
+            if timer:
+                timer.start()
+            module.learn(env, collector, until)
+        except (WriterError, ReadInterrupted) as error:
+            ends.add(type(error))
+        finally:
+            collector.close()
+        if end != "crash":
+            state = collector.state_dict()
+            env = Several(num_envs, Delay(seed + 2, 0.1))
+            collector = begin(env, module.policy)
+            collector.load_state_dict(state)
+            try:
+                module.learn(env, collector, max(total, module.env_steps + 40))
+            finally:
+                collector.close()
+            assert module.seen == list(range(len(module.seen))), "each step once"
+            ratio = module.updates_done / (module.env_steps - module.learning_starts)
+            assert ratio == pytest.approx(utd, rel=0.01)
+    assert ends == {WriterError, ReadInterrupted}
+    assert threading.active_count() <= threads + 1  # the last timer
+
+
+@pytest.mark.parametrize("every", [10, 1000])
+def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(every):
+    """An iteration of 120 updates takes as long as a rollout of 30 steps."""
+    module = Updates(each=lambda: time.sleep(0.0003), updates_per_env_step=4.0, publish_every_updates=every)  # fmt: skip
+    env = Several(1, lambda: time.sleep(0.001))
+    collector = AsyncCollector(env, module.policy, 30, 1, max_staleness=1, timeout_s=20)
+    module.collector, acted = collector, []
+    try:
+        for _ in range(4):
+            rollout = collector.collect()
+            acted.append(rollout[0, :-1].select("action", "policy_version").clone())
+            assert module.staleness(rollout) <= 1
+            module.training_step(rollout, 0)
+    finally:
+        collector.close()
+    # The third is collected while the second is trained on, whose updates are 105 to 224.
+    weights, versions = acted[2]["action"][:, 0], acted[2]["policy_version"]
+    within = weights[weights < 224]
+    assert set((within - 104).tolist()) <= set(range(0, 120, every))
+    assert len(within.unique()) >= (4 if every == 10 else 1)
+    assert (versions[: len(within)] == 1).all(), "complete updates, as max_staleness counts them"
 
 
 # --- learning from it ---

@@ -77,6 +77,9 @@ class TrainingData(Protocol):
     def max_staleness(self) -> int: ...
 
     @property
+    def may_drop_rollouts(self) -> bool: ...
+
+    @property
     def reports_success(self) -> bool: ...
 
     @property

@@ -37,6 +37,9 @@ class OffPolicyAlgorithm(Algorithm):
         tau: how far target networks move towards the networks with each update, in (0, 1].
         updates_per_env_step: updates for each env step of all processes, from `learning_starts` on;
             below 1 one for several env steps.
+        publish_every_updates: updates within an iteration after which a collector in the background
+            gets the weights, before it gets those of the iteration's end; one in turns has the
+            policy itself.
         random_env_steps: env steps of all processes at the beginning of a run whose actions are
             drawn uniformly from the action space.
         learning_starts: env steps before the first update; as `random_env_steps` where not given,
@@ -65,6 +68,7 @@ class OffPolicyAlgorithm(Algorithm):
         n_steps: int = 1,
         tau: float = 0.005,
         updates_per_env_step: float = 1.0,
+        publish_every_updates: int = 10,
         random_env_steps: int = 5_000,
         learning_starts: int | None = None,
         max_grad_norm: float | None = None,
@@ -86,12 +90,14 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("n_steps", n_steps, least=1)
         check_range("tau", tau, above=0, most=1)
         check_range("updates_per_env_step", updates_per_env_step, above=0)
+        check_range("publish_every_updates", publish_every_updates, least=1)
         check_range("random_env_steps", random_env_steps, least=0)
         check_range("learning_starts", learning_starts, least=0)
         self.gamma = gamma
         self.n_steps = n_steps
         self.tau = tau
         self.updates_per_env_step = updates_per_env_step
+        self.publish_every_updates = publish_every_updates
         self.random_env_steps = random_env_steps
         wanted = random_env_steps if learning_starts is None else learning_starts
         self.learning_starts = max(wanted, batch_size)
@@ -140,6 +146,10 @@ class OffPolicyAlgorithm(Algorithm):
         parts = {k: value.split(size) for k, value in self.drawn_fields(count * size).items()}
         shifts = self._drawn_shifts(count)
         for i, batch in enumerate(batches):
+            if i > 0 and i % self.publish_every_updates == 0:
+                # Who acts beside has the weights of i updates for its next step, not those that
+                # the whole iteration began with.
+                self.data.publish()
             for key, own in parts.items():
                 batch.set(key, own[i])
             for path, sides, shift in shifts:
@@ -278,9 +288,17 @@ class OffPolicyAlgorithm(Algorithm):
         """Take up the random streams of a checkpoint; by now there is a replay to look at.
 
         Raises:
-            ConfigurationError: where the replay has less room than a minibatch.
+            ConfigurationError: where the replay has less room than a minibatch, or the collector
+                may drop rollouts.
         """
         super().on_train_start()
+        require(
+            not self.data.may_drop_rollouts,
+            "data.collector.overflow=overwrite drops rollouts that nobody has read, and "
+            f"{type(self).__name__} learns from each env step, with updates_per_env_step="
+            f"{self.updates_per_env_step:g} updates: what is dropped would have none. Leave "
+            "overflow at block, and raise max_staleness where the envs must not wait so soon.",
+        )
         room = getattr(self.replay, "capacity", None)
         require(
             room is None or room >= self.batch_size,

@@ -34,8 +34,9 @@ class AsyncCollector(Collector):
     """Step the env in a background thread, with a copy of the policy that trails the learner's.
 
     The thread fills a `CircularBuffer`; `collect` gives out the oldest rollout, and waits for one
-    only where the thread is behind. Weights are published after each update, and taken up between
-    two env steps; `policy_version` says of every step which ones it was taken with.
+    only where the thread is behind. Weights are published after each update, that of an iteration,
+    by an off-policy algorithm also within it, and taken up between two env steps; `policy_version`
+    says of every step how many updates were complete in those that it was taken with.
 
     Rollout k begins once k - `max_staleness` updates have been made (the capacity rule of Fu et al.
     2025, "AReaL", section 5.1), so it is trained on with a lag of `max_staleness` updates at the
@@ -79,11 +80,12 @@ class AsyncCollector(Collector):
         check_range("max_staleness", max_staleness, least=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
+        self.may_drop_rollouts = overflow == "overwrite"
         own_device = torch.device(device) if device else policy.version.device
         self._acting = acting_copy(policy, own_device)
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
-        self._acting_version = -1  # as a number: asking the buffer waits for an accelerator
+        self._acting_number = -1  # of the publication that acts
         self._buffer = CircularBuffer(
             env.single_observation_space,
             env.single_action_space,
@@ -236,7 +238,7 @@ class AsyncCollector(Collector):
             while True:
                 self._weights.wait_until(self._may_begin)
                 segment = self._buffer.begin_write()
-                self._acting_version = self._weights.load_into(self._acting)
+                self._acting_number = self._weights.load_into(self._acting)
                 steps, notes = self._loop.run(segment)
                 notes["number"] = self._loop.rollouts
                 with self._boundary:
@@ -259,10 +261,10 @@ class AsyncCollector(Collector):
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         self._weights.refuse_closed()
         self._begun_at.append(time.perf_counter())
-        if self._weights.version == self._acting_version:
+        if self._weights.number == self._acting_number:
             return False
         finish()
-        self._acting_version = self._weights.load_into(self._acting)
+        self._acting_number = self._weights.load_into(self._acting)
         return True
 
     def _is_too_old(self, window: Window) -> bool:

@@ -40,6 +40,7 @@ class Collector(ABC):
         env_steps: steps of the rollouts handed out so far, over all N envs of this process.
         max_staleness: by how many updates the weights behind a step may lag the learner's when it
             is trained on.
+        may_drop_rollouts: whether a rollout may be thrown away before it is trained on.
         in_background: whether a thread collects while the learner goes on.
         num_rollouts: how many rollouts there is memory for.
         acted_by_policy: whether the actions of its rollouts are the policy's own, so that their
@@ -48,6 +49,7 @@ class Collector(ABC):
     """
 
     max_staleness: int = 0
+    may_drop_rollouts: bool = False
     in_background: bool = False
     num_rollouts: int = 1
     acted_by_policy: bool = True
@@ -80,7 +82,7 @@ class Collector(ABC):
         """Return a rollout of batch shape [N, T+1]; its storage holds until the next call."""
 
     def publish(self) -> None:  # noqa: B027  # a collector that shares the policy has nothing to do
-        """Take notice that the policy has new weights, and a new version."""
+        """Take notice that the policy has new weights, and maybe a new version."""
 
     def interrupt(self) -> None:  # noqa: B027  # who collects in the learner's thread waits for none
         """Have `collect` raise `ReadInterrupted` where it would wait; for a signal handler."""

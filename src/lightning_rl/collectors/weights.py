@@ -16,8 +16,8 @@ from lightning_rl.torch_private import copy_all
 class PublishedWeights:
     """The newest weights that a policy acts by, its version included, whole at any moment.
 
-    Publishing and loading copy under one lock, so nobody sees half of a version. What is frozen
-    stays out of it: it is the same in every version.
+    Publishing and loading copy under one lock, so nobody sees half of what was published. What is
+    frozen stays out of it: it is the same always.
 
     Args:
         policy: whose weights are the first to be published.
@@ -25,6 +25,8 @@ class PublishedWeights:
 
     Attributes:
         version: of the newest weights.
+        number: how often weights have been published; an algorithm may do so more than once within
+            a version.
         closed: whether nobody is to wait any longer.
         publish_seconds: how long the last publication took.
         waited_seconds: how long `wait_until` has waited in all.
@@ -41,6 +43,7 @@ class PublishedWeights:
         }
         self._tensors = [tensor.to(device, copy=True) for tensor in self._changing(policy)]
         self.version = int(policy.version)
+        self.number = 0
         self.closed = False
         self.publish_seconds = 0.0
         self.waited_seconds = 0.0
@@ -52,14 +55,15 @@ class PublishedWeights:
             # One call for all: to enter an operation takes longer than to copy a small tensor.
             copy_all(self._tensors, self._changing(policy))
             self.version = int(policy.version)
+            self.number += 1
             self._changed.notify_all()
         self.publish_seconds = time.perf_counter() - start
 
     def load_into(self, policy: Policy) -> int:
-        """Copy the newest weights into a policy of the same make; return their version."""
+        """Copy the newest weights into a policy of the same make; return their number."""
         with self._changed:
             copy_all(self._changing(policy), self._tensors)
-            return self.version
+            return self.number
 
     def wait_until(self, enough: Callable[[int], bool]) -> None:
         """Wait until the newest version is good enough.
@@ -89,7 +93,7 @@ class PublishedWeights:
             self._changed.notify_all()
 
     def _changing(self, policy: Policy) -> list[Tensor]:
-        """Return what differs between versions; written in place, outside autograd."""
+        """Return what changes; written in place, outside autograd."""
         state = policy.acting_state()
         return [tensor.detach() for name, tensor in state.items() if name in self._names]
 
