@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         RewardClassifier,
     )
     from lightning_rl.buffers import Replay, ReplayBuffer
-    from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
+    from lightning_rl.collectors import AsyncCollector, Collector, RayCollector, SyncCollector
     from lightning_rl.data import RLDataModule
     from lightning_rl.envs import (
         ActionChunk,
@@ -150,6 +150,7 @@ _HOMES = {
     "PolicyWrapper": "policies",
     "PushCube": "envs",
     "RLDataModule": "data",
+    "RayCollector": "collectors",
     "Replay": "buffers",
     "ReplayBuffer": "buffers",
     "RLTrainer": "trainer",
@@ -226,6 +227,7 @@ __all__ = [
     "QActorCritic",
     "RLDataModule",
     "RLTrainer",
+    "RayCollector",
     "Replay",
     "ReplayBuffer",
     "RewardClassifier",

@@ -102,21 +102,32 @@ def _refuse_without_plan(factory: CollectorFactory) -> None:
     Raises:
         ConfigurationError: naming it, and what to add to its arguments.
     """
-    made: Any = factory
-    while isinstance(made, partial):  # from a config it is one of a function that takes the class
-        classes = [arg for arg in made.args if inspect.isclass(arg) and issubclass(arg, Collector)]
-        made = classes[0] if classes else made.func
-    parameters = inspect.signature(made).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    missing = [name for name in ("plan", "phase") if name not in parameters]
+    made = _constructor(factory)
+    missing = [name for name in ("plan", "phase") if not _takes(made, name)]
     require(
-        takes_any or not missing,
+        not missing,
         f"data.collector: {getattr(made, '__qualname__', made)} takes no argument "
         f"{' and no argument '.join(missing)}. A collector is made with plan=... (how the "
         "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end the "
         "arguments by **settings, and pass them on, as in "
         "super().__init__(env, policy, num_steps, seed, **settings).",
     )
+
+
+def _constructor(factory: CollectorFactory) -> Any:
+    """Return the class that a factory makes collectors of, or the function that it is."""
+    made: Any = factory
+    while isinstance(made, partial):  # from a config it is one of a function that takes the class
+        classes = [arg for arg in made.args if inspect.isclass(arg) and issubclass(arg, Collector)]
+        made = classes[0] if classes else made.func
+    return made
+
+
+def _takes(made: Any, name: str) -> bool:
+    """Tell whether a constructor takes an argument of a name."""
+    parameters = inspect.signature(made).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return takes_any or name in parameters
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
@@ -359,6 +370,10 @@ class RLDataModule(LightningDataModule):
         policy = cast(Policy, module.policy)
         if self._env is None:
             self._env = self.new_env()
+        settings: dict[str, Any] = {}
+        if _takes(_constructor(self._make_collector), "make_env"):
+            # No lambda: it may be sent to where the collector's envs are.
+            settings["make_env"] = partial(make_env, self._make_env, self.num_envs, "data.env")
         self.collector = self._make_collector(
             self._env,
             policy,
@@ -366,6 +381,7 @@ class RLDataModule(LightningDataModule):
             self.seed_for("collector"),
             plan=module.plan,
             phase=phases_of(cast(Any, self.trainer).profiler),
+            **settings,
         )
         if self._make_replay is not None:
             self.replay = self._make_replay(

@@ -650,7 +650,7 @@ def test_the_logger_can_be_turned_off():
 
 
 OF_MODEL = "known here: BehaviorCloning, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
-OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, SyncCollector"
+OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (
         "--model.policy.hidden_sizes 64",

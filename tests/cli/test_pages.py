@@ -418,7 +418,7 @@ def arguments_of(cls):
 
 
 SPACES = {"observation_space", "action_space"}
-COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase"}
+COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase", "make_env"}
 
 TABLES = {
     "docs/algorithms/ppo.md": arguments_of(lightning_rl.PPO) - {"policy"},
@@ -427,6 +427,7 @@ TABLES = {
     "docs/algorithms/behavior_cloning.md": arguments_of(lightning_rl.BehaviorCloning) - {"policy"},
     "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES,
     "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
+    "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
     "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,
     "docs/vla.md": arguments_of(lightning_rl.VLAPolicy) - SPACES - {"value_hidden_size"},
     "docs/performance.md": set(inspect.signature(MachineSettings).parameters),

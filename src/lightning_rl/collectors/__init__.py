@@ -3,5 +3,6 @@
 from lightning_rl.collectors.asynchronous import AsyncCollector
 from lightning_rl.collectors.base import Collector, SyncCollector
 from lightning_rl.collectors.loop import EpisodePlan
+from lightning_rl.collectors.ray import RayCollector
 
-__all__ = ["AsyncCollector", "Collector", "EpisodePlan", "SyncCollector"]
+__all__ = ["AsyncCollector", "Collector", "EpisodePlan", "RayCollector", "SyncCollector"]

@@ -2,6 +2,7 @@
 
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in, 
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    A subclass's constructor begins with these first four arguments, and takes the last two by name;
-    the data module fills in all six, the config sets the rest.
+    A subclass's constructor begins with these first four arguments, and takes the others by name;
+    the data module fills in all of them, `make_env` where it is taken; the config sets the rest.
 
     Args:
         env: stepped by this collector alone.
@@ -31,6 +32,7 @@ class Collector(ABC):
         seed: of the env and of the sampling of actions.
         plan: how episodes begin and end, as the algorithm wants it.
         phase: times the phases `env` and `inference`, for a profiler.
+        make_env: makes another env like this one, for who collects elsewhere.
 
     Attributes:
         statistics: returns and lengths of finished episodes, of all processes.
@@ -63,6 +65,7 @@ class Collector(ABC):
         *,
         plan: EpisodePlan = AS_THEY_COME,
         phase: PhaseTimer = no_phases,
+        make_env: Callable[[], VectorEnv] | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
@@ -70,6 +73,7 @@ class Collector(ABC):
         self.seed = seed
         self.plan = plan
         self.phase = phase
+        self.make_env = make_env
         self.statistics = EpisodeStatistics(env.num_envs)
         self.reports: dict[str, float] = {}
         self.reports_success = False
@@ -96,7 +100,11 @@ class Collector(ABC):
         return episodes | self.statistics.averages(self.reports_success) | self.reports
 
     def account_for(
-        self, rollout: TensorDict, begins_anew: bool, reports: dict[str, float]
+        self,
+        rollout: TensorDict,
+        begins_anew: bool,
+        reports: dict[str, float],
+        follower: EpisodeStatistics | None = None,
     ) -> TensorDict:
         """Count a rollout [N, T+1] that is about to be trained on, and return it.
 
@@ -106,12 +114,14 @@ class Collector(ABC):
             rollout: [N, T+1], in the order in which they were collected.
             begins_anew: whether its envs were reset, and the episodes under way were lost.
             reports: what its envs said, on average.
+            follower: what follows the episodes of its envs, `statistics` where there are no others.
         """
+        follower = follower or self.statistics
         follows = torch.tensor(not (begins_anew or self._skipped), device=rollout.device)
         rollout["continues"] = follows.expand(rollout.batch_size)
         self._skipped = False
         if begins_anew:
-            self.statistics.restart_episodes()
+            follower.restart_episodes()
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
         counted = first_episode_mask(done) if self.plan.first_episode_only else None
         intervened = rollout.get("intervened", None)
@@ -121,7 +131,7 @@ class Collector(ABC):
         steps = env_steps(rollout)
         if "padding" in rollout.keys():
             steps = (~rollout["padding"][:, :-1]).long()
-        ended = self.statistics.follow(reward, done, success, steps, counted, intervened)
+        ended = follower.follow(reward, done, success, steps, counted, intervened)
         for episodes in self._of_all_ranks(ended, reports):
             self.statistics.add(episodes)
         self.env_steps += env_steps_in(rollout)

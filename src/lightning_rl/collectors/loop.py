@@ -191,6 +191,8 @@ class RolloutLoop:
         take_up_weights: called before each step; where there are newer weights, it calls what it is
             given, for all that the present ones have still to say, takes them up, and returns true.
             It may raise, to end the loop.
+        num_loops: how many loops of the run step envs, this one included; one in each process of
+            the run where not given.
 
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
@@ -210,6 +212,7 @@ class RolloutLoop:
         plan: EpisodePlan = AS_THEY_COME,
         phase: PhaseTimer = no_phases,
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
+        num_loops: int | None = None,
     ) -> None:
         require(
             not policy.remembers or "padding" not in env.extra_fields,
@@ -224,6 +227,7 @@ class RolloutLoop:
         self._plan = plan
         self._phase = phase
         self._take_up_weights = take_up_weights
+        self._num_loops = ranks.world_size() if num_loops is None else num_loops
         self.reports_success = False
         self._reports = EnvReports()
         self._writers = [
@@ -299,7 +303,7 @@ class RolloutLoop:
         """Return what writes into a segment, after so many rollouts of this run."""
         writer = self._writers[segment.index]
         slots, num_envs = writer.storage.batch_size
-        each = (slots - 1) * num_envs * self._env.steps_per_action * ranks.world_size()
+        each = (slots - 1) * num_envs * self._env.steps_per_action * self._num_loops
         before, teacher = rollouts * each, self._plan.teacher
         if before < self._plan.random_env_steps:
             return writer._replace(actor=UniformActor(self._policy, segment.rollout))

@@ -34,13 +34,7 @@ class PublishedWeights:
 
     def __init__(self, policy: Policy, device: torch.device) -> None:
         self._changed = threading.Condition()
-        # Buffers change without gradients: running means, and the version itself.
-        buffers = {name for name, _ in policy.named_buffers()}
-        self._names = {
-            name
-            for name, tensor in policy.acting_state().items()
-            if tensor.requires_grad or name in buffers
-        }
+        self._names = set(changing_weights(policy))
         self._tensors = [tensor.to(device, copy=True) for tensor in self._changing(policy)]
         self.version = int(policy.version)
         self.number = 0
@@ -96,6 +90,17 @@ class PublishedWeights:
         """Return what changes; written in place, outside autograd."""
         state = policy.acting_state()
         return [tensor.detach() for name, tensor in state.items() if name in self._names]
+
+
+def changing_weights(policy: Policy) -> dict[str, Tensor]:
+    """Return what of a learner's policy acting depends on and training changes, by name."""
+    # Buffers change without gradients: running means, and the version itself.
+    buffers = {name for name, _ in policy.named_buffers()}
+    return {
+        name: tensor.detach()
+        for name, tensor in policy.acting_state().items()
+        if tensor.requires_grad or name in buffers
+    }
 
 
 def acting_copy(policy: Policy, device: torch.device) -> Policy:

@@ -1,0 +1,174 @@
+"""Collected by remote collectors: without lag what one process does bit for bit, resumed too; with a lag nothing is lost."""
+
+from functools import partial
+
+import pytest
+from lightning.pytorch import Callback
+
+from lightning_rl import (
+    GRPO,
+    LSTM,
+    SAC,
+    AsyncCollector,
+    CartPole,
+    RayCollector,
+    ReplayBuffer,
+    SyncCollector,
+)
+from lightning_rl.collectors import ray
+from tests.helpers import assert_same, last, load, scalars, train
+from tests.remote import Threads
+
+CLOCKED = ("charts/SPS", "async/", "ray/")
+
+
+@pytest.fixture(autouse=True)
+def threads(monkeypatch):
+    monkeypatch.setattr(ray, "RayCluster", Threads)
+    monkeypatch.setattr(Threads, "made", [])
+
+
+def remote(num_collectors=1, max_staleness=0, **settings):
+    return partial(
+        RayCollector,
+        num_collectors=num_collectors,
+        max_staleness=max_staleness,
+        timeout_s=60,
+        **settings,
+    )
+
+
+RUNS = {
+    "PPO": {"policy": {"normalize_observation": True}, "model": {"normalize_reward": True}},
+    "PPO torch": {"env": CartPole},
+    "PPO recurrent": {"policy": {"memory": LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
+    "GRPO": {"model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32}},
+    "SAC": {
+        "env": "Pendulum-v1",
+        "model": {"algorithm": SAC},
+        "data": {"replay": partial(ReplayBuffer, capacity=1000)},
+    },
+}
+
+
+def assert_same_training(one, other):
+    a, b = load(last(one)), load(last(other))
+    for key in ("state_dict", "optimizer_states", "lightning_rl", "global_step", "epoch"):
+        assert_same(a[key], b[key], key)
+    a, b = a["RLDataModule"]["collectors"][0], b["RLDataModule"]["collectors"][0]
+    for key in ("statistics", "env_steps", "loop"):
+        assert_same(a[key], b[key], key)
+    assert_same(scalars(one, CLOCKED), scalars(other, CLOCKED))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_one_collector_without_lag_is_the_foreground_bit_for_bit(name, tmp_path):
+    run = dict(RUNS[name])
+    for kind, collector in {"sync": SyncCollector, "ray": remote()}.items():
+        train(tmp_path / kind, **run | {"data": run.get("data", {}) | {"collector": collector}})
+    assert_same_training(tmp_path / "sync", tmp_path / "ray")
+
+
+class StopAt(Callback):
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.iteration:
+            trainer.should_stop = True
+
+
+@pytest.mark.parametrize("name", ["PPO", "GRPO"])
+def test_a_run_that_is_resumed_ends_as_uninterrupted(name, tmp_path):
+    run = dict(RUNS[name])
+    data = {"collector": remote(), "iterations_per_epoch": 2}
+    train(tmp_path / "whole", data=data, **run)
+    train(tmp_path / "parts", data=data, trainer={"callbacks": [StopAt(2)]}, **run)
+    assert load(last(tmp_path / "parts"))["global_step"] == 2
+    train(tmp_path / "parts", data=data, ckpt_path=last(tmp_path / "parts"), **run)
+    assert_same_training(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_three_collectors_resume_with_their_streams_and_seeds(tmp_path):
+    data = {"collector": remote(3, 3), "iterations_per_epoch": 2, "total_env_steps": 64 * 12}
+    train(tmp_path, data=data, trainer={"callbacks": [StopAt(6)]})
+    saved = load(last(tmp_path))["RLDataModule"]["collectors"][0]
+    streams = [saved["loop"], *(other["loop"] for other in saved["others"])]
+    drawn = {tuple(stream["generator"].tolist()) for stream in streams}
+    assert len(drawn) == 3
+    assert sum(stream["rollouts"] for stream in streams) == 6
+    started = []
+
+    class Noting(Threads):
+        def start(self, index, seed, state):
+            started.append((index, state))
+            return super().start(index, seed, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "RayCluster", Noting)
+        *_, trainer = train(tmp_path, data=data, ckpt_path=last(tmp_path))
+    assert trainer.global_step == 12
+    assert [index for index, _ in started] == [0, 1, 2]
+    for (_, state), stream in zip(started, streams, strict=True):
+        assert_same(state, stream)
+
+
+def test_a_checkpoint_of_another_collector_or_of_more_of_them_goes_on(tmp_path):
+    data = {"collector": remote(3, 3), "iterations_per_epoch": 2, "total_env_steps": 64 * 2}
+    train(tmp_path, data=data)
+    data["total_env_steps"] = 64 * 4
+    with pytest.warns(
+        UserWarning, match="is of 3 collectors, and there are 2: those beyond are left out"
+    ):
+        train(tmp_path, data=data | {"collector": remote(2, 2)}, ckpt_path=last(tmp_path))
+    data["total_env_steps"] = 64 * 6
+    train(tmp_path, data=data | {"collector": SyncCollector}, ckpt_path=last(tmp_path))
+    data["total_env_steps"] = 64 * 8
+    train(tmp_path, data=data | {"collector": AsyncCollector}, ckpt_path=last(tmp_path))
+    data["total_env_steps"] = 64 * 10
+    train(tmp_path, data=data | {"collector": remote()}, ckpt_path=last(tmp_path))
+    assert load(last(tmp_path))["global_step"] == 10
+
+
+@pytest.mark.parametrize("overflow", ["block", "overwrite"])
+def test_with_a_lag_steps_say_their_version_and_each_rollout_is_trained_on_once(overflow, tmp_path):
+    seen = []
+
+    class Note(Callback):
+        def on_train_batch_start(self, trainer, module, rollout, *args):
+            lag = int(module.policy.version) - rollout["policy_version"][:, :-1]
+            seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
+
+    data = {"collector": remote(3, 2, overflow=overflow), "total_env_steps": 64 * 20}
+    _, _, trainer = train(
+        tmp_path, data=data, trainer={"callbacks": [Note()], "limit_val_batches": 0}
+    )
+    assert trainer.global_step == len(seen) == 20
+    assert all(0 <= least <= most <= 2 for least, most, _ in seen)
+    assert len({content for *_, content in seen}) == 20
+
+
+def test_what_is_sent_is_what_acting_depends_on_and_training_changes(tmp_path):
+    module, *_ = train(
+        tmp_path, data={"collector": remote()}, policy={"normalize_observation": True}
+    )
+    (cluster,) = Threads.made
+    assert len(cluster.sent) == 1 + 6  # the first, and after each update
+    names = {name for sent in cluster.sent for name in sent}
+    assert names == set(module.policy.acting_state())
+    assert not any(name.startswith("critic") for name in names)
+
+
+def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_path):
+    run = RUNS["SAC"]
+    data = {"collector": remote(4, 4), "total_env_steps": 64 * 8, **run["data"]}
+    model = run["model"] | {"random_env_steps": 64 * 4}
+    versions = []
+
+    class Note(Callback):
+        def on_train_batch_start(self, trainer, module, rollout, *args):
+            # The log-probs of a uniform draw are all the same.
+            versions.append(rollout["sample_log_prob"][:, :-1].unique().numel() == 1)
+
+    train(tmp_path, env=run["env"], data=data, model=model, trainer={"callbacks": [Note()]})
+    assert sum(versions) == 4

@@ -1,0 +1,259 @@
+"""Remote collectors die, raise, hang and answer in any order: no rollout is too old, used twice or lost in silence."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from lightning_rl.buffers import ReadInterrupted, WriterError
+from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
+
+
+class StandIn:
+    """A cluster in which time passes only where somebody waits, and whose collectors fail by a draw."""
+
+    def __init__(self, draw, failing=0.0, longest=20.0):
+        self.draw, self.failing, self.longest = draw, failing, longest
+        self.now = 0.0
+        self.handles = 0
+        self.live = set()
+        self.due = {}  # request: (time, answer)
+        self.begun = []  # (rollout, version of the weights, handle)
+        self.published = Counter()
+        self.starts = []
+
+    def clock(self):
+        return self.now
+
+    def _request(self, answer):
+        fate = self.draw.random()
+        at = self.now + self.draw.uniform(0.01, self.longest)
+        if fate < self.failing / 2:
+            answer = Answer(None, self.draw.choice([RuntimeError("killed"), KeyError("raised")]))
+        elif fate < self.failing:
+            at = float("inf")  # hangs
+        request = object()
+        self.due[request] = at, answer
+        return request
+
+    def start(self, index, seed, state):
+        self.handles += 1
+        self.live.add(self.handles)
+        self.starts.append((index, seed, state))
+        return self.handles, self._request(Answer(state or ("state", index, seed, 0)))
+
+    def collect(self, handle, version):
+        assert handle in self.live, "asked a collector that was ended"
+        number = len(self.begun)
+        self.begun.append((number, version, handle))
+        return self._request(Answer((number, ("state behind", number))))
+
+    def publish(self, handle, version):
+        assert handle in self.live
+        self.published[version] += 1
+
+    def answered(self, requests, timeout_s):
+        soonest = min((self.due[one][0] for one in requests), default=float("inf"))
+        self.now = max(self.now, min(soonest, self.now + timeout_s))
+        came = [one for one in requests if self.due[one][0] <= self.now]
+        return [(one, self.due.pop(one)[1]) for one in came]
+
+    def kill(self, handle):
+        self.live.discard(handle)
+
+
+def remote(
+    cluster, count, max_staleness, overflow="block", min_healthy=0, timeout_s=60.0, version=0
+):
+    rules = Rules(max_staleness, overflow, min_healthy, timeout_s, 1.0)
+    return RemoteCollectors(
+        cluster,
+        count,
+        lambda index, generation: 1000 * index + generation,
+        rules,
+        version,
+        cluster.clock,
+    )
+
+
+def under_way(collectors):
+    return sum(one.doing in ("collecting", "done") for one in collectors.remotes)
+
+
+@pytest.mark.parametrize("overflow", ["block", "overwrite"])
+def test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollout(overflow):
+    for schedule in range(500):
+        draw = random.Random(schedule)
+        failing = draw.choice([0.0, 0.0, 0.1, 0.4])
+        cluster = StandIn(draw, failing, longest=draw.choice([1.0, 20.0]))
+        count, bound, version = draw.randint(1, 6), draw.randint(0, 5), draw.randint(0, 9)
+        collectors = remote(cluster, count, bound, overflow, timeout_s=10_000.0, version=version)
+        # A hang is noticed after the time in which a rollout may come.
+        collectors.rules.timeout_s = 60.0 if failing else 10_000.0
+        trained, dropped = [], 0
+        for _ in range(draw.randint(5, 40)):
+            try:
+                taken = collectors.take()
+            except TimeoutError:  # all of them starting, and each start hangs
+                assert failing
+                continue
+            if version - taken.version > bound:
+                assert overflow == "overwrite"
+                dropped += 1
+                collectors.skip()
+                continue
+            trained.append(taken.value)
+            cluster.now += draw.choice([0.0, 0.1, 30.0])
+            version += 1
+            collectors.publish(version)
+        assert len(set(trained)) == len(trained), "a rollout was trained on twice"
+        counts = collectors.counts
+        assert counts.begun == len(cluster.begun)
+        assert counts.begun == len(trained) + dropped + counts.lost + under_way(collectors)
+        assert counts.taken == len(trained) + dropped
+        assert under_way(collectors) <= count
+        assert len(cluster.live) <= count, "a collector that was replaced still lives"
+        if not failing:
+            assert counts.lost == counts.restarts == 0
+        if overflow == "block":
+            assert under_way(collectors) <= bound + 1
+
+
+def test_without_failures_all_collectors_take_part_and_none_waits_where_the_bound_allows():
+    cluster = StandIn(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 4, 4)
+    origins = Counter()
+    for version in range(1, 41):
+        origins[collectors.take().origin] += 1
+        assert under_way(collectors) >= 3 or version < 4  # while the learner trains on this one
+        collectors.publish(version)
+    assert set(origins) == {0, 1, 2, 3}
+
+
+def test_one_collector_without_staleness_takes_turns_with_the_learner():
+    cluster = StandIn(random.Random(0))
+    collectors = remote(cluster, 1, 0)
+    for version in range(5):
+        taken = collectors.take()
+        assert taken.version == version
+        assert under_way(collectors) == 0
+        collectors.publish(version + 1)
+        assert under_way(collectors) == 1
+    assert not cluster.published, "nobody collects while the learner trains"
+
+
+def test_weights_reach_those_who_collect():
+    cluster = StandIn(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 3, 3)
+    collectors.take()
+    collecting = sum(one.doing == "collecting" for one in collectors.remotes)
+    collectors.publish(1)
+    assert cluster.published[1] == collecting > 0
+
+
+def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
+    """The others come sooner, and are held back while one that began earlier must have its turn."""
+
+    class Slow(StandIn):
+        def collect(self, handle, version):
+            request = super().collect(handle, version)
+            first = len(self.begun) == 1
+            self.due[request] = self.now + (100.0 if first else 0.1), self.due[request][1]
+            return request
+
+    cluster = Slow(random.Random(0), longest=0.1)
+    collectors = remote(cluster, 3, 2, timeout_s=1000.0)
+    order = []
+    for version in range(6):
+        taken = collectors.take()
+        assert version - taken.version <= 2
+        order.append(taken.value)
+        collectors.publish(version + 1)
+    assert order.index(0) == 2, order
+
+
+def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_seeds():
+    class Failing(StandIn):
+        def collect(self, handle, version):
+            request = super().collect(handle, version)
+            self.due[request] = self.now, Answer(None, RuntimeError("killed"))
+            return request
+
+    cluster = Failing(random.Random(0), longest=0.02)
+    collectors = remote(cluster, 1, 0, timeout_s=40.0)
+    with pytest.raises(
+        TimeoutError, match=r"Of 1 collectors are 1 \w+: .* The last error was RuntimeError: killed"
+    ):
+        collectors.take()
+    seeds = [seed for _, seed, _ in cluster.starts]
+    assert seeds == [0, 1, 2, 3, 4, 5]  # after 0, 1, 3, 7, 15 and 31 s
+    assert all(state is None for *_, state in cluster.starts)
+    assert collectors.counts.lost == len(cluster.begun)
+
+
+def test_below_min_healthy_the_run_ends_with_the_cause():
+    cluster = StandIn(random.Random(1), failing=1.0)
+    collectors = remote(cluster, 3, 3, min_healthy=2, timeout_s=30.0)
+    with pytest.raises(
+        WriterError, match="1 of 3 collectors are healthy, and min_healthy is 2"
+    ) as caught:
+        collectors.take()
+    assert caught.value.__cause__ is not None
+
+
+def test_one_that_hangs_is_ended_and_the_others_go_on():
+    class Hanging(StandIn):
+        def collect(self, handle, version):
+            request = super().collect(handle, version)
+            if len(self.begun) == 1:
+                self.due[request] = float("inf"), None
+            return request
+
+    cluster = Hanging(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 2, 2, min_healthy=1, timeout_s=30.0)
+    for version in range(1, 20):
+        collectors.take()
+        collectors.publish(version)
+    assert collectors.counts.lost == collectors.counts.restarts == 1
+    assert collectors.alive == 2
+
+
+def test_where_nothing_comes_it_says_what_they_are_doing():
+    cluster = StandIn(random.Random(0), failing=1.0)
+    collectors = remote(cluster, 2, 2, timeout_s=5.0)
+    cluster._request = lambda _: (
+        request := object(),
+        cluster.due.update({request: (float("inf"), None)}),
+    )[0]
+    with pytest.raises(
+        TimeoutError, match=r"No rollout came within 5 s\. Of 2 collectors are 2 starting: one that"
+    ):
+        collectors.take()
+
+
+def test_who_is_interrupted_gets_what_is_there_and_then_waits_no_more():
+    cluster = StandIn(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 1, 1)
+    collectors.look(5.0)
+    collectors.look(5.0)
+    collectors.interrupted = True
+    assert collectors.take().value == 0
+    with pytest.raises(ReadInterrupted):
+        collectors.take()
+
+
+def test_a_saved_state_is_what_the_rollout_under_way_began_with_and_goes_to_the_same_collector():
+    cluster = StandIn(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 2, 2)
+    latest = {}
+    for version in range(1, 9):
+        taken = collectors.take()
+        latest[taken.origin] = ("state behind", taken.value)
+        collectors.publish(version)
+    saved = collectors.state_dict(lambda state: state)
+    assert [one["loop"] for one in saved] == [latest[0], latest[1]]
+    resumed = StandIn(random.Random(0))
+    others = remote(resumed, 2, 2, version=8)
+    others.load_state_dict(saved)
+    others.look(0.0)
+    assert resumed.starts == [(0, 0, latest[0]), (1, 1000, latest[1])]
