@@ -21,6 +21,7 @@ from lightning_rl import (
     SquashedActorCritic,
     ValueAtoms,
 )
+from lightning_rl.algorithms import q_algorithm
 from lightning_rl.envs import MaskProbe
 from lightning_rl.functional import (
     categorical_loss,
@@ -258,6 +259,35 @@ def test_without_targets_no_copy_is_kept():
     for module in (SAC(crossq, tau=None), TD3(plain, tau=None)):
         assert module.slow_copies() == []
         assert not [name for name in module.state_dict() if name.startswith("target")]
+
+
+def test_targets_of_the_critics_themselves_have_no_gradient():
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
+    module = SAC(policy, tau=None, init_alpha=0.3, entropy_in_target=False)
+    observations = torch.randn(2, 16, 3)
+    fields = {"observation": observations[0], "next_observation": observations[1]}
+    fields |= {"action": torch.rand(16, 2), "reward": torch.randn(16), "discount": torch.ones(16)}
+    minibatch = TensorDict(fields | {"next_noise": torch.randn(16, 2)}, [16])
+    there = TensorDict({"observation": observations[1]}, [16])
+    with torch.no_grad():
+        following, _ = policy.draw_unit(there, minibatch["next_noise"])
+        pairs = observations[0], policy.unit(fields["action"]), observations[1], following
+        q, next_q = (policy.critic.mean(said) for said in policy.critic.together(*pairs))
+    loss, _ = module.critic_loss(minibatch)
+    (gradient,) = torch.autograd.grad(loss, policy.critic.biases[-1])
+    wanted = (q - fields["reward"] - next_q.amin(0)).mean(-1)
+    torch.testing.assert_close(gradient.flatten(), wanted)
+
+
+def test_over_several_processes_batch_statistics_are_refused(monkeypatch):
+    monkeypatch.setattr(q_algorithm.ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(q_algorithm.OffPolicyAlgorithm, "setup", lambda self, stage: None)
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
+    assert message_of(lambda: SAC(policy, tau=None).setup("fit")) == (
+        "critic_normalization: batch normalises over the minibatch of one process, and there are 2: each would have other "
+        "critics. Train in one process (trainer.devices: 1), or set critic_normalization: layer with tau: 0.005."
+    )
+    SAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,)), tau=None).setup("fit")
 
 
 def test_what_cannot_be_is_refused():

@@ -129,10 +129,9 @@ class SAC(SoftActorCritic):
 
     Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications"; with more than
     two critics, of which a random subset counts, Chen et al. 2021, "Randomized Ensembled Double
-    Q-Learning"; with `tau: null` and `critic_normalization: batch` Bhatt et al. 2024, "CrossQ: Batch
-    Normalization in Deep Reinforcement Learning"; with categorical critics (`value_atoms`) and
-    residual networks Lee et al. 2025, "Hyperspherical Normalization for Scalable Deep Reinforcement
-    Learning". For discrete actions see `DiscreteSAC`.
+    Q-Learning"; with `tau: null` and `critic_normalization: batch` Bhatt et al. 2024, "CrossQ";
+    with `value_atoms` and residual networks Lee et al. 2025, "Hyperspherical Normalization for
+    Scalable Deep Reinforcement Learning". For discrete actions see `DiscreteSAC`.
 
     Args:
         policy: actor and critics.
