@@ -15,7 +15,7 @@ from lightning_rl.functional import (
     soft_target,
     temperature_loss,
 )
-from lightning_rl.policies import DiscreteActorCritic
+from lightning_rl.policies import DiscreteActorCritic, QActorCritic
 
 
 class DiscreteSAC(SoftActorCritic):
@@ -39,7 +39,7 @@ class DiscreteSAC(SoftActorCritic):
     """
 
     policy: DiscreteActorCritic
-    policy_kind = DiscreteActorCritic
+    policy_kind: type[QActorCritic] = DiscreteActorCritic
 
     def __init__(
         self, policy: DiscreteActorCritic, target_entropy_share: float = 0.5, **kwargs: Any

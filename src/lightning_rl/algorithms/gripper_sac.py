@@ -11,6 +11,7 @@ from lightning_rl.algorithms.sac import SAC
 from lightning_rl.errors import check_range
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Objective
+from lightning_rl.policies import QActorCritic
 from lightning_rl.policies.gripper import GripperActorCritic
 
 
@@ -33,7 +34,7 @@ class GripperSAC(SAC):
     """
 
     policy: GripperActorCritic
-    policy_kind = GripperActorCritic
+    policy_kind: type[QActorCritic] = GripperActorCritic
     fitted_always = ("critic", "gripper")
 
     def __init__(

@@ -144,7 +144,7 @@ class SAC(SoftActorCritic):
     """
 
     policy: SquashedActorCritic
-    policy_kind = SquashedActorCritic
+    policy_kind: type[QActorCritic] = SquashedActorCritic
 
     def __init__(
         self,

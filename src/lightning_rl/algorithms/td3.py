@@ -11,7 +11,7 @@ from lightning_rl.algorithms.off_policy import slow_encoder
 from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
 from lightning_rl.errors import check_range
 from lightning_rl.optim.update import Objective, OptimizerFactory
-from lightning_rl.policies import DeterministicActorCritic
+from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 
 
 class TD3(QAlgorithm):
@@ -35,7 +35,7 @@ class TD3(QAlgorithm):
     """
 
     policy: DeterministicActorCritic
-    policy_kind = DeterministicActorCritic
+    policy_kind: type[QActorCritic] = DeterministicActorCritic
 
     def __init__(
         self,

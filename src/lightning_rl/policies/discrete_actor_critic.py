@@ -123,10 +123,13 @@ class DiscreteActorCritic(QActorCritic):
             features: [B, D], of `critic_features`, where they are known.
         """
         features = self.critic_features(td) if features is None else features
-        return (self.critic if critic is None else critic).outputs(features)
+        values: Tensor = (self.critic if critic is None else critic).outputs(features)
+        return values
 
     def num_allowed(self, td: TensorDict) -> Tensor:
         """Return how many actions are allowed [B] where `td` [B] was observed."""
         if self.masks_actions:
-            return (td["observation"][MASK] != 0).sum(-1).clamp(min=1).float()
-        return torch.full(td.batch_size, float(self.distribution.num_choices), device=td.device)
+            allowed: Tensor = td["observation"][MASK]
+            return (allowed != 0).sum(-1).clamp(min=1).float()
+        number = float(self.distribution.num_choices)
+        return torch.full(td.batch_size, number, device=self.version.device)

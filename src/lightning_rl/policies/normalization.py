@@ -101,7 +101,7 @@ class RewardNormalizer(RunningMoments):
         """Take the rewards of a rollout [N, T+1] into the statistics, as `observe` does.
 
         Args:
-            rollout: what was collected.
+            rollout: [N, T+1], what was collected.
             gamma: discount per env step.
         """
         continues, padding = (rollout.get(key, None) for key in ("continues", "padding"))

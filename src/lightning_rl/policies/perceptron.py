@@ -29,6 +29,7 @@ Normalization = Literal["none", "layer", "rms"]
 """Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
 
 NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+"""By the names that settings give them."""
 
 Network = Literal["perceptron", "residual"]
 """What hidden layers are: one after the other, or each a block that is added to what it reads."""

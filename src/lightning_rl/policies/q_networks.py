@@ -206,7 +206,8 @@ class QEnsemble(nn.Module):
         return self._layer(self._normalized(x, last, moving) if before else x, last)
 
     def _layer(self, x: Tensor, layer: int) -> Tensor:
-        return torch.baddbmm(self.biases[layer], x, self.weights[layer])
+        product: Tensor = torch.baddbmm(self.biases[layer], x, self.weights[layer])
+        return product
 
     def _normalized(self, x: Tensor, place: int, moving: bool) -> Tensor:
         """Return units [E, B, H] normalised, each critic by its own gains."""
@@ -214,11 +215,11 @@ class QEnsemble(nn.Module):
             return x
         if self.normalization == "batch":
             mean, var = self._statistics(x, place, moving)
-            scaled = (x - mean) * (var + EPS).rsqrt() * self.gains[place]
-            return scaled + self.shifts[place]
+            unit = (x - mean) * (var + EPS).rsqrt()
+            return torch.addcmul(self.shifts[place], unit, self.gains[place])
         of_layer = self.normalization == "layer"
         normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
-        scaled = normalize(x, x.shape[-1:]) * self.gains[place]
+        scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[place]
         return scaled + self.shifts[place] if of_layer else scaled
 
     def _statistics(self, x: Tensor, place: int, moving: bool) -> tuple[Tensor, Tensor]:
