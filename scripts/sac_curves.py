@@ -1,13 +1,17 @@
-"""Train SAC on some envs and seeds, beside Stable-Baselines3's, and keep the curves.
+"""Train SAC on some envs and seeds, by one config or several, and keep the curves.
 
     python scripts/sac_curves.py --ids HalfCheetah-v5 Hopper-v5 --seeds 1 2 3
+    python scripts/sac_curves.py --configs sac.yaml sac_best.yaml
+    python scripts/sac_curves.py --configs sac_best.yaml --label perceptrons \\
+        --model.policy.init_args.network perceptron             # one part less
     python scripts/sac_curves.py --total_env_steps 1_000_000    # goes on from what was reached
 
-Both take `configs/sac.yaml`'s settings with 5,000 random first env steps, and are evaluated every
-10,000 env steps by 10 deterministic episodes. A run of ours that was stopped, or is asked for more
-env steps than it has, goes on from its last checkpoint, replay included, bit for bit. One of
-Stable-Baselines3 (`--peer`, an interpreter that has it) is begun once, and never again where the
-file of curves holds it to that many env steps.
+All have 5,000 random first env steps, and are evaluated every 10,000 env steps by 10 deterministic
+episodes. What else is said, such as `--model.tau 0.01`, is a setting of each run of ours, and
+`--label` is how these are called. A run of ours that was stopped, or is asked for more env steps
+than it has, goes on from its last checkpoint, replay included, bit for bit. One of
+Stable-Baselines3 (`--peer`, an interpreter that has it), with the settings of `configs/sac.yaml`,
+is begun once, and never again where the file of curves holds it to that many env steps.
 
 Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table.
 """
@@ -18,6 +22,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 OURS, PEER = "lightning_rl", "stable-baselines3"
 BUFFER_SIZE = 16
-"""Of configs/sac.yaml: env steps of an iteration."""
+"""Of configs/sac.yaml and those beside it: env steps of an iteration."""
 Curves = dict[str, dict[str, dict[str, list[list[float]]]]]
 
 
@@ -35,7 +40,9 @@ def main() -> None:
     curves: Curves = json.loads(args.curves.read_text()) if args.curves.exists() else {}
     for seed in args.seeds:
         for env_id in args.ids:
-            runs: list[tuple[str, Any]] = [(OURS, ours)]
+            runs: list[tuple[str, Any]] = [
+                (library_of(config, args.label), partial(ours, config)) for config in args.configs
+            ]
             runs += [(PEER, peer)] if args.peer else []
             for library, train in runs:
                 kept = curves.setdefault(library, {}).setdefault(env_id, {})
@@ -51,7 +58,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", default="sac.yaml")
+    parser.add_argument("--configs", nargs="+", default=["sac.yaml"])
+    parser.add_argument("--label", default="", help="of runs with settings of their own")
     parser.add_argument("--ids", nargs="+", default=["HalfCheetah-v5", "Hopper-v5"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--total_env_steps", type=int, default=100_000)
@@ -60,18 +68,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peer", help="an interpreter that has stable-baselines3")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/sac_curves"))
     parser.add_argument("--curves", type=Path, default=HERE / "results" / "sac_curves.json")
-    return parser.parse_args()
+    args, settings = parser.parse_known_args()
+    if settings and not args.label:
+        parser.error(f"--label names runs with settings of their own: {' '.join(settings)}")
+    args.settings = settings
+    return args
 
 
-def ours(env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
+def library_of(config: str, label: str) -> str:
+    """Return how the curves of a config are called."""
+    named = "" if config == "sac.yaml" else Path(config).name
+    return ", ".join(filter(None, (OURS, named, label)))
+
+
+def ours(config: str, env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
     """Train, or train on, by the command line; return the points of the run's evaluations."""
-    name = f"{Path(args.config).stem}_{env_id}_seed{seed}"
+    label = f"_{args.label.replace(' ', '_')}" if args.label else ""
+    name = f"{Path(config).stem}{label}_{env_id}_seed{seed}"
     found = sorted(args.output_dir.glob(f"{name}_2*/checkpoints/last.ckpt"))
     command = [sys.executable, "-m", "lightning_rl", "fit"]
     if found:
         command += ["--ckpt_path", str(found[-1])]
     else:
-        command += ["--config", args.config, "--seed_everything", str(seed)]
+        command += ["--config", config, "--seed_everything", str(seed), *args.settings]
         command += ["--exp_name", name, "--output_dir", str(args.output_dir)]
         command += ["--data.env.id", env_id, "--trainer.num_threads", "1"]
         command += ["--data.iterations_per_epoch", str(args.evaluate_every // BUFFER_SIZE)]

@@ -17,6 +17,8 @@ from lightning_rl import (
     ActorCritic,
     ActorOnly,
     DeterministicActorCritic,
+    DiscreteActorCritic,
+    DiscreteSAC,
     GripperActorCritic,
     GripperSAC,
     GymnasiumEnv,
@@ -50,6 +52,7 @@ def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):
         settings = {"batch_size": 16, "random_env_steps": 32, "lr_schedule": "linear"}
         cls = SquashedActorCritic if issubclass(algorithm, SAC) else DeterministicActorCritic
         cls = GripperActorCritic if issubclass(algorithm, GripperSAC) else cls
+        cls = DiscreteActorCritic if issubclass(algorithm, DiscreteSAC) else cls
     policy = cls(data.observation_space, data.action_space, (16,), **(policy_kwargs or {}))
     return algorithm(policy, **settings | kwargs)
 

@@ -199,3 +199,69 @@ class TD3Reference:
         for slow, fast in pairs:
             for a, b in zip(flat(slow), flat(fast), strict=True):
                 a += self.tau * (b - a)
+
+
+def projected(values, probs, atoms):
+    """Share the probability of each value among its two neighbours, by its distance: one at a time, from Bellemare et al. 2017."""
+    found = np.zeros(len(atoms))
+    for value, prob in zip(values, probs, strict=True):
+        value = min(max(value, atoms[0]), atoms[-1])
+        for i, atom in enumerate(atoms):
+            nearness = 1 - abs(value - atom) / (atoms[1] - atoms[0])
+            found[i] += prob * max(nearness, 0.0)
+    return found
+
+
+def log_softmax(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+class DiscreteSACReference:
+    """All actions at once, and only those that are allowed."""
+
+    def __init__(self, actor, critics, *, alpha, rate, tau, share, mean_of_all=False):
+        self.actor, self.critics, self.tau, self.share = actor, critics, tau, share
+        self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
+        self.log_alpha, self.mean_of_all = np.array(np.log(alpha)), mean_of_all
+        self.adams = [Adam(rate) for _ in range(3)]
+
+    def chances(self, observation, mask):
+        logits, inputs = forward(self.actor, observation)
+        probs = np.exp(log_softmax(np.where(mask, logits, -np.inf)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            surprise = np.where(mask, -np.log(probs), 0.0)
+        return probs, surprise, inputs
+
+    def update(self, batch):
+        size, rows = len(batch["reward"]), np.arange(len(batch["reward"]))
+        alpha = np.exp(self.log_alpha)
+        probs, surprise, _ = self.chances(batch["next_observation"], batch["next_mask"])
+        q = np.stack([forward(c, batch["next_observation"])[0] for c in self.targets])
+        if "target_critics" in batch:
+            q = np.stack([q[batch["target_critics"][i], i] for i in rows], 1)
+        value = (probs * (q.min(0) + alpha * surprise)).sum(-1)
+        target = batch["reward"] + batch["discount"] * value
+        arrays, gradients = [], []
+        for critic in self.critics:
+            q, inputs = forward(critic, batch["observation"])
+            gradient = np.zeros_like(q)
+            gradient[rows, batch["action"]] = (q[rows, batch["action"]] - target) / size
+            found, _ = backward(critic, inputs, gradient)
+            arrays, gradients = arrays + flat(critic), gradients + flat(found)
+        self.adams[0].step(arrays, gradients)
+
+        probs, surprise, inputs = self.chances(batch["observation"], batch["mask"])
+        q = np.stack([forward(c, batch["observation"])[0] for c in self.critics])
+        q = q.mean(0) if self.mean_of_all else q.min(0)
+        # d/dlogit_k of -sum_a p_a (q_a + alpha s_a): with V that sum, -p_k (q_k + alpha s_k - V).
+        each = q + alpha * surprise
+        by_logits = -probs * (each - (probs * each).sum(-1, keepdims=True)) / size
+        found, _ = backward(self.actor, inputs, by_logits)
+        entropy = (probs * surprise).sum(-1)
+        self.adams[1].step(flat(self.actor), flat(found))
+        wanted = self.share * np.log(batch["mask"].sum(-1))
+        self.adams[2].step([self.log_alpha], [np.array((entropy - wanted).mean())])
+        for slow, fast in zip(self.targets, self.critics, strict=True):
+            for a, b in zip(flat(slow), flat(fast), strict=True):
+                a += self.tau * (b - a)

@@ -13,11 +13,14 @@ from lightning_rl import (
     ActionChunk,
     AsyncCollector,
     ConfigurationError,
+    DiscreteSAC,
     GripperSAC,
     GymnasiumEnv,
     PushCube,
     ReplayBuffer,
+    ValueAtoms,
 )
+from lightning_rl.envs import MaskProbe
 from tests.arms import helped_arm, mixed
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
@@ -63,6 +66,22 @@ RUNS = {
         "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
         "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
     },
+    "CrossQ": {"tau": None, "policy_delay": 3, "policy": {"critic_normalization": "batch", "num_critics": 3}, "num_target_critics": 2},
+    "SAC, categorical and residual": {
+        "normalize_reward": True, "n_steps": 2, "num_target_critics": 2,
+        "policy": {
+            "network": "residual", "actor_normalization": "rms", "critic_normalization": "layer", "critic_hidden_sizes": (8, 8),
+            "value_atoms": ValueAtoms(11, 5.0), "num_critics": 3, "normalize_observation": True,
+        },
+    },
+    "TD3, categorical, in chunks": {
+        "algorithm": TD3, "env": chunked, "updates_per_env_step": 0.4, "normalize_reward": True,
+        "policy": {"value_atoms": ValueAtoms(11, 5.0), "critic_normalization": "layer"},
+    },
+    "discrete SAC, of what is allowed": {
+        "algorithm": DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,
+        "policy": {"num_critics": 3, "critic_normalization": "layer"},
+    },
 }  # fmt: skip
 
 
@@ -75,8 +94,9 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_compiled_it_resumes_to_the_bit_too(tmp_path, traced_only):
-    run = settings(**RUNS["SAC, all at once"], compile=True)
+@pytest.mark.parametrize("name", ["SAC, all at once", "CrossQ"])
+def test_compiled_it_resumes_to_the_bit_too(name, tmp_path, traced_only):
+    run = settings(**RUNS[name], compile=True)
     train(tmp_path / "whole", **run)
     stop_and_resume(tmp_path / "stopped", 5, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
@@ -92,7 +112,9 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["SAC", "SAC that remembers"])
+@pytest.mark.parametrize(
+    "name", ["SAC", "CrossQ", "SAC that remembers", "discrete SAC, of what is allowed"]
+)
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
     train(tmp_path / "sync", **settings(**RUNS[name]))

@@ -16,14 +16,14 @@ from lightning_rl import (
     ActorCritic,
     BehaviorCloning,
     ConfigurationError,
-    DeterministicActorCritic,
+    DiscreteSAC,
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
-    SquashedActorCritic,
     TorchEnv,
+    ValueAtoms,
 )
-from lightning_rl.envs import ActionProbe
+from lightning_rl.envs import ActionProbe, MaskProbe
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 
@@ -90,7 +90,7 @@ def learn(
     settings = {"num_envs": 4, "buffer_size": 25, "total_env_steps": 400, "iterations_per_epoch": 4}
     replay = partial(replay, capacity=1000)
     module_data = RLDataModule(env, replay=replay, **settings | (data or {}))
-    kind = SquashedActorCritic if algorithm is SAC else DeterministicActorCritic
+    kind = algorithm.policy_kind
     spaces = module_data.observation_space, module_data.action_space
     chosen = {"batch_size": 64, "learning_rate": 3e-3, "random_env_steps": 100} | model
     module = algorithm(kind(*spaces, (32,), **(policy or {})), **chosen)
@@ -124,8 +124,20 @@ def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
     assert q.mean().item() == pytest.approx(CLOSED_FORM[replay], rel=0.06)
 
 
-@pytest.mark.parametrize(("algorithm", "policy"), [(SAC, {}), (TD3, {"exploration_std": 0.3})])
-def test_the_actor_learns_a_continuous_action(algorithm, policy, tmp_path):
+CATEGORICAL = {"value_atoms": ValueAtoms(21, 3.0), "critic_normalization": "layer"}
+ACTORS = {
+    "SAC": (SAC, {}, {}),
+    "TD3": (TD3, {"exploration_std": 0.3}, {}),
+    "SAC, categorical and residual": (
+        SAC, CATEGORICAL | {"network": "residual", "actor_normalization": "layer"}, {"normalize_reward": True},
+    ),
+    "CrossQ": (SAC, {"critic_normalization": "batch"}, {"tau": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTORS)
+def test_the_actor_learns_a_continuous_action(name, tmp_path):
+    algorithm, policy, model = ACTORS[name]
     env = partial(ActionProbe, continuous=True)
     module = learn(
         tmp_path,
@@ -134,10 +146,25 @@ def test_the_actor_learns_a_continuous_action(algorithm, policy, tmp_path):
         policy=policy,
         updates_per_env_step=3,
         **({"init_alpha": 0.01, "learn_alpha": False} if algorithm is SAC else {}),
+        **model,
     )
     seen = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
     action = module.policy.get_action(seen, deterministic=True)["action"]
     assert action.flatten().tolist() == pytest.approx([0.5, -0.5], abs=0.12)
+
+
+def test_it_learns_which_of_the_allowed_actions_leads_on(tmp_path):
+    """And aims at half of log 2, as two of twenty are allowed."""
+    data = {"num_envs": 8, "buffer_size": 25, "total_env_steps": 1600}
+    module = learn(
+        tmp_path, MaskProbe, algorithm=DiscreteSAC, data=data, gamma=0.9, init_alpha=0.01, tau=0.05
+    )
+    cells = torch.arange(MaskProbe.cells)
+    env = MaskProbe(MaskProbe.cells)
+    seen = env.observe(TensorDict({"cell": cells}, [len(cells)]))
+    chosen = module.policy.get_action(TensorDict({"observation": seen}, [len(cells)]), True)
+    assert torch.equal(chosen["action"], 7 * cells % 20)
+    assert module.metrics["train/target_entropy"] == pytest.approx(0.5 * np.log(2.0))
 
 
 @pytest.mark.parametrize(("ratio", "updates"), [(1.0, 100), (0.3, 30), (2.5, 250)])

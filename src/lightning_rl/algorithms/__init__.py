@@ -2,6 +2,7 @@
 
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
+from lightning_rl.algorithms.discrete_sac import DiscreteSAC
 from lightning_rl.algorithms.gripper_sac import GripperSAC
 from lightning_rl.algorithms.grpo import GRPO
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm
@@ -19,6 +20,7 @@ __all__ = [
     "Algorithm",
     "BehaviorCloning",
     "ClassifiedReward",
+    "DiscreteSAC",
     "GripperSAC",
     "OffPolicyAlgorithm",
     "OnPolicyAlgorithm",

@@ -7,11 +7,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import check_q_policy
 from lightning_rl.algorithms.sac import SAC
 from lightning_rl.errors import check_range
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Objective
+from lightning_rl.policies import QActorCritic
 from lightning_rl.policies.gripper import GripperActorCritic
 
 
@@ -34,6 +34,7 @@ class GripperSAC(SAC):
     """
 
     policy: GripperActorCritic
+    policy_kind: type[QActorCritic] = GripperActorCritic
     fitted_always = ("critic", "gripper")
 
     def __init__(
@@ -42,7 +43,6 @@ class GripperSAC(SAC):
         gripper_learning_rate: float | None = None,
         **kwargs: Any,
     ) -> None:
-        check_q_policy(type(self).__name__, policy, GripperActorCritic)
         super().__init__(policy, **kwargs)
         check_range("gripper_learning_rate", gripper_learning_rate, above=0)
         rate = self.critic_learning_rate if gripper_learning_rate is None else gripper_learning_rate
@@ -79,7 +79,7 @@ class GripperSAC(SAC):
         penalty = minibatch.get("penalty", None)
         penalty = torch.zeros_like(reward) if penalty is None else penalty
         target = double_q_target(
-            reward + penalty,
+            self.scaled(reward + penalty),
             minibatch["discount"],
             self.policy.gripper_values(following),
             self.policy.gripper_values(following, self.target_gripper),

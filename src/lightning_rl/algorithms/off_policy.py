@@ -34,7 +34,8 @@ class OffPolicyAlgorithm(Algorithm):
         gamma: discount per env step.
         n_steps: steps that a target sums rewards over before it asks the critics; fewer where an
             episode ends.
-        tau: how far target networks move towards the networks with each update, in (0, 1].
+        tau: how far target networks move towards the networks with each update, in (0, 1]; null for
+            an algorithm without them.
         updates_per_env_step: updates for each env step of all processes, from `learning_starts` on;
             below 1 one for several env steps.
         publish_every_updates: updates within an iteration after which a collector in the background
@@ -66,7 +67,7 @@ class OffPolicyAlgorithm(Algorithm):
         batch_size: int = 256,
         gamma: float = 0.99,
         n_steps: int = 1,
-        tau: float = 0.005,
+        tau: float | None = 0.005,
         updates_per_env_step: float = 1.0,
         publish_every_updates: int = 10,
         random_env_steps: int = 5_000,
@@ -247,8 +248,9 @@ class OffPolicyAlgorithm(Algorithm):
         Source: Lillicrap et al. 2016, "Continuous Control with Deep Reinforcement Learning",
         algorithm 1.
         """
+        tau = 1.0 if self.tau is None else self.tau
         for slow, fast in zip(target.parameters(), source.parameters(), strict=True):
-            slow.lerp_(fast.detach(), self.tau)
+            slow.lerp_(fast.detach(), tau)
 
     # --- what Lightning and `Algorithm` ask for ---
 

@@ -31,7 +31,7 @@ from lightning_rl.optim.compiled.update import CompiledValues
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import discount_of, discounted_reward, flat_transitions, loss_fields
+from lightning_rl.rollout import discounted_reward, flat_transitions, loss_fields
 
 Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
 """Makes fields of the samples drawn: see `OnPolicyAlgorithm.drawn_fields`."""
@@ -296,14 +296,7 @@ class OnPolicyAlgorithm(Algorithm):
             # What older weights came to: values, ratios and sequences begin with what these do.
             batch["state"] = states_of(self.policy, batch)
         if self.reward_normalizer is not None:
-            continues, padding = (batch.get(key, None) for key in ("continues", "padding"))
-            self.reward_normalizer.observe(
-                discounted_reward(batch, self.gamma),
-                batch["done"][:, :-1],
-                discount=discount_of(batch, self.gamma),
-                continues=None if continues is None else continues[:, 0],
-                counted=None if padding is None else ~padding[:, :-1],
-            )
+            self.reward_normalizer.observe_rollout(batch, self.gamma)
 
     def rank_state(self) -> RankState:
         """Return what this rank has of its own, the returns under way of its envs among it."""

@@ -7,14 +7,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_copy
+from lightning_rl.algorithms.off_policy import slow_copy
+from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
 from lightning_rl.errors import check_range
-from lightning_rl.functional import ensemble_loss, least_of_subset, soft_target
 from lightning_rl.optim.update import Objective, OptimizerFactory
-from lightning_rl.policies import DeterministicActorCritic
+from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 
 
-class TD3(OffPolicyAlgorithm):
+class TD3(QAlgorithm):
     """A deterministic actor that explores by noise, beside Q critics.
 
     Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
@@ -23,47 +23,47 @@ class TD3(OffPolicyAlgorithm):
     Args:
         policy: actor and critics.
         learning_rate: of the actor.
-        critic_learning_rate: as the actor's where not given.
         policy_delay: updates of the critics for each of actor and targets.
         target_noise: standard deviation of the noise on the target's actions, in units of their
             bounds.
         target_noise_clip: bound on that noise.
         optimizer: of both; where not given, Adam.
-        kwargs: see `OffPolicyAlgorithm`.
+        kwargs: see `QAlgorithm`.
 
     Raises:
         ConfigurationError: for a number out of range, and a policy without Q critics.
     """
 
     policy: DeterministicActorCritic
+    policy_kind: type[QActorCritic] = DeterministicActorCritic
 
     def __init__(
         self,
         policy: DeterministicActorCritic,
         learning_rate: float = 3e-4,
-        critic_learning_rate: float | None = None,
         policy_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
         optimizer: OptimizerFactory | None = None,
         **kwargs: Any,
     ) -> None:
-        check_q_policy(type(self).__name__, policy, DeterministicActorCritic)
-        super().__init__(policy, learning_rate=learning_rate, optimizer=optimizer, **kwargs)
-        check_range("critic_learning_rate", critic_learning_rate, above=0)
-        check_range("policy_delay", policy_delay, least=1)
+        super().__init__(
+            policy,
+            learning_rate=learning_rate,
+            policy_delay=policy_delay,
+            optimizer=optimizer,
+            **kwargs,
+        )
         check_range("target_noise", target_noise, least=0)
         check_range("target_noise_clip", target_noise_clip, least=0)
-        self.critic_learning_rate = critic_learning_rate
-        self.policy_delay = policy_delay
         self.target_noise = target_noise
         self.target_noise_clip = target_noise_clip
-        self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
-        self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
-        self.target_encoder = slow_copy(policy.encoder_of_critic)
-        apart = policy.encoder if policy.critic_reads_apart else None
-        self.target_actor_encoder = slow_copy(apart)
-        self.target_memory = slow_copy(policy.memory)
+        self.target_actor = self.target_actor_encoder = self.target_actor_memory = None
+        if self.tau is not None:
+            self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
+            if policy.critic_reads_apart:
+                self.target_actor_encoder = slow_copy(policy.encoder)
+                self.target_actor_memory = slow_copy(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics and actor."""
@@ -99,31 +99,21 @@ class TD3(OffPolicyAlgorithm):
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics on samples [B], and scalars to report."""
-        target = self.target(minibatch)
-        q = self.policy.q_values(minibatch, self.policy.unit(minibatch["action"]))
-        return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
+        return self.fit_critics(minibatch, self.following(minibatch))
 
     @torch.no_grad()
-    def target(self, minibatch: TensorDict) -> Tensor:
-        """Return what the critics are to say of samples [B]."""
-        following = TensorDict(
-            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
-        )
+    def following(self, minibatch: TensorDict) -> Following:
+        """Return what is done, and not quite done, where the steps of samples [B] have led."""
+        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
         # All that makes the target lags: the target actor reads what a slow encoder sees.
-        apart = self.policy.critic_reads_apart
-        encoder = self.target_actor_encoder if apart else self.target_encoder
+        shared = self.target_encoder, self.target_memory
+        apart = self.target_actor_encoder, self.target_actor_memory
         features, slow = self.policy.features_for_target(
-            minibatch,
-            following,
-            (self.target_encoder, self.target_memory),
-            (encoder, self.target_memory),
+            minibatch, there, shared, apart if self.policy.critic_reads_apart else shared
         )
-        best = self.policy.best_unit(following, self.target_actor, features)
+        best = self.policy.best_unit(there, self.target_actor, features)
         action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
-        q = self.policy.q_values(following, action, self.target_critic, slow)
-        least = least_of_subset(q)
-        nothing = torch.zeros_like(least)
-        return soft_target(minibatch["reward"], minibatch["discount"], least, nothing, 0.0)
+        return Following(slow, action, torch.zeros_like(minibatch["reward"]))
 
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the actor on samples [B], and scalars to report."""
@@ -134,10 +124,9 @@ class TD3(OffPolicyAlgorithm):
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         policy = self.policy
         pairs = [
-            (self.target_critic, policy.critic),
             (self.target_actor, policy.actor),
-            (self.target_encoder, policy.encoder_of_critic),
             (self.target_actor_encoder, policy.encoder),
-            (self.target_memory, policy.memory),
+            (self.target_actor_memory, policy.memory),
         ]
-        return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
+        own = [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
+        return super().slow_copies() + own

@@ -25,9 +25,13 @@ from lightning_rl.functional.off_policy import (
     loglinear_proximal,
 )
 from lightning_rl.functional.q_learning import (
+    categorical_loss,
+    categorical_target,
     double_q_target,
     ensemble_loss,
+    expected_soft_value,
     least_of_subset,
+    outputs_of_least,
     random_subsets,
     soft_policy_loss,
     soft_target,
@@ -37,6 +41,8 @@ from lightning_rl.functional.q_learning import (
 __all__ = [
     "approx_kl",
     "behavior_weight",
+    "categorical_loss",
+    "categorical_target",
     "clip_fraction",
     "clipped_surrogate_loss",
     "clipped_value_loss",
@@ -45,6 +51,7 @@ __all__ = [
     "double_q_target",
     "effective_sample_size",
     "ensemble_loss",
+    "expected_soft_value",
     "explained_variance",
     "first_episode_mask",
     "gae",
@@ -53,6 +60,7 @@ __all__ = [
     "least_of_subset",
     "loglinear_proximal",
     "normalize_advantage",
+    "outputs_of_least",
     "random_subsets",
     "ratio",
     "shift_pictures",

@@ -62,6 +62,73 @@ def ensemble_loss(q: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (q - target).square().mean(-1).sum()
 
 
+def categorical_target(
+    reward: Tensor, discount: Tensor, next_probs: Tensor, cost: Tensor, atoms: Tensor
+) -> Tensor:
+    """Return the distribution of r + discount * (Z(s', a') - cost), projected onto the atoms.
+
+    Each atom's probability is shared by the two atoms that its place comes to lie between, the
+    nearer one getting more; what lies beyond the ends counts as the end. The mass stays 1, and the
+    mean that of what was projected, where nothing lies beyond the ends.
+
+    Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning",
+    algorithm 1; with the cost alpha * log pi(a'|s') the target of SAC, as in Ma et al. 2020, "DSAC:
+    Distributional Soft Actor Critic for Risk-Sensitive Reinforcement Learning", equation 8. Time
+    limits: as for `soft_target`.
+
+    Args:
+        reward: [B], summed over the steps up to s'.
+        discount: [B], gamma^k for k env steps up to s', zero where the episode terminated.
+        next_probs: [B, K], of Z(s', a').
+        cost: [B], by which all of Z(s', a') is lower.
+        atoms: [K], evenly spread, ascending.
+    """
+    refuse_broadcast(reward=reward, discount=discount, next_probs=next_probs[:, 0], cost=cost)
+    last = len(atoms) - 1
+    width = (atoms[-1] - atoms[0]) / last
+    moved = reward[:, None] + discount[:, None] * (atoms - cost[:, None])
+    place = ((moved - atoms[0]) / width).clamp(0, last)
+    below = place.floor().clamp(max=last - 1)
+    upper = place - below
+    index = below.long()
+    found = torch.zeros_like(next_probs)
+    found = found.scatter_add(-1, index, next_probs * (1 - upper))
+    return found.scatter_add(-1, index + 1, next_probs * upper)
+
+
+def categorical_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the sum over critics of the mean cross-entropy -sum_k target_k log p_k.
+
+    Source: Bellemare et al. 2017, algorithm 1.
+
+    Args:
+        logits: [E, B, K].
+        target: [B, K], probabilities, without gradients.
+    """
+    refuse_broadcast(logits=logits[0], target=target)
+    return -(target * logits.log_softmax(-1)).sum(-1).mean(-1).sum()
+
+
+def expected_soft_value(log_probs: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
+    """Return sum_a pi(a|s) (Q(s, a) - alpha * log pi(a|s)), over all actions and not over draws.
+
+    An action that has no probability counts for nothing, whatever its value.
+
+    Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings", equation 10; the
+    actor's loss (equation 12) is minus its mean.
+
+    Args:
+        log_probs: [B, M], of the M actions; finite.
+        q: [B, M].
+        alpha: the temperature; zero where entropy is worth nothing.
+
+    Returns:
+        [B].
+    """
+    refuse_broadcast(log_probs=log_probs, q=q)
+    return (log_probs.exp() * (q - alpha * log_probs)).sum(-1)
+
+
 def soft_policy_loss(log_prob: Tensor, q: Tensor, alpha: Tensor | float) -> Tensor:
     """Return mean(alpha * log pi(a|s) - Q(s, a)).
 
@@ -98,12 +165,33 @@ def least_of_subset(q: Tensor, subset: Tensor | None = None) -> Tensor:
     the paper: each sample has a subset of its own, and not each minibatch.
 
     Args:
-        q: [E, B].
+        q: [E, B], or [E, B, n] of n actions.
         subset: [B, M], indices of critics; None for all.
     """
     if subset is not None:
-        q = q.gather(0, subset.t())
+        index = subset.t().reshape(-1, q.shape[1], *[1] * (q.dim() - 2))
+        q = q.gather(0, index.expand(-1, -1, *q.shape[2:]))
     return q.amin(0)
+
+
+def outputs_of_least(outputs: Tensor, q: Tensor, subset: Tensor | None = None) -> Tensor:
+    """Return, of each sample, what that critic gives whose value is the least, [B, K].
+
+    Source: as `least_of_subset`; of whole distributions as in Seo et al. 2025, "FastTD3: Simple,
+    Fast, and Capable Reinforcement Learning for Humanoid Control".
+
+    Args:
+        outputs: [E, B, K].
+        q: [E, B], the values of these.
+        subset: [B, M], indices of critics; None for all.
+    """
+    if subset is None:
+        index = q.argmin(0)
+    else:
+        place = q.gather(0, subset.t()).argmin(0)
+        index = subset.gather(1, place[:, None]).squeeze(1)
+    chosen = index[None, :, None].expand(1, -1, outputs.shape[-1])
+    return outputs.gather(0, chosen).squeeze(0)
 
 
 def random_subsets(

@@ -2,6 +2,7 @@
 
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic
 from lightning_rl.policies.encoders import (
     DictEncoder,
     Encoder,
@@ -19,6 +20,7 @@ from lightning_rl.policies.q_actor_critic import (
     QActorCritic,
     SquashedActorCritic,
 )
+from lightning_rl.policies.q_networks import QEnsemble, ValueAtoms
 from lightning_rl.policies.slow import SlowPolicy
 from lightning_rl.policies.vla import (
     Backbone,
@@ -39,6 +41,7 @@ __all__ = [
     "CustomVLA",
     "DeterministicActorCritic",
     "DictEncoder",
+    "DiscreteActorCritic",
     "Encoder",
     "FrozenEncoder",
     "GripperActorCritic",
@@ -51,11 +54,13 @@ __all__ = [
     "Policy",
     "PolicyWrapper",
     "QActorCritic",
+    "QEnsemble",
     "RewardNormalizer",
     "SlowPolicy",
     "SquashedActorCritic",
     "TinyVLA",
     "TransformersBackbone",
     "VLAPolicy",
+    "ValueAtoms",
     "load_vla_model",
 ]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.distributions import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import FieldSpec, step_views, time_major
+from lightning_rl.rollout import MASK, FieldSpec, step_views, time_major
 from lightning_rl.structured_actions import flat_actions
 from lightning_rl.torch_private import version_of
 
@@ -341,7 +342,8 @@ class StepwiseActor(RolloutActor):
 class UniformActor(RolloutActor):
     """Draws actions uniformly from the action space, whatever was observed.
 
-    Their log-probs are those of this draw, not the policy's.
+    Where observations have an `action_mask`, from what it allows. Their log-probs are those of this
+    draw, not the policy's.
 
     Args:
         policy: whose action space it is.
@@ -369,6 +371,7 @@ class UniformActor(RolloutActor):
             self._log_prob = -float(self._range.log().sum())
         else:
             sizes = [space.n] if isinstance(space, gymnasium.spaces.Discrete) else space.nvec  # type: ignore[attr-defined]  # the only others that a rollout holds
+            self._sizes = [int(size) for size in sizes]
             counts = torch.as_tensor(np.asarray(sizes), dtype=torch.float32, device=device)
             self._range = counts if space.shape else counts.squeeze()
             self._low = torch.zeros_like(self._range)
@@ -376,16 +379,31 @@ class UniformActor(RolloutActor):
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         actions = self._storage["action"][start:-1]
+        if self._policy.masks_actions:  # of what is observed as it comes
+            shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
+            self._noise = torch.empty(shape, device=actions.device)
+            gumbel_(self._noise[start:], generator)
+            return
         drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
         drawn = self._low + drawn * self._range
         actions.copy_(drawn if actions.is_floating_point() else drawn.floor())
 
     def act(self, t: int) -> None:
-        """Do nothing: the actions are there already."""
+        """Choose among what is allowed; where nothing is forbidden the actions are there."""
+        if not self._policy.masks_actions:
+            return
+        slot = self._storage[t]
+        keys = self._noise[t].masked_fill(slot["observation"][MASK] == 0, NEVER)
+        chosen = torch.stack([part.argmax(-1) for part in keys.split(self._sizes, -1)], -1)
+        slot["action"].copy_(chosen.view_as(slot["action"]))
 
     def finish(self, start: int, stop: int) -> None:
         """Write the log-probs of the draw, and what the policy stores of an action."""
         steps = self._storage[start:stop]
         steps["sample_log_prob"].fill_(self._log_prob)
+        if self._policy.masks_actions:
+            allowed = (steps["observation"][MASK] != 0).split(self._sizes, -1)
+            counts = torch.stack([part.sum(-1) for part in allowed], -1).clamp(min=1)
+            steps["sample_log_prob"].copy_(-counts.log().sum(-1))
         for key, value in self._policy.fields_of(steps["action"]).items():
             steps[key].copy_(value)

@@ -464,7 +464,7 @@ class UnitActions(Squashing, Exploring):
         )
         in_parts = isinstance(flat_actions(space), StructuredActions)
         if not continuous or in_parts:
-            cure = "Learn discrete actions with PPO."
+            cure = "Learn discrete actions with DiscreteSAC and a DiscreteActorCritic, or with PPO."
             if in_parts:
                 cure = (
                     "Learn actions of several parts with PPO; an arm beside a gripper, in one Box, "

@@ -14,6 +14,7 @@ from lightning_rl.errors import require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.perceptron import Normalization, mlp
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
+from lightning_rl.policies.q_networks import refuse_batch
 from lightning_rl.structured_actions import StructuredActions
 
 CLOSE, STAY, OPEN = 0, 1, 2
@@ -51,7 +52,8 @@ class GripperActorCritic(SquashedActorCritic):
         critic_activation: likewise.
         num_critics: E, critics in the ensemble of the arm.
         critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
-        kwargs: see `SquashedActorCritic`.
+        kwargs: see `SquashedActorCritic`; the gripper's critic gives values, also where those of
+            the arm have `value_atoms`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -71,6 +73,7 @@ class GripperActorCritic(SquashedActorCritic):
         critic_normalization: Normalization = "none",
         **kwargs: Any,
     ) -> None:
+        refuse_batch(critic_normalization, "an arm with a gripper")
         arm, commands = _parts(action_space)
         require(
             kwargs.get("memory") is None,
@@ -95,6 +98,7 @@ class GripperActorCritic(SquashedActorCritic):
             len(commands),
             activation=activation if critic_activation is None else critic_activation,
             normalization=critic_normalization,
+            network=kwargs.get("network", "perceptron"),
         )
         self.register_buffer("commands", commands, persistent=False)
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.distributed import ranks
 from lightning_rl.functional import discounted_return
+from lightning_rl.rollout import discount_of, discounted_reward
 
 
 class RunningMoments(nn.Module):
@@ -95,6 +97,22 @@ class RewardNormalizer(RunningMoments):
         self.eps = eps
         self.carry: Tensor | None = None
 
+    def observe_rollout(self, rollout: TensorDict, gamma: float) -> None:
+        """Take the rewards of a rollout [N, T+1] into the statistics, as `observe` does.
+
+        Args:
+            rollout: [N, T+1], what was collected.
+            gamma: discount per env step.
+        """
+        continues, padding = (rollout.get(key, None) for key in ("continues", "padding"))
+        self.observe(
+            discounted_reward(rollout, gamma),
+            rollout["done"][:, :-1],
+            discount=discount_of(rollout, gamma),
+            continues=None if continues is None else continues[:, 0],
+            counted=None if padding is None else ~padding[:, :-1],
+        )
+
     @torch.no_grad()
     def observe(
         self,
@@ -138,3 +156,44 @@ class RewardNormalizer(RunningMoments):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take up the running return; another number of envs starts from zero."""
         self.carry = state["carry"]
+
+
+class ReturnNormalizer(RewardNormalizer):
+    """Scale rewards so that returns fit between -limit and limit.
+
+    r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
+    one so far, so that categorical critics can say what comes. Nothing is clipped, so a sum of
+    rewards may be scaled as a reward is. Source: Lee et al. 2025, "Hyperspherical Normalization for
+    Scalable Deep Reinforcement Learning" (SimbaV2), section 4.3.
+
+    Args:
+        limit: of returns; None where they may be as large as they are.
+
+    Attributes:
+        largest: [1], the largest |G| so far, of all processes.
+    """
+
+    largest: Tensor
+
+    def __init__(self, limit: float | None = None, *, eps: float = 1e-8) -> None:
+        super().__init__(eps=eps)
+        self.most = limit
+        self.register_buffer("largest", torch.zeros(1))
+
+    @torch.no_grad()
+    def update(self, batch: Tensor) -> None:
+        super().update(batch)
+        largest = batch.abs().amax(0)
+        if ranks.world_size() > 1:
+            most = max(ranks.gather_over_ranks(float(largest)))
+            largest = torch.full_like(largest, most)
+        usable = largest.isfinite() & (largest > self.largest)
+        self.largest.copy_(torch.where(usable, largest, self.largest))
+
+    @torch.no_grad()
+    def forward(self, reward: Tensor) -> Tensor:
+        """Return rewards [...] of any shape, or sums of them, scaled, [...]."""
+        scale = (self.var + self.eps).sqrt()
+        if self.most is not None:
+            scale = torch.maximum(scale, self.largest / self.most)
+        return reward / scale

@@ -1,7 +1,7 @@
 """Make perceptrons, and the flat observations that they read."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -28,6 +28,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 Normalization = Literal["none", "layer", "rms"]
 """Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
 
+NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+"""By the names that settings give them."""
+
+Network = Literal["perceptron", "residual"]
+"""What hidden layers are: one after the other, or each a block that is added to what it reads."""
+
+EXPANSION = 4
+"""How many times as many units as it reads a residual block has within."""
+
 
 def mlp(
     input_size: int,
@@ -37,16 +46,21 @@ def mlp(
     activation: str = "tanh",
     output_gain: float = 1.0,
     normalization: Normalization = "none",
+    network: Network = "perceptron",
 ) -> nn.Sequential:
-    """Build a perceptron with orthogonal weights and zero biases.
+    """Build a perceptron, or a residual network, with orthogonal weights and zero biases.
 
-    The gain is sqrt(2), and `output_gain` for the last layer.
+    The gain is sqrt(2), and `output_gain` for the last layer. Source: Andrychowicz et al. 2021,
+    "What Matters in On-Policy Reinforcement Learning", section 3.2.
 
-    Source: Andrychowicz et al. 2021, "What Matters in On-Policy Reinforcement Learning", section
-    3.2.
+    In a residual network a linear layer leads to the width H that all hidden sizes have; there is a
+    `ResidualBlock` for each of them, and a normalisation before the last layer. Source: Lee et al.
+    2025, "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning", section
+    4. Differs from the paper by its initial weights.
 
     Raises:
-        ConfigurationError: for an unknown activation or a layer size below 1.
+        ConfigurationError: for an unknown activation, a layer size below 1, and a residual network
+            of several sizes.
     """
     check_activation(activation)
     sizes = [input_size, *hidden_sizes, output_size]
@@ -55,12 +69,57 @@ def mlp(
         f"Layer sizes must be at least 1, got hidden_sizes={list(hidden_sizes)}.",
     )
     layers: list[nn.Module] = []
+    if network == "residual":
+        check_residual(hidden_sizes, "hidden_sizes")
+        layers.append(_linear(input_size, hidden_sizes[0], 1.0))
+        layers += [ResidualBlock(size, activation, normalization) for size in hidden_sizes]
+        layers += _normalizing(hidden_sizes[0], normalization)
+        return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
     for before, after in pairwise(sizes[:-1]):
         layers.append(_linear(before, after, math.sqrt(2)))
-        if normalization != "none":
-            layers.append(nn.LayerNorm(after) if normalization == "layer" else nn.RMSNorm(after))
+        layers += _normalizing(after, normalization)
         layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
+
+
+class ResidualBlock(nn.Module):
+    """Add to x what an inverted bottleneck makes of it: x + W2 activation(W1 normalised(x)).
+
+    Args:
+        size: H, of x; there are `EXPANSION` times as many units within.
+        activation: one of `ACTIVATIONS`.
+        normalization: of x.
+    """
+
+    def __init__(self, size: int, activation: str, normalization: Normalization) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *_normalizing(size, normalization),
+            _linear(size, EXPANSION * size, math.sqrt(2)),
+            ACTIVATIONS[activation](),
+            _linear(EXPANSION * size, size, 1.0),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., H] of x [..., H]."""
+        return x + self.layers(x)  # type: ignore[no-any-return]  # nn.Module
+
+
+def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
+    """Refuse hidden sizes that a residual network cannot have.
+
+    Raises:
+        ConfigurationError: where there are none, or several.
+    """
+    require(
+        len(set(hidden_sizes)) == 1,
+        f"network: residual has a block for each of the hidden sizes, all of one width, such as "
+        f"[256, 256]; got {setting}={list(hidden_sizes)}.",
+    )
+
+
+def _normalizing(size: int, normalization: Normalization) -> list[nn.Module]:
+    return [] if normalization == "none" else [NORMALIZATIONS[normalization](size)]
 
 
 def check_activation(activation: str) -> None:

@@ -18,6 +18,7 @@ from lightning_rl.policies.memory import MemoryFactory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.perceptron import (
+    Network,
     Normalization,
     flat_observation_size,
     flatten_observation,
@@ -49,6 +50,7 @@ class PerceptronPolicy(Policy):
         actor_keys: of a Dict observation, those that the actor reads; None for all but
             `action_mask`.
         memory: stands between these features and the heads; None where the policy has none.
+        network: of the actor's hidden layers: see `mlp`.
 
     Raises:
         ConfigurationError: for an unknown activation or key, a space that the encoder, or without
@@ -72,6 +74,7 @@ class PerceptronPolicy(Policy):
         encoder: EncoderFactory | None = None,
         actor_keys: Sequence[str] | None = None,
         memory: MemoryFactory | None = None,
+        network: Network = "perceptron",
     ) -> None:
         super().__init__(observation_space, action_space)
         require(
@@ -98,6 +101,7 @@ class PerceptronPolicy(Policy):
             distribution.num_outputs,
             activation=activation,
             normalization=normalization,
+            network=network,
             output_gain=0.01,
         )
         self.features_size = size

@@ -1,9 +1,7 @@
 """Act with an actor within the bounds of its actions, beside an ensemble of Q critics."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -16,75 +14,12 @@ from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 from lightning_rl.policies.memory import Memory, MemoryFactory
-from lightning_rl.policies.perceptron import ACTIVATIONS, Normalization
+from lightning_rl.policies.perceptron import ACTIVATIONS, Network, Normalization
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
+from lightning_rl.policies.q_networks import CriticNormalization, QEnsemble, ValueAtoms
 
 Through = tuple[nn.Module | None, Memory | None]
 """What features are read through: an encoder, and the memory behind it."""
-
-
-class QEnsemble(nn.Module):
-    """Critics Q_1 ... Q_E of features and actions, each a perceptron, evaluated side by side.
-
-    Each layer is one batched product for all of them.
-
-    Args:
-        num_inputs: D + A, of features and actions together.
-        hidden_sizes: units of the hidden layers.
-        num_critics: E.
-        activation: one of `ACTIVATIONS`.
-        normalization: of the units of each hidden layer before the activation.
-    """
-
-    def __init__(
-        self,
-        num_inputs: int,
-        hidden_sizes: Sequence[int] = (256, 256),
-        num_critics: int = 2,
-        activation: str = "relu",
-        normalization: Normalization = "none",
-    ) -> None:
-        super().__init__()
-        sizes = [num_inputs, *hidden_sizes, 1]
-        self.num_critics = num_critics
-        self.normalization = normalization
-        self.activate = ACTIVATIONS[activation]()
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        self.gains = nn.ParameterList()
-        self.shifts = nn.ParameterList()
-        for before, after in pairwise(sizes):
-            gain = 1.0 if after == 1 else math.sqrt(2.0)
-            weights = [
-                nn.init.orthogonal_(torch.empty(after, before), gain) for _ in range(num_critics)
-            ]
-            # [in, out], as the product of a batch of rows wants it.
-            self.weights.append(torch.stack(weights).transpose(1, 2).contiguous())
-            self.biases.append(torch.zeros(num_critics, 1, after))
-        for size in hidden_sizes:
-            if normalization != "none":
-                self.gains.append(torch.ones(num_critics, 1, size))
-            if normalization == "layer":
-                self.shifts.append(torch.zeros(num_critics, 1, size))
-
-    def forward(self, features: Tensor, unit_action: Tensor) -> Tensor:
-        """Return the values [E, B] of features [B, D] and actions in [-1, 1] [B, A]."""
-        x = torch.cat([features, unit_action], dim=-1).expand(self.num_critics, -1, -1)
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = torch.baddbmm(bias, x, weight)
-            if layer < last:
-                x = self.activate(self._normalized(x, layer))
-        return x.squeeze(-1)
-
-    def _normalized(self, x: Tensor, layer: int) -> Tensor:
-        """Return the units [E, B, H] of a hidden layer normalised, each critic by its own gains."""
-        if self.normalization == "none":
-            return x
-        of_layer = self.normalization == "layer"
-        normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
-        scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[layer]
-        return scaled + self.shifts[layer] if of_layer else scaled
 
 
 class QActorCritic(PerceptronPolicy):
@@ -102,7 +37,8 @@ class QActorCritic(PerceptronPolicy):
         critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
         critic_activation: likewise.
         num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
+            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
@@ -118,12 +54,17 @@ class QActorCritic(PerceptronPolicy):
         memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
             critics share it, as they share an encoder, and critics with `critic_keys` of their own
             have none. None where not given.
+        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
+            hidden sizes, which are then all of one width.
+        value_atoms: over which categorical critics distribute probability; null for critics that
+            give values.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
     """
 
     distribution: UnitActions
+    critic: QEnsemble
 
     @abstractmethod
     def __init__(
@@ -136,7 +77,7 @@ class QActorCritic(PerceptronPolicy):
         critic_hidden_sizes: Sequence[int] | None,
         critic_activation: str | None,
         num_critics: int,
-        critic_normalization: Normalization,
+        critic_normalization: CriticNormalization,
         normalize_observation: bool,
         actor_normalization: Normalization,
         encoder: EncoderFactory | None = None,
@@ -145,6 +86,8 @@ class QActorCritic(PerceptronPolicy):
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
         memory: MemoryFactory | None = None,
+        network: Network = "perceptron",
+        value_atoms: ValueAtoms | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -157,6 +100,7 @@ class QActorCritic(PerceptronPolicy):
             encoder,
             actor_keys,
             memory,
+            network,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
@@ -171,8 +115,18 @@ class QActorCritic(PerceptronPolicy):
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, least=1)
-        inputs = features + distribution.size
-        self.critic = QEnsemble(inputs, sizes, num_critics, chosen, critic_normalization)
+        inputs, outputs = self.sizes_of_critic(features)
+        normalization = critic_normalization
+        self.critic = QEnsemble(
+            inputs, sizes, num_critics, chosen, normalization, network, outputs, value_atoms
+        )
+
+    def sizes_of_critic(self, features: int) -> tuple[int, int]:
+        """Return how many numbers a critic reads, of so many features, and how many values it has.
+
+        An action is among what it reads, unless it has a value for each.
+        """
+        return features + self.distribution.size, 1
 
     def unit(self, action: Tensor) -> Tensor:
         """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
@@ -273,7 +227,7 @@ class QActorCritic(PerceptronPolicy):
             features: [B, D], of `critic_features`, where they are known.
         """
         features = self.critic_features(td) if features is None else features
-        return widened((critic or self.critic)(features, unit_action))
+        return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
 
 
 class SquashedActorCritic(QActorCritic):
@@ -288,7 +242,8 @@ class SquashedActorCritic(QActorCritic):
         critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
         critic_activation: likewise.
         num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
+            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
         log_std_bounds: least and greatest log standard deviation of what is squashed.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
@@ -307,6 +262,10 @@ class SquashedActorCritic(QActorCritic):
         memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
             critics share it, as they share an encoder, and critics with `critic_keys` of their own
             have none. None where not given.
+        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
+            hidden sizes, which are then all of one width.
+        value_atoms: over which categorical critics distribute probability; null for critics that
+            give values.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -324,7 +283,7 @@ class SquashedActorCritic(QActorCritic):
         critic_hidden_sizes: Sequence[int] | None = None,
         critic_activation: str | None = None,
         num_critics: int = 2,
-        critic_normalization: Normalization = "none",
+        critic_normalization: CriticNormalization = "none",
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
@@ -335,6 +294,8 @@ class SquashedActorCritic(QActorCritic):
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
         memory: MemoryFactory | None = None,
+        network: Network = "perceptron",
+        value_atoms: ValueAtoms | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -354,6 +315,8 @@ class SquashedActorCritic(QActorCritic):
             critic_keys,
             share_encoder,
             memory,
+            network,
+            value_atoms,
         )
 
     def draw_unit(
@@ -382,7 +345,8 @@ class DeterministicActorCritic(QActorCritic):
         critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
         critic_activation: likewise.
         num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`.
+        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
+            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
         exploration_std: standard deviation of the noise, in units of the bounds of the action.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
@@ -401,6 +365,10 @@ class DeterministicActorCritic(QActorCritic):
         memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
             critics share it, as they share an encoder, and critics with `critic_keys` of their own
             have none. None where not given.
+        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
+            hidden sizes, which are then all of one width.
+        value_atoms: over which categorical critics distribute probability; null for critics that
+            give values.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -418,7 +386,7 @@ class DeterministicActorCritic(QActorCritic):
         critic_hidden_sizes: Sequence[int] | None = None,
         critic_activation: str | None = None,
         num_critics: int = 2,
-        critic_normalization: Normalization = "none",
+        critic_normalization: CriticNormalization = "none",
         exploration_std: float = 0.1,
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
@@ -429,6 +397,8 @@ class DeterministicActorCritic(QActorCritic):
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
         memory: MemoryFactory | None = None,
+        network: Network = "perceptron",
+        value_atoms: ValueAtoms | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -448,6 +418,8 @@ class DeterministicActorCritic(QActorCritic):
             critic_keys,
             share_encoder,
             memory,
+            network,
+            value_atoms,
         )
 
     def best_unit(

@@ -158,7 +158,11 @@ class Graphs:
     ) -> "_Compiled":
         reads = Reads(self._root, varying.values(), self._device)
         function, noted = make()
+        # Tracing runs the function, which may move running statistics: the graph is to move them.
+        kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
         graph = compile_graph(function, inputs, moving, reads, self._choice.products)
+        for buffer, value in kept:
+            buffer.copy_(value)
         self.captured |= is_worth_capturing(inputs)
         return _Compiled(graph, reads, noted)
 

@@ -1,0 +1,86 @@
+"""Learn discrete actions off-policy by soft actor-critic."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.algorithms.sac import SoftActorCritic
+from lightning_rl.errors import check_range
+from lightning_rl.functional import (
+    ensemble_loss,
+    expected_soft_value,
+    least_of_subset,
+    soft_target,
+    temperature_loss,
+)
+from lightning_rl.policies import DiscreteActorCritic, QActorCritic
+
+
+class DiscreteSAC(SoftActorCritic):
+    """Soft actor-critic for discrete actions, whose critics value each of them.
+
+    What SAC takes from one draw, the value of what follows, the actor's loss and its entropy, are
+    expectations over all actions here. What a mask forbids has no part in them, and the entropy
+    that the temperature aims at is that of the actions allowed in each state.
+
+    Source: Christodoulou 2019, "Soft Actor-Critic for Discrete Action Settings". Differs from the
+    paper, which aims at .98 of the greatest entropy, by the share: that is all but uniform.
+
+    Args:
+        policy: actor and critics.
+        target_entropy_share: of log n, of the n actions that are allowed: what entropy the
+            temperature aims at.
+        kwargs: see `SoftActorCritic`.
+
+    Raises:
+        ConfigurationError: for a number out of range, and a policy of another kind.
+    """
+
+    policy: DiscreteActorCritic
+    policy_kind: type[QActorCritic] = DiscreteActorCritic
+
+    def __init__(
+        self, policy: DiscreteActorCritic, target_entropy_share: float = 0.5, **kwargs: Any
+    ) -> None:
+        super().__init__(policy, **kwargs)
+        check_range("target_entropy_share", target_entropy_share, least=0, below=1)
+        self.target_entropy_share = target_entropy_share
+
+    def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        target = self.target(minibatch)
+        q = self.policy.action_values(minibatch)
+        taken = minibatch["action"].reshape(1, -1, 1).expand(len(q), -1, 1)
+        q = q.gather(-1, taken).squeeze(-1)
+        return ensemble_loss(q, target), {"q": q.mean(), "q_target": target.mean()}
+
+    @torch.no_grad()
+    def target(self, minibatch: TensorDict) -> Tensor:
+        """Return what the critics are to say of samples [B]."""
+        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        through = self.target_encoder, self.target_memory
+        features, slow = self.policy.features_for_target(minibatch, there, through)
+        log_probs = self.policy.log_probs(there, features)
+        q = self.policy.action_values(there, self.target_critic, slow)
+        least = least_of_subset(q, minibatch.get("target_critics", None))
+        alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
+        value = expected_soft_value(log_probs, least, alpha)
+        reward = self.scaled(minibatch["reward"])
+        return soft_target(reward, minibatch["discount"], value, torch.zeros_like(value), 0.0)
+
+    def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        features, for_critics = self.policy.features_for_actor(minibatch)
+        log_probs = self.policy.log_probs(minibatch, features)
+        alpha = self.log_alpha.detach().exp()
+        with torch.no_grad():
+            q = self.judged(self.policy.action_values(minibatch, features=for_critics))
+        loss = -expected_soft_value(log_probs, q, alpha).mean()
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        wanted = self.target_entropy_share * self.policy.num_allowed(minibatch).log()
+        reported = {"entropy": entropy.mean(), "target_entropy": wanted.mean(), "alpha": alpha}
+        return loss, reported
+
+    def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        lacking = minibatch["target_entropy"] - minibatch["entropy"]
+        return temperature_loss(self.log_alpha, lacking, 0.0), {}

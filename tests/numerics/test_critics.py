@@ -1,0 +1,437 @@
+"""Critics beyond a value of a perceptron: distributions, residual networks, batch statistics, all actions at once."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl import (
+    SAC,
+    TD3,
+    ConfigurationError,
+    DeterministicActorCritic,
+    DiscreteActorCritic,
+    DiscreteSAC,
+    GripperActorCritic,
+    ReplayBuffer,
+    SquashedActorCritic,
+    ValueAtoms,
+)
+from lightning_rl.algorithms import q_algorithm
+from lightning_rl.envs import MaskProbe
+from lightning_rl.functional import (
+    categorical_loss,
+    categorical_target,
+    expected_soft_value,
+    least_of_subset,
+    outputs_of_least,
+)
+from lightning_rl.policies.normalization import ReturnNormalizer
+from lightning_rl.policies.perceptron import mlp
+from lightning_rl.policies.q_networks import QEnsemble
+from tests.helpers import train
+from tests.numerics.test_sac import OBSERVATION_SPACE, SPACE, actor_layers, built, critic_layers
+from tests.q_references import DiscreteSACReference, forward, log_softmax, projected
+
+ATOMS = np.linspace(-2.0, 2.0, 9)
+
+
+def message_of(call):
+    with pytest.raises(ConfigurationError) as refused:
+        call()
+    return str(refused.value)
+
+
+# --- categorical critics ---
+
+
+def drawn(rng, samples=12):
+    """Samples whose atoms move within the support, beyond both of its ends, onto atoms exactly, and all onto one."""
+    reward = rng.normal(size=samples)
+    discount = 0.9 ** rng.integers(1, 4, samples)
+    reward[:3], discount[2:4] = (10.0, -10.0, 0.5), 0.0
+    discount[4], reward[4] = 1.0, 0.5
+    cost = rng.normal(size=samples) * (np.arange(samples) != 4)
+    probs = np.exp(log_softmax(rng.normal(size=(samples, len(ATOMS)))))
+    return reward, discount, probs, cost
+
+
+def test_a_projection_is_that_of_the_reference_and_keeps_the_mass():
+    reward, discount, probs, cost = drawn(np.random.default_rng(0))
+    found = categorical_target(*map(torch.as_tensor, (reward, discount, probs, cost, ATOMS)))
+    for i in range(len(reward)):
+        values = reward[i] + discount[i] * (ATOMS - cost[i])
+        np.testing.assert_allclose(found[i], projected(values, probs[i], ATOMS), atol=1e-12)
+    np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-12)
+    np.testing.assert_allclose((found[0, -1], found[1, 0]), 1.0, atol=1e-12)  # beyond an end
+    assert (found[2] != 0).sum() == 1  # terminal: the reward alone, which is an atom
+    torch.testing.assert_close(found[4, 1:-1], torch.as_tensor(probs[4, :-2]))  # moved by one atom
+
+
+def test_a_projection_keeps_the_mean_and_a_cost_shifts_all_of_it():
+    rng = np.random.default_rng(1)
+    probs = torch.as_tensor(np.exp(log_softmax(rng.normal(size=(6, 9)))))
+    atoms = torch.as_tensor(ATOMS)
+    reward, cost = (torch.as_tensor(rng.uniform(-0.3, 0.3, 6)) for _ in range(2))
+    discount = torch.full((6,), 0.7, dtype=torch.float64)
+    found = categorical_target(reward, discount, probs, cost, atoms)
+    torch.testing.assert_close(found @ atoms, reward + discount * (probs @ atoms - cost))
+
+
+def test_it_refuses_what_would_broadcast():
+    reward, discount, probs, cost = map(torch.as_tensor, drawn(np.random.default_rng(0)))
+    with pytest.raises(ValueError, match="Expected one shape for all, got reward"):
+        categorical_target(reward[:, None], discount, probs, cost, torch.as_tensor(ATOMS))
+    with pytest.raises(ValueError, match="Expected one shape for all, got logits"):
+        categorical_loss(torch.zeros(2, 12, 9), torch.zeros(12, 8))
+
+
+def test_each_sample_has_the_distribution_of_its_least_critic():
+    q = torch.tensor([[1.0, 5.0, 3.0], [2.0, 4.0, 1.0], [0.0, 9.0, 2.0]])
+    outputs = torch.arange(18.0).reshape(3, 3, 2)
+    subset = torch.tensor([[0, 1], [0, 2], [2, 0]])
+    assert torch.equal(
+        outputs_of_least(outputs, q), outputs[torch.tensor([2, 1, 1]), torch.arange(3)]
+    )
+    assert torch.equal(
+        outputs_of_least(outputs, q, subset), outputs[torch.tensor([0, 0, 2]), torch.arange(3)]
+    )
+    # And of several actions, each by itself.
+    several = torch.stack([q, q.flip(0)], -1)
+    assert torch.equal(least_of_subset(several, subset)[:, 0], least_of_subset(q, subset))
+    assert torch.equal(least_of_subset(several)[:, 1], q.amin(0))
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_the_loss_of_categorical_critics_is_that_of_the_reference(subset):
+    """SAC: the distribution of the critic that says least, lowered by what the next action costs."""
+    module = built(
+        SAC,
+        SquashedActorCritic,
+        torch.float64,
+        False,
+        {"value_atoms": ValueAtoms(9, 2.0), "num_critics": 3},
+        init_alpha=0.3,
+        num_target_critics=2 if subset else None,
+    )
+    rng = np.random.default_rng(3)
+    for parameter in module.target_critic.parameters():
+        parameter.data += torch.as_tensor(0.3 * rng.normal(size=parameter.shape))
+    batch = {
+        "observation": rng.normal(size=(16, 3)),
+        "next_observation": rng.normal(size=(16, 3)),
+        "action": rng.uniform(0, 1, (16, 2)),
+        "reward": rng.normal(size=16),
+        "discount": 0.9 * (rng.random(16) > 0.3),
+        "next_noise": rng.normal(size=(16, 2)),
+    }
+    if subset:
+        batch["target_critics"] = np.stack([rng.permutation(3)[:2] for _ in range(16)])
+    minibatch = TensorDict({k: torch.as_tensor(v) for k, v in batch.items()}, [16])
+    loss, scalars = module.critic_loss(minibatch)
+
+    with torch.no_grad():
+        there = TensorDict({"observation": minibatch["next_observation"]}, [16])
+        action, log_prob = module.policy.draw_unit(there, minibatch["next_noise"])
+    pairs = np.hstack([batch["next_observation"], action.numpy()])
+    said = np.exp(
+        log_softmax(np.stack([forward(c, pairs)[0] for c in critic_layers(module.target_critic)]))
+    )
+    now = np.hstack([batch["observation"], module.policy.unit(minibatch["action"]).numpy()])
+    logits = log_softmax(
+        np.stack([forward(c, now)[0] for c in critic_layers(module.policy.critic)])
+    )
+    total, mean, alpha = 0.0, 0.0, float(module.log_alpha.detach().exp())
+    for i in range(16):
+        known = batch["target_critics"][i] if subset else range(3)
+        least = min(known, key=lambda e: (said[e, i] * ATOMS).sum())
+        values = ATOMS - alpha * log_prob[i].item()
+        wanted = projected(
+            batch["reward"][i] + batch["discount"][i] * values, said[least, i], ATOMS
+        )
+        total -= (wanted * logits[:, i]).sum() / 16
+        mean += (wanted * ATOMS).sum() / 16
+    assert float(loss.detach()) == pytest.approx(total, rel=1e-9)
+    assert float(scalars["q_target"]) == pytest.approx(mean, rel=1e-9)
+    q = (np.exp(logits) * ATOMS).sum(-1).mean()
+    assert float(scalars["q"].detach()) == pytest.approx(q, rel=1e-9)
+
+
+def test_rewards_are_scaled_so_that_the_largest_return_fits():
+    normalizer = ReturnNormalizer(limit=5.0)
+    reward = torch.zeros(2, 30)
+    reward[0, 10] = 100.0
+    never = torch.zeros(2, 30, dtype=torch.bool)
+    normalizer.observe(reward, never, discount=0.5)
+    assert normalizer.largest.item() == 100.0
+    assert normalizer.var.sqrt().item() < 20.0
+    assert normalizer(torch.tensor(100.0)).item() == pytest.approx(5.0)
+    spread = ReturnNormalizer()
+    spread.observe(reward, never, discount=0.5)
+    assert spread(torch.tensor(3.0)).item() == pytest.approx(3.0 / spread.var.sqrt().item())
+    normalizer.observe(torch.full((2, 30), torch.nan), never, discount=0.5)
+    assert normalizer.largest.item() == 100.0
+    module = SAC(
+        SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), value_atoms=ValueAtoms(11, 4.0)),
+        normalize_reward=True,
+    )
+    assert module.reward_normalizer.most == 4.0
+    module.reward_normalizer.largest.fill_(8.0)
+    assert module.scaled(torch.tensor([6.0])).tolist() == [3.0]
+
+
+# --- networks ---
+
+
+@pytest.mark.parametrize("normalization", ["none", "layer", "rms"])
+def test_residual_critics_are_as_many_residual_networks(normalization):
+    torch.manual_seed(0)
+    critic = QEnsemble(5, (6, 6), 3, "relu", normalization, "residual").double()
+    for parameter in critic.parameters():
+        nn.init.normal_(parameter)
+    features, action = torch.randn(4, 3).double(), torch.randn(4, 2).double()
+    for e in range(3):
+        alone = mlp(
+            5, (6, 6), 1, activation="relu", normalization=normalization, network="residual"
+        ).double()
+        linears = [layer for layer in alone.modules() if isinstance(layer, nn.Linear)]
+        norms = [layer for layer in alone.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm)]
+        with torch.no_grad():
+            for layer, weight, bias in zip(linears, critic.weights, critic.biases, strict=True):
+                layer.weight.copy_(weight[e].T)
+                layer.bias.copy_(bias[e, 0])
+            for i, layer in enumerate(norms):
+                layer.weight.copy_(critic.gains[i][e, 0])
+                if normalization == "layer":
+                    layer.bias.copy_(critic.shifts[i][e, 0])
+        wanted = alone(torch.cat([features, action], -1)).squeeze(-1)
+        torch.testing.assert_close(critic(features, action)[e], wanted)
+
+
+def test_a_residual_network_adds_to_what_it_reads():
+    network = mlp(3, (4, 4), 2, normalization="layer", network="residual")
+    kinds = [type(layer).__name__ for layer in network]
+    assert kinds == ["Linear", "ResidualBlock", "ResidualBlock", "LayerNorm", "Linear"]
+    for block in network[1:3]:
+        nn.init.zeros_(block.layers[-1].weight)
+        assert block.layers[1].out_features == 16
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(network(x), network[4](network[3](network[0](x))))
+
+
+@pytest.mark.parametrize("network", ["perceptron", "residual"])
+def test_batch_statistics_are_of_both_passes_and_running_ones_of_all(network):
+    torch.manual_seed(0)
+    critic = QEnsemble(3, (4, 4), 2, "relu", "batch", network)
+    sets = [(torch.randn(8, 2), torch.randn(8, 1), torch.randn(8, 2) + 3, torch.randn(8, 1)) for _ in range(3)]  # fmt: skip
+    for one in sets:
+        now, following = critic.together(*one)
+    joined = torch.cat([torch.cat(sets[-1][:2], -1), torch.cat(sets[-1][2:], -1)])
+    places = [name for name, _ in critic.named_buffers() if name.startswith("mean_")]
+    assert len(places) == 3
+    assert critic.seen == 3
+    if network == "perceptron":  # by hand: what each layer reads is normalised
+        x = joined
+        for i, (weight, bias) in enumerate(zip(critic.weights, critic.biases, strict=True)):
+            x = nn.functional.batch_norm(x, None, None, training=True)
+            x = x @ weight[0] + bias[0]
+            x = x.relu() if i < 2 else x
+        torch.testing.assert_close(torch.cat([now[0], following[0]]), x)
+        inputs = [torch.cat([torch.cat(s[:2], -1), torch.cat(s[2:], -1)]) for s in sets]
+        torch.testing.assert_close(critic.mean_0[0, 0], torch.stack(inputs).mean((0, 1)))
+        variances = torch.stack([one.var(0, correction=0) for one in inputs]).mean(0)
+        torch.testing.assert_close(critic.var_0[0, 0], variances)
+    before = {name: value.clone() for name, value in critic.named_buffers()}
+    alone = critic(sets[0][0][:1], sets[0][1][:1])  # by the running ones: one sample has no spread
+    torch.testing.assert_close(alone[:, 0], critic(*sets[0][:2])[:, 0])
+    critic.together(*(torch.full_like(one, torch.nan) for one in sets[0]))
+    for name, value in critic.named_buffers():
+        assert name == "seen" or torch.equal(value, before[name])
+
+
+def test_without_targets_no_copy_is_kept():
+    crossq = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
+    plain = DeterministicActorCritic(OBSERVATION_SPACE, SPACE, (8,))
+    for module in (SAC(crossq, tau=None), TD3(plain, tau=None)):
+        assert module.slow_copies() == []
+        assert not [name for name in module.state_dict() if name.startswith("target")]
+
+
+def test_targets_of_the_critics_themselves_have_no_gradient():
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
+    module = SAC(policy, tau=None, init_alpha=0.3, entropy_in_target=False)
+    observations = torch.randn(2, 16, 3)
+    fields = {"observation": observations[0], "next_observation": observations[1]}
+    fields |= {"action": torch.rand(16, 2), "reward": torch.randn(16), "discount": torch.ones(16)}
+    minibatch = TensorDict(fields | {"next_noise": torch.randn(16, 2)}, [16])
+    there = TensorDict({"observation": observations[1]}, [16])
+    with torch.no_grad():
+        following, _ = policy.draw_unit(there, minibatch["next_noise"])
+        pairs = observations[0], policy.unit(fields["action"]), observations[1], following
+        q, next_q = (policy.critic.mean(said) for said in policy.critic.together(*pairs))
+    loss, _ = module.critic_loss(minibatch)
+    (gradient,) = torch.autograd.grad(loss, policy.critic.biases[-1])
+    wanted = (q - fields["reward"] - next_q.amin(0)).mean(-1)
+    torch.testing.assert_close(gradient.flatten(), wanted)
+
+
+def test_over_several_processes_batch_statistics_are_refused(monkeypatch):
+    monkeypatch.setattr(q_algorithm.ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(q_algorithm.OffPolicyAlgorithm, "setup", lambda self, stage: None)
+    policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
+    assert message_of(lambda: SAC(policy, tau=None).setup("fit")) == (
+        "critic_normalization: batch normalises over the minibatch of one process, and there are 2: each would have other "
+        "critics. Train in one process (trainer.devices: 1), or set critic_normalization: layer with tau: 0.005."
+    )
+    SAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,)), tau=None).setup("fit")
+
+
+def test_what_cannot_be_is_refused():
+    make = {"critic_normalization": "batch"}
+    assert message_of(lambda: SAC(SquashedActorCritic(OBSERVATION_SPACE, SPACE, **make))) == (
+        "critic_normalization: batch is for critics that make their own targets, in one pass of what was done and what is "
+        "done next, and tau=0.005 keeps target networks beside them: set model.tau: null (CrossQ), or "
+        "critic_normalization: layer."
+    )
+    arm = gymnasium.spaces.Box(-1.0, 1.0, (3,))
+    assert message_of(lambda: GripperActorCritic(OBSERVATION_SPACE, arm, **make)) == (
+        "critic_normalization: batch is not for an arm with a gripper: set none, layer or rms."
+    )
+    assert message_of(
+        lambda: DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), **make)
+    ) == (
+        "critic_normalization: batch is not for critics that value all actions at once: set none, layer or rms."
+    )
+    uneven = {"network": "residual", "critic_hidden_sizes": (8, 16), "hidden_sizes": (8,)}
+    assert message_of(lambda: SquashedActorCritic(OBSERVATION_SPACE, SPACE, **uneven)) == (
+        "network: residual has a block for each of the hidden sizes, all of one width, such as [256, 256]; got "
+        "critic_hidden_sizes=[8, 16]."
+    )
+    assert message_of(lambda: ValueAtoms(1)) == "value_atoms.num_atoms must be at least 2, got 1."
+    assert message_of(lambda: ValueAtoms(limit=0)) == "value_atoms.limit must be positive, got 0."
+    assert message_of(lambda: DiscreteActorCritic(OBSERVATION_SPACE, SPACE)) == (
+        f"DiscreteActorCritic chooses one of several actions, a Discrete space; the action space is {SPACE}. Learn a Box "
+        "with SAC and a SquashedActorCritic, several choices at once with PPO."
+    )
+    continuous = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,))
+    discrete = DiscreteActorCritic(OBSERVATION_SPACE, gymnasium.spaces.Discrete(3), (8,))
+    for algorithm, policy, wanted in (
+        (DiscreteSAC, continuous, "DiscreteActorCritic"),
+        (SAC, discrete, "SquashedActorCritic"),
+    ):
+        name = type(policy).__name__
+        assert message_of(lambda a=algorithm, p=policy: a(p)) == (
+            f"{algorithm.__name__} trains an actor beside Q critics, and {name} is not a {wanted}: set model.policy: "
+            f"{{class_path: {wanted}}}, or a subclass of it with networks of your own."
+        )
+
+
+# --- discrete actions ---
+
+MASKED = gymnasium.spaces.Dict(
+    {"action_mask": gymnasium.spaces.MultiBinary(4), "state": OBSERVATION_SPACE}
+)
+
+
+def of_actions(rng, masked, critics):
+    mask = rng.random((2, 16, 4)) < (0.5 if masked else 2.0)
+    mask[..., 0] |= ~mask.any(-1)
+    first = rng.integers(0, 4, 16)
+    action = np.array(
+        [next(a for a in np.roll(range(4), k) if m[a]) for k, m in zip(first, mask[0], strict=True)]
+    )
+    batch = {
+        "observation": rng.normal(size=(16, 3)),
+        "next_observation": rng.normal(size=(16, 3)),
+        "reward": rng.normal(size=16),
+        "discount": 0.9 * (rng.random(16) > 0.3),
+        "action": action,
+        "mask": mask[0],
+        "next_mask": mask[1],
+    }
+    if critics > 2:
+        batch["target_critics"] = np.stack([rng.permutation(critics)[:2] for _ in range(16)])
+    return batch
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(("masked", "critics"), [(False, 2), (True, 4)])
+def test_twenty_updates_of_discrete_actions_are_those_of_the_reference(
+    masked, critics, compile, traced_only
+):
+    space = MASKED if masked else OBSERVATION_SPACE
+
+    class Exact(DiscreteActorCritic):
+        def __init__(self, observation_space, *args, **kwargs):
+            super().__init__(space, *args, **kwargs)
+
+    module = built(
+        DiscreteSAC,
+        Exact,
+        torch.float64,
+        compile,
+        {"num_critics": critics},
+        gymnasium.spaces.Discrete(4),
+        init_alpha=0.3,
+        target_entropy_share=0.7,
+        num_target_critics=2,
+    )
+    read = type(module.policy)
+    read.actor_features = lambda self, td: (
+        td["observation", "state"] if masked else td["observation"]
+    )
+    reference = DiscreteSACReference(
+        actor_layers(module.policy.actor),
+        critic_layers(module.policy.critic),
+        alpha=float(module.log_alpha.detach().exp()),
+        rate=1e-2,
+        tau=0.1,
+        share=0.7,
+        mean_of_all=critics > 2,
+    )
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        batch = of_actions(rng, masked, critics)
+        fields = {key: torch.as_tensor(value) for key, value in batch.items()}
+        masks = fields.pop("mask"), fields.pop("next_mask")
+        if masked:
+            for key, mask in zip(("observation", "next_observation"), masks, strict=True):
+                fields[key] = TensorDict({"state": fields[key], "action_mask": mask.to(torch.int8)}, [16])  # fmt: skip
+        module.update_all(TensorDict(fields, [16]))
+        reference.update(batch)
+    for ours, theirs in (
+        ([actor_layers(module.policy.actor)], [reference.actor]),
+        (critic_layers(module.policy.critic), reference.critics),
+        (critic_layers(module.target_critic), reference.targets),
+    ):
+        for mine, wanted in zip(ours, theirs, strict=True):
+            for (w, b), (v, c) in zip(mine, wanted, strict=True):
+                np.testing.assert_allclose(w, v, atol=1e-9)
+                np.testing.assert_allclose(b, c, atol=1e-9)
+    assert abs(float(module.log_alpha.detach()) - float(reference.log_alpha)) < 1e-9
+
+
+def test_what_is_forbidden_counts_for_nothing():
+    log_probs = torch.tensor([[0.0, -1e30]])
+    q = torch.tensor([[2.0, 1e6]])
+    assert expected_soft_value(log_probs, q, 0.5).item() == 2.0
+
+
+def test_the_first_actions_are_drawn_from_what_is_allowed(tmp_path):
+    seen = []
+
+    class Sees(DiscreteSAC):
+        def on_train_batch_start(self, batch, batch_idx):
+            super().on_train_batch_start(batch, batch_idx)  # refuses what is forbidden
+            seen.append(batch[:, :-1].select("action", "sample_log_prob").clone())
+
+    data = {"replay": partial(ReplayBuffer, capacity=500), "num_envs": 8, "total_env_steps": 256}
+    train(tmp_path, env=MaskProbe, data=data, model={"algorithm": Sees, "random_env_steps": 128})
+    assert set(seen[0]["action"].unique().tolist()) > {0, 10}  # both of each cell that is reached
+    half = torch.full((8, 16), 0.5).log()
+    torch.testing.assert_close(seen[0]["sample_log_prob"], half)
+    assert not torch.equal(seen[1]["sample_log_prob"], half)
