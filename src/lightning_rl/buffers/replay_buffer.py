@@ -402,8 +402,7 @@ class ReplayBuffer(Replay):
         if choices == 0:
             raise RuntimeError(
                 f"The replay holds no {length} steps of one env that follow each other: lower "
-                "model.sequence_length, or, where an AsyncCollector drops rollouts "
-                "(overflow: overwrite), have it wait."
+                "model.sequence_length, or keep more of them (data.replay.capacity)."
             )
         size = (count, num_sequences)
         drawn = torch.randint(choices, size, generator=self._generator, device=self._home)
