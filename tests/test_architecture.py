@@ -326,6 +326,10 @@ def test_what_is_private_to_a_dependency_is_used_in_one_file(path):
             assert allowed or file in PRIVATE_PARTS, ast.unparse(node)
 
 
+def is_private(name):
+    return re.match("_[a-zA-Z]", name)
+
+
 def private_names_of(cls):
     """What a class has, or gives its instances, under a private name."""
     source = inspect.getsource(cls)
@@ -352,10 +356,14 @@ def test_a_class_uses_nothing_private_of_the_classes_of_others_that_it_derives_f
                 one.attr
                 for one in ast.walk(node)
                 if isinstance(one, ast.Attribute)
+                and is_private(one.attr)
                 and ast.unparse(one.value) in ("self", "super()", "cls")
             }
-            used |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
-            used = {name for name in used if re.match("_[a-zA-Z]", name)}
+            used |= {
+                one.name
+                for one in node.body
+                if isinstance(one, ast.FunctionDef) and is_private(one.name)
+            }
             for base in foreign_bases(getattr(module, node.name)):
                 shared = used & private_names_of(base)
                 assert shared <= FOR_SUBCLASSES.get(file, set()), f"{node.name}: {base.__name__}"

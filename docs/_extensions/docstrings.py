@@ -22,6 +22,7 @@ from lightning_rl.construction import Constructed
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
 ATTRIBUTES = ("attribute", "data", "property")
 KEPT: dict[str, list[str]] = {}
+BY_LAST_PART: dict[Any, dict[str, list[str]]] = {}
 NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*(\(\))?")
 
 
@@ -160,13 +161,23 @@ def find_name(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes
     if node.get("refdomain") != "py" or node["reftype"] != "obj":
         return None
     target, domain = node["reftarget"], env.domains["py"]
-    found = [name for name in domain.objects if name.endswith(f".{target}")]
+    found = [name for name in _ending_as(domain, target) if name.endswith(f".{target}")]
     if len(found) != 1 or (target.islower() and "." not in target):
         return content
     entry = domain.objects[found[0]]
     return make_refnode(
         app.builder, node["refdoc"], entry.docname, entry.node_id, content, found[0]
     )
+
+
+def _ending_as(domain: Any, target: str) -> list[str]:
+    """Return the names of objects that have the last part of a name; all are known by then."""
+    if domain not in BY_LAST_PART:
+        names: dict[str, list[str]] = {}
+        for name in domain.objects:
+            names.setdefault(name.rpartition(".")[2], []).append(name)
+        BY_LAST_PART[domain] = names
+    return BY_LAST_PART[domain].get(target.rpartition(".")[2], [])
 
 
 class PublicNames(SphinxDirective):

@@ -95,6 +95,8 @@ def find(name: str, text: str = "") -> tuple[ModuleType, int]:
     module = found if inspect.ismodule(found) else inspect.getmodule(found)
     if module is None:
         raise LookupError(f"{name} is a value, which has no source: name what it stands in")
+    if not text and inspect.isfunction(found):  # which need not be read for it
+        return module, inspect.unwrap(found).__code__.co_firstlineno
     lines, first = inspect.getsourcelines(found)
     if not text:
         return module, max(first, 1)
