@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from lightning_rl import (
+    GRU,
+    LSTM,
     SAC,
     TD3,
     ActionChunk,
@@ -72,6 +74,13 @@ RUNS = {
         "algorithm": Modest,
         "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[SaysLittle]),
     },
+    "SAC that remembers": {
+        "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5},
+        "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4, "policy_delay": 2,
+    },
+    "TD3 that remembers, in chunks": {
+        "algorithm": TD3, "env": chunked, "policy": {"memory": partial(LSTM, size=4)}, "sequence_length": 2, "updates_per_env_step": 0.1,
+    },
     "an arm with a gripper, and help": {
         "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
         "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
@@ -106,10 +115,11 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 
 
-def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(tmp_path):
+@pytest.mark.parametrize("name", ["SAC", "SAC that remembers"])
+def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
-    train(tmp_path / "sync", **settings())
-    train(tmp_path / "async", **settings(collector=background))
+    train(tmp_path / "sync", **settings(**RUNS[name]))
+    train(tmp_path / "async", **settings(**RUNS[name], collector=background))
     for key in ("state_dict", "optimizer_states"):
         assert_same(*(load(last(tmp_path / kind))[key] for kind in ("sync", "async")))
 

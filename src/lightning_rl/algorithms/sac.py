@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_encoder
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_copy
 from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     ensemble_loss,
@@ -88,7 +88,8 @@ class SAC(OffPolicyAlgorithm):
         self.target_entropy = -float(self.num_actions) if target_entropy is None else target_entropy
         self.log_alpha = nn.Parameter(torch.tensor(math.log(init_alpha)), requires_grad=learn_alpha)
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
-        self.target_encoder = slow_encoder(policy.encoder_of_critic)
+        self.target_encoder = slow_copy(policy.encoder_of_critic)
+        self.target_memory = slow_copy(policy.memory_of_critic)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics, actor and temperature."""
@@ -121,7 +122,7 @@ class SAC(OffPolicyAlgorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
-        self.replay.extend(rollout)
+        self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.update_critics)(minibatch)
@@ -151,7 +152,8 @@ class SAC(OffPolicyAlgorithm):
         following = TensorDict(
             {"observation": minibatch.get("next_observation")}, minibatch.batch_size
         )
-        features, slow = self.policy.features_for_target(following, self.target_encoder)
+        through = self.target_encoder, self.target_memory
+        features, slow = self.policy.features_for_target(minibatch, following, through)
         action, log_prob = self.policy.draw_unit(following, minibatch["next_noise"], features)
         q = self.policy.q_values(following, action, self.target_critic, slow)
         least = least_of_subset(q, minibatch.get("target_critics", None))
@@ -174,8 +176,10 @@ class SAC(OffPolicyAlgorithm):
         return temperature_loss(self.log_alpha, -minibatch["entropy"], self.target_entropy), {}
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
-        copies: list[tuple[nn.Module, nn.Module]] = [(self.target_critic, self.policy.critic)]
-        encoder = self.policy.encoder_of_critic
-        if self.target_encoder is not None and encoder is not None:
-            copies.append((self.target_encoder, encoder))
-        return copies
+        policy = self.policy
+        pairs = [
+            (self.target_critic, policy.critic),
+            (self.target_encoder, policy.encoder_of_critic),
+            (self.target_memory, policy.memory_of_critic),
+        ]
+        return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]

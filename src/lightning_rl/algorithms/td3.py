@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_encoder
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_copy
 from lightning_rl.errors import check_range
 from lightning_rl.functional import ensemble_loss, least_of_subset, soft_target
 from lightning_rl.optim.update import Objective, OptimizerFactory
@@ -60,9 +60,10 @@ class TD3(OffPolicyAlgorithm):
         self.target_noise_clip = target_noise_clip
         self.target_critic = copy.deepcopy(policy.critic).requires_grad_(False)
         self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
-        self.target_encoder = slow_encoder(policy.encoder_of_critic)
+        self.target_encoder = slow_copy(policy.encoder_of_critic)
         apart = policy.encoder if policy.critic_reads_apart else None
-        self.target_actor_encoder = slow_encoder(apart)
+        self.target_actor_encoder = slow_copy(apart)
+        self.target_memory = slow_copy(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics and actor."""
@@ -83,7 +84,7 @@ class TD3(OffPolicyAlgorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
-        self.replay.extend(rollout)
+        self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.updates["critic"])(minibatch)
@@ -111,7 +112,12 @@ class TD3(OffPolicyAlgorithm):
         # All that makes the target lags: the target actor reads what a slow encoder sees.
         apart = self.policy.critic_reads_apart
         encoder = self.target_actor_encoder if apart else self.target_encoder
-        features, slow = self.policy.features_for_target(following, self.target_encoder, encoder)
+        features, slow = self.policy.features_for_target(
+            minibatch,
+            following,
+            (self.target_encoder, self.target_memory),
+            (encoder, self.target_memory),
+        )
         best = self.policy.best_unit(following, self.target_actor, features)
         action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
         q = self.policy.q_values(following, action, self.target_critic, slow)
@@ -132,5 +138,6 @@ class TD3(OffPolicyAlgorithm):
             (self.target_actor, policy.actor),
             (self.target_encoder, policy.encoder_of_critic),
             (self.target_actor_encoder, policy.encoder),
+            (self.target_memory, policy.memory),
         ]
         return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]

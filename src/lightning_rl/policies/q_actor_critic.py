@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import torch
@@ -15,8 +15,12 @@ from lightning_rl.errors import check_range, closest, require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
+from lightning_rl.policies.memory import Memory, MemoryFactory
 from lightning_rl.policies.perceptron import ACTIVATIONS, Normalization
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
+
+Through = tuple[nn.Module | None, Memory | None]
+"""What features are read through: an encoder, and the memory behind it."""
 
 
 class QEnsemble(nn.Module):
@@ -111,6 +115,9 @@ class QActorCritic(PerceptronPolicy):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -137,6 +144,7 @@ class QActorCritic(PerceptronPolicy):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -148,6 +156,7 @@ class QActorCritic(PerceptronPolicy):
             actor_normalization,
             encoder,
             actor_keys,
+            memory,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
@@ -170,14 +179,24 @@ class QActorCritic(PerceptronPolicy):
         return self.distribution.unit(action)
 
     def actor_modules(self) -> list[nn.Module]:
-        """Return what the actor's loss trains: the actor, and an encoder of its own."""
-        shared = self.encoder is None or not self.critic_reads_apart
-        return [self.actor] if shared else [self.actor, cast(nn.Module, self.encoder)]
+        """Return what the actor's loss trains: the actor, and what it reads through on its own."""
+        return [self.actor, *(self._trunk if self.critic_reads_apart else [])]
 
     def critic_modules_to_train(self) -> list[nn.Module]:
-        """Return what the critics' loss trains: the critics, and the encoder that they read."""
-        encoder = self.encoder_of_critic
-        return [self.critic] if encoder is None else [self.critic, encoder]
+        """Return what the critics' loss trains: the critics, and what they read through."""
+        if not self.critic_reads_apart:
+            return [self.critic, *self._trunk]
+        return [self.critic, *([] if self.critic_encoder is None else [self.critic_encoder])]
+
+    @property
+    def _trunk(self) -> list[nn.Module]:
+        """What the actor reads through."""
+        return [one for one in (self.encoder, self.memory) if one is not None]
+
+    @property
+    def memory_of_critic(self) -> Memory | None:
+        """The memory behind what the critics read: the actor's, where they share it."""
+        return None if self.critic_reads_apart else self.memory
 
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """Return what actor and critics read [B, D] where the actor is trained on `td` [B].
@@ -197,26 +216,46 @@ class QActorCritic(PerceptronPolicy):
     def features_for_target(
         self,
         td: TensorDict,
-        critic_encoder: nn.Module | None,
-        actor_encoder: nn.Module | None = None,
+        following: TensorDict,
+        critic_through: Through,
+        actor_through: Through = (None, None),
     ) -> tuple[Tensor, Tensor]:
-        """Return what actor and critics read [B, D] where a target is made of `td` [B].
+        """Return what actor and critics read [B, D] where a target is made of what followed.
 
         Args:
-            td: [B], with `observation`.
-            critic_encoder: a slow copy of `encoder_of_critic`; None for that itself.
-            actor_encoder: likewise, of what the actor reads.
+            td: [B], with `sequences` where the policy has a memory.
+            following: [B], with `observation`: what followed.
+            critic_through: slow copies of `encoder_of_critic` and of `memory_of_critic`; None for
+                that itself.
+            actor_through: likewise, of what the actor reads through.
         """
-        keys = self.actor_keys, self.critic_keys
-        if actor_encoder is None:
-            actor_features = self.actor_features(td)
-        else:
-            actor_features = self.read(td, actor_encoder, None, keys[0])
-        if critic_encoder is None:
-            return actor_features, self.critic_features(td, actor_features)
-        if critic_encoder is actor_encoder:
+        actor_features = self._next_features(td, following, *actor_through)
+        if self.critic_reads_apart:
+            if critic_through[0] is None:
+                return actor_features, self.critic_features(following)
+            read = (critic_through[0], self.critic_normalizer, self.critic_keys)
+            return actor_features, self.read(following, *read)
+        same = all(one is other for one, other in zip(critic_through, actor_through, strict=True))
+        if same:
             return actor_features, actor_features
-        return actor_features, self.read(td, critic_encoder, None, keys[1])
+        return actor_features, self._next_features(td, following, *critic_through)
+
+    def _next_features(
+        self,
+        td: TensorDict,
+        following: TensorDict,
+        encoder: nn.Module | None,
+        memory: Memory | None,
+    ) -> Tensor:
+        """Return what the actor, or who shares with it, reads [B, D] of what followed `td` [B]."""
+        if encoder is None and self.memory is None:
+            return self.actor_features(following)
+
+        def encode(steps: TensorDict) -> Tensor:
+            return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
+
+        memory, features = memory or self.memory, encode(following)
+        return features if memory is None else memory.recall_next(td["sequences"], encode, features)
 
     def q_values(
         self,
@@ -265,6 +304,9 @@ class SquashedActorCritic(QActorCritic):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -292,6 +334,7 @@ class SquashedActorCritic(QActorCritic):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -310,6 +353,7 @@ class SquashedActorCritic(QActorCritic):
             critic_encoder,
             critic_keys,
             share_encoder,
+            memory,
         )
 
     def draw_unit(
@@ -354,6 +398,9 @@ class DeterministicActorCritic(QActorCritic):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -381,6 +428,7 @@ class DeterministicActorCritic(QActorCritic):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
     ) -> None:
         super().__init__(
             observation_space,
@@ -399,6 +447,7 @@ class DeterministicActorCritic(QActorCritic):
             critic_encoder,
             critic_keys,
             share_encoder,
+            memory,
         )
 
     def best_unit(
