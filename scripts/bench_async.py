@@ -4,9 +4,9 @@
     python scripts/bench_async.py --quick
     python scripts/bench_async.py --workloads cpu
 
-Both sides train CartPole-v1 by PPO, for the same number of env steps, and so of rollouts and
-updates (but for `return`): `sync` with `SyncCollector`, `async` with `AsyncCollector` and
-max_staleness 1.
+Both sides train CartPole-v1 by PPO, or Pendulum-v1 by SAC, for the same number of env steps, and so
+of rollouts and updates (but for `return`): `sync` with `SyncCollector`, `async` with
+`AsyncCollector` and max_staleness 1.
 
 `inference`: a policy with a simulated delay of 100, 200 or 500 ms per acting call (`SlowPolicy`),
 and a learner with a simulated delay (`SlowUpdate`) on top of its real update, so that collecting C
@@ -14,6 +14,9 @@ to learning L is 1:3, 1:1 and 3:1. `cpu`: no delay; an env that computes for a g
 CPU, in a process of its own, beside a learner that does real updates. It needs two free cores, and
 the time of an env step is chosen on the spot for C:L of 1:1. (With as many env processes as cores,
 collecting in turns uses all cores already, and there is less to gain.)
+
+`off_policy`: SAC at one update for each env step of an env that takes 50 ms, as a robot at 20 Hz
+does, and a learner whose updates take as long (1:1), a third of it, or three times as long.
 
 `return`: simulated inference at 1:1, and both train on until the policy as it is earns 195, the
 average of 32 episodes of its own after each update, however many env steps that takes; the median
@@ -44,21 +47,26 @@ from lightning.pytorch import Callback, seed_everything
 
 from lightning_rl import (
     PPO,
+    SAC,
     ActorCritic,
     AsyncCollector,
     GymnasiumEnv,
+    ReplayBuffer,
     RLDataModule,
     RLTrainer,
     SlowPolicy,
+    SquashedActorCritic,
     SyncCollector,
 )
 from lightning_rl.evaluation import run_episodes
 
-WORKLOADS = ("inference", "return", "cpu")
+WORKLOADS = ("inference", "off_policy", "return", "cpu")
 DELAYS_MS = (100, 200, 500)
 RATIOS = {"1:3": 3.0, "1:1": 1.0, "3:1": 1 / 3}
 """C:L, and L as a multiple of C."""
 NUM_ENVS = 2
+ENV_MS = 50
+"""What an env step of `off_policy` takes."""
 RETURN, EPISODES = 195, 32
 """What `return` trains to, and over how many episodes."""
 WARMUP = 3
@@ -91,6 +99,10 @@ def main() -> int:
             for name, multiple in RATIOS.items():
                 rows.append(inference(delay, name, multiple, steps, iterations))
                 write(rows, args.output)
+    if "off_policy" in args.workloads:
+        for name, multiple in RATIOS.items():
+            rows.append(off_policy(name, multiple, steps, iterations))
+            write(rows, args.output)
     if "return" in args.workloads:
         for delay in DELAYS_MS[: 1 if args.quick else None]:
             rows.append(to_return(delay))
@@ -120,6 +132,24 @@ def inference(delay_ms: float, name: str, multiple: float, steps: int, iteration
         "workload": f"simulated inference, {delay_ms} ms",
         "C:L": name,
     }
+    row["passed"] = name == "1:3" or row["share"] >= SHARE
+    return row
+
+
+def off_policy(name: str, multiple: float, steps: int, iterations: int) -> Row:
+    """Compare the two with an env that takes its time, and an update for each of its steps."""
+    run = partial(
+        train,
+        env=partial(GymnasiumEnv, id="Unhurried-v0", env_kwargs={"step_ms": ENV_MS}),
+        update_seconds=multiple * steps * ENV_MS / 1000,
+        num_envs=1,
+        steps=steps,
+        iterations=iterations,
+        settings={"batch_size": steps, "random_env_steps": 0},
+        algorithm="sac",
+    )
+    workload = f"SAC, an env of {ENV_MS} ms a step, an update for each"
+    row = compare(run) | {"group": "off_policy", "workload": workload, "C:L": name}
     row["passed"] = name == "1:3" or row["share"] >= SHARE
     return row
 
@@ -205,6 +235,21 @@ class Computing(gymnasium.Env[Any, Any]):
 gymnasium.register("Computing-v0", Computing)
 
 
+class Unhurried(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Pendulum-v1 of which each step takes `step_ms`, without computing."""
+
+    def __init__(self, step_ms: float) -> None:
+        super().__init__(gymnasium.make("Pendulum-v1"))
+        self.seconds = step_ms / 1000
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.seconds)
+        return self.env.step(action)
+
+
+gymnasium.register("Unhurried-v0", Unhurried)
+
+
 class SlowUpdate(Callback):
     """A simulated delay of each update, and the clocks of both sides."""
 
@@ -249,6 +294,7 @@ def train(
     update_seconds: float = 0.0,
     until: float = math.inf,
     seed: int = 1,
+    algorithm: str = "ppo",
 ) -> Row:
     """Train, and return the seconds in all, and per iteration those of each side."""
     seed_everything(seed, verbose=False)
@@ -260,9 +306,16 @@ def train(
         total_env_steps=num_envs * steps * iterations,
         iterations_per_epoch=1 if until < math.inf else iterations,  # it stops between epochs
         collector=kind,
+        replay=partial(ReplayBuffer, capacity=10_000) if algorithm == "sac" else None,
     )
     spaces = (data.observation_space, data.action_space)
-    policy: Any = SlowPolicy(*spaces, ActorCritic, delay_ms) if delay_ms else ActorCritic(*spaces)
+    model: Any
+    if algorithm == "sac":
+        model = SAC(SquashedActorCritic(*spaces, (64, 64)), **settings)
+    elif delay_ms:
+        model = PPO(SlowPolicy(*spaces, ActorCritic, delay_ms), **settings)
+    else:
+        model = PPO(ActorCritic(*spaces), **settings)
     clocks = SlowUpdate(update_seconds, until)
     with tempfile.TemporaryDirectory() as scratch:
         RLTrainer(
@@ -273,7 +326,7 @@ def train(
             enable_progress_bar=False,
             limit_val_batches=0,
             accelerator="cpu",
-        ).fit(PPO(policy, **settings), data)
+        ).fit(model, data)
     return {
         "wall": clocks.ends[-1],
         "steady": clocks.ends[-1] - clocks.ends[WARMUP - 1],

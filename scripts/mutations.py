@@ -68,6 +68,28 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # --- off-policy in the background ---
+    Mutation(
+        "algorithms/off_policy.py",
+        "who acts in the background keeps its weights for a whole iteration of updates",
+        "if i > 0 and i % self.publish_every_updates == 0:",
+        "if i < 0:",
+        "numerics/test_staleness.py equivalence/test_off_policy.py",
+    ),
+    Mutation(
+        "collectors/asynchronous.py",
+        "weights that are published within a version are not taken up",
+        "if self._weights.number == self._acting_number:",
+        "if self._weights.version == self._acting.version:",
+        "numerics/test_staleness.py",
+    ),
+    Mutation(
+        "collectors/asynchronous.py",
+        "the thread is ahead by a rollout more than it may be",
+        "return self._begun <= updates + (self.max_staleness if updates else 0)",
+        "return self._begun <= updates + 1 + (self.max_staleness if updates else 0)",
+        "numerics/test_staleness.py",
+    ),
     # --- recurrent policies ---
     Mutation(
         "algorithms/sequence_cut.py",

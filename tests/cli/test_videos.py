@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from lightning_rl import GymnasiumEnv, RLTrainer
+from lightning_rl import LSTM, GymnasiumEnv, RLTrainer
 from lightning_rl.callbacks import VideoSettings
 from lightning_rl.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.callbacks.video import _TimeShare
@@ -70,6 +70,25 @@ def test_a_film_shows_every_step_of_the_first_episodes_and_training_stays_the_sa
         assert episode[0].mean() > 200, "a white background"
         assert (episode[0].min() < 60).all(), "with a black cart"
         assert 110 < episode[-1].mean() < 170, "dimmed at the end"
+
+
+def test_a_policy_with_a_memory_is_filmed_as_it_plays(tmp_path):
+    """Two envs play three episodes: the third begins beside a row that is idle, with a memory of its own."""
+    run = {
+        "data": {"num_eval_episodes": 3, "num_eval_envs": 2, "total_env_steps": 128},
+        "policy": {"memory": partial(LSTM, size=8)},
+        "model": {"sequence_length": 8},
+    }
+    module, _, _ = filmed(tmp_path / "with", **run)
+    quiet, _, _ = train(tmp_path / "without", **run)
+    assert_same_run(tmp_path / "with", tmp_path / "without")
+    assert_same(module.evaluation, quiet.evaluation)
+    run["data"]["num_eval_envs"] = 3
+    beside, _, _ = train(tmp_path / "beside", **run)
+    assert beside.evaluation["returns"] == module.evaluation["returns"]
+    frames, _ = decode(tmp_path / "with" / "videos" / "eval_128.mp4")
+    lengths = module.evaluation["lengths"][:2]
+    assert len(frames) == -(-max(lengths) // 2) + 1  # every other step, and the end
 
 
 def test_the_film_of_the_best_is_kept_also_where_it_was_not_due(tmp_path):

@@ -59,7 +59,7 @@ PENDULUM = {
 OFF_POLICY = {
     "env": "Pendulum-v1",
     "policy": {"normalize_observation": True},
-    "model": {"algorithm": SAC, "updates_per_env_step": 0.5},
+    "model": {"algorithm": SAC, "updates_per_env_step": 0.1},
     "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
 }
 HELPED = {
@@ -583,8 +583,8 @@ def main(directory):
     run("off-policy, stopped", Send(1), **OFF_POLICY)
     checkpoint = last(directory / "off-policy, stopped")
     run("off-policy, resumed", into="off-policy, stopped", ckpt_path=checkpoint, **OFF_POLICY)
-    run("masks", **ALLOWED["masks"] | {"data": TEN})
-    run("parts, noise", **ALLOWED["parts, noise"] | {"data": TEN})
+    for name in ("masks", "parts, noise"):
+        run(name, **ALLOWED[name] | {"data": TEN | {"total_env_steps": 256}})
     for name, settings in HELPED.items():
         helped = Helped()
         data = TEN | {"total_env_steps": 256} | settings.get("data", {})

@@ -18,16 +18,34 @@ from lightning_rl import (
     GymnasiumEnv,
     PushCube,
     ReplayBuffer,
+    SquashedActorCritic,
     ValueAtoms,
 )
 from lightning_rl.envs import MaskProbe
 from tests.arms import helped_arm, mixed
+from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same, assert_same_run, last, load, train
+from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
 
 
 def chunked(num_envs):
     return ActionChunk(num_envs, lambda n: GymnasiumEnv(n, "Pendulum-v1"), 3)
+
+
+class Shy(SquashedActorCritic):
+    """A policy of one's own: its critics expect a little less than they would."""
+
+    def q_values(self, td, action, critic=None, features=None):
+        return super().q_values(td, action, critic, features) - self.shyness
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer("shyness", torch.tensor(0.1))
+
+
+class Modest(SAC):
+    def __init__(self, policy, **kwargs):
+        super().__init__(Shy(policy.observation_space, policy.action_space, (16,)), **kwargs)
 
 
 def settings(
@@ -55,6 +73,10 @@ RUNS = {
     "TD3": {"algorithm": TD3},
     "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
     "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
+    "a policy of one's own, told little": {
+        "algorithm": Modest,
+        "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[SaysLittle]),
+    },
     "SAC that remembers": {
         "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5},
         "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4, "policy_delay": 2,
@@ -90,6 +112,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted(name, tmp_path)
     run = settings(**RUNS[name])
     module, *_ = train(tmp_path / "whole", **run)
     assert module.updates_done > 20
+    assert ("metrics/steps" in scalars(tmp_path / "whole")) == ("told little" in name)
     stop_and_resume(tmp_path / "stopped", 5, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 

@@ -13,17 +13,22 @@ from torch import nn
 
 from lightning_rl import (
     GRPO,
+    PPO,
     SAC,
     TD3,
+    ActionChunk,
     ActorCritic,
     ActorOnly,
     AsyncCollector,
+    BehaviorCloning,
     DeterministicActorCritic,
     DictEncoder,
     EncodedObservations,
     Encoder,
     FrozenEncoder,
     GripperActorCritic,
+    GripperSAC,
+    GymnasiumEnv,
     ImpalaCNN,
     NatureCNN,
     OneHot,
@@ -40,9 +45,11 @@ from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
 from lightning_rl.rollout import allocate_rollout, final_storage, flat_transitions
+from tests.arms import Arm
+from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_async import assert_same_training
 from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same_run, last, load, train
+from tests.helpers import assert_same_run, last, load, scalars, train
 
 PICTURE = Box(0, 255, (12, 10, 3), np.uint8)
 ACTION = Box(-1.0, 1.0, (2,), np.float32)
@@ -619,6 +626,137 @@ def test_a_warm_start_takes_the_encoder_and_may_leave_that_of_the_critic(tmp_pat
     other = settings("PPO") | {"policy": {"encoder": partial(SMALL, size=9)}}
     with pytest.raises(ConfigurationError, match=r"entries differ.*encoder\.layers"):
         train(tmp_path / "third", **other, trainer=begin)
+
+
+class Pictured(gymnasium.Env):
+    """A picture that is dark or bright says which of two actions pays; an episode ends well or otherwise, at random."""
+
+    observation_space, action_space = PICTURE, Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen(), {}
+
+    def seen(self):
+        self.bright = int(self.np_random.integers(2))
+        return self.np_random.integers(128, size=PICTURE.shape).astype(np.uint8) + np.uint8(127 * self.bright)  # fmt: skip
+
+    def step(self, action):
+        pays = float(action == self.bright)
+        return self.seen(), pays, bool(self.np_random.random() < 0.2), False, {}
+
+
+gymnasium.register("tests/Pictured-v0", Pictured, max_episode_steps=12)
+
+
+class SeesTwice(ActorCritic):
+    """A policy of one's own, whose entropy is that of a second look at what its encoder makes."""
+
+    def __init__(self, *spaces, **settings):
+        super().__init__(*spaces, (8,), encoder=SMALL, **settings)
+        self.second = nn.Linear(self.encoder.size, 1)
+
+    def evaluate_actions(self, td):
+        result = super().evaluate_actions(td)
+        return result.set("entropy", result["entropy"] + self.second(self.actor_features(td))[:, 0])
+
+
+class Cautious(PPO):
+    """An algorithm of one's own: it has a policy made, warms its critic up, and anneals a bonus."""
+
+    def __init__(self, policy, share_encoder, **settings):
+        torch.manual_seed(7)
+        own = SeesTwice(policy.observation_space, policy.action_space, share_encoder=share_encoder)
+        super().__init__(own, critic_warmup_iterations=2, normalize_reward=True, **settings)
+
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return loss - self.bonus * scalars["entropy"] * self.trains_actor, scalars
+
+    def training_step(self, rollout, batch_idx):
+        self.bonus = 0.1 / (1 + self.iterations_done)
+        super().training_step(rollout, batch_idx)
+
+
+def pictured(num_envs):
+    inner = partial(GymnasiumEnv, id="tests/Pictured-v0", wrappers=[SaysLittle])
+    return ActionChunk(num_envs, inner, chunk_size=2)
+
+
+def meeting(share_encoder, **model):
+    model = {"algorithm": Cautious, "share_encoder": share_encoder, "learning_rate": 1e-3} | model
+    data = {"buffer_size": 8, "total_env_steps": 200, "iterations_per_epoch": 4}
+    data["num_eval_episodes"] = 8
+    return {"env": pictured, "data": data, "policy": {"encoder": SMALL}, "model": model}
+
+
+def test_seen_in_chunks_with_a_warm_up_and_partial_infos_by_a_policy_and_an_algorithm_of_ones_own(
+    tmp_path, traced_only
+):
+    module, *_ = train(tmp_path / "whole", **meeting(False))
+    assert 0 < module.evaluation["success_rate"] < 1, "of whom nothing is said have failed"
+    assert "metrics/steps" in scalars(tmp_path / "whole")
+    stop_and_resume(tmp_path / "stopped", 1, **meeting(False))
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    compiled, *_ = train(tmp_path / "compiled", **meeting(False, compile=True))
+    assert compiled.compilation.compiled
+    for key, value in module.policy.state_dict().items():
+        torch.testing.assert_close(compiled.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_in_its_warm_up_the_actor_and_an_encoder_of_its_own_stand_still(share, tmp_path):
+    """What actor and critic share moves, as the warm-up says."""
+    run = meeting(share)
+    module, *_ = train(tmp_path, **run, trainer={"limit_val_batches": 0, "max_steps": 2})
+    begun = Cautious(module.policy, share).policy.state_dict()
+    moved = {k.split(".")[0] for k, v in module.policy.state_dict().items() if not torch.equal(v, begun[k])}  # fmt: skip
+    assert moved == {"version", "critic", "encoder" if share else "critic_encoder"}
+
+
+class SeenArm(Arm):
+    """An arm that is seen: what it knows of itself is bright or dark in a picture."""
+
+    observation_space = Box(0, 255, (12, 10, 4), np.uint8)
+
+    def seen(self):
+        return np.broadcast_to(127.5 + 100 * super().seen(), (12, 10, 4)).clip(0, 255).astype(np.uint8)  # fmt: skip
+
+
+gymnasium.register("tests/SeenArm-v0", SeenArm, max_episode_steps=12, kwargs={"helped": False})
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled(share, tmp_path, traced_only):
+    run = {
+        "env": "tests/SeenArm-v0",
+        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(ReplayBuffer, capacity=60)},
+        "policy": {"encoder": SMALL, "share_encoder": share},
+        "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.25, "random_shift": 1},
+    }  # fmt: skip
+    module, *_ = train(tmp_path / "whole", **run)
+    assert module.metrics["train/skipped_steps"] == 0
+    stop_and_resume(tmp_path / "stopped", 4, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    run["model"]["compile"] = True
+    compiled, *_ = train(tmp_path / "compiled", **run)
+    assert compiled.compilation.compiled
+    for key, value in module.policy.state_dict().items():
+        torch.testing.assert_close(compiled.policy.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_what_a_teacher_does_by_pictures_is_cloned_by_an_encoder(tmp_path):
+    """The teacher of a run of PPO sees pictures too; the student has another encoder."""
+    train(tmp_path / "teacher", **settings("PPO"))
+    run = settings("PPO", algorithm=BehaviorCloning, teacher=str(tmp_path / "teacher"))
+    run["policy"] = {"encoder": partial(SMALL, size=5)}
+    module, *_ = train(tmp_path / "whole", **run)
+    begun, *_ = train(tmp_path / "begun", **run | {"data": run["data"] | {"total_env_steps": 32}})
+    assert module.metrics["train/negative_log_prob"] < begun.metrics["train/negative_log_prob"]
+    weight = "encoder.layers.0.weight"
+    assert not torch.equal(module.policy.state_dict()[weight], begun.policy.state_dict()[weight])
+    stop_and_resume(tmp_path / "stopped", 2, **run)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
 def frozen(path, make=SMALL):

@@ -294,6 +294,16 @@ class WeightsOfAll(WeightPolicy):
         return td
 
 
+class Nothing:
+    """A replay whose minibatches are empty."""
+
+    def __len__(self):
+        return 10**6
+
+    def batches(self, count, size, **settings):
+        return repeat(TensorDict({}, [size]), count)
+
+
 class Updates(OffPolicyAlgorithm):
     """An update sets the weights to how many there have been; everything else is as in any run.
 
@@ -302,15 +312,14 @@ class Updates(OffPolicyAlgorithm):
 
     def __init__(self, delay=lambda: None, each=lambda: None, **settings):
         super().__init__(WeightsOfAll(), batch_size=4, random_env_steps=0, **settings)
-        self.delay, self.each, self.replay_stub = delay, each, SimpleNamespace()
-        self.replay_stub.batches = lambda count, size, **_: repeat(TensorDict({}, [size]), count)
+        self.delay, self.each = delay, each
         self.run = SimpleNamespace(datamodule=self)
-        self.run.replay, self.trainer = self.replay_stub, self.run
+        self.trainer = self.run
         self._iterations = SimpleNamespace(increment_ready=int, increment_completed=int)
         self.seen, self.collector = [], None
 
     data = property(lambda self: self)
-    replay = property(lambda self: self.replay_stub)
+    replay = property(lambda self: Nothing())
 
     def configure_objectives(self):
         return [self.objective(None)]
