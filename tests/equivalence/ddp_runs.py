@@ -34,6 +34,7 @@ from lightning_rl import (
     ReplayBuffer,
     RLDataModule,
     RLTrainer,
+    ValueAtoms,
     VLAPolicy,
 )
 from lightning_rl.algorithms.rollout_evaluation import states_of
@@ -58,8 +59,8 @@ PENDULUM = {
 }
 OFF_POLICY = {
     "env": "Pendulum-v1",
-    "policy": {"normalize_observation": True},
-    "model": {"algorithm": SAC, "updates_per_env_step": 0.1},
+    "policy": {"normalize_observation": True, "value_atoms": ValueAtoms(11, 5.0)},
+    "model": {"algorithm": SAC, "updates_per_env_step": 0.1, "normalize_reward": True},
     "data": TEN | {"replay": partial(ReplayBuffer, capacity=100), "total_env_steps": 384},
 }
 HELPED = {

@@ -13,9 +13,11 @@ from lightning_rl import (
     ActionChunk,
     AsyncCollector,
     ConfigurationError,
+    DictEncoder,
     DiscreteSAC,
     GripperSAC,
     GymnasiumEnv,
+    PerceptronEncoder,
     PushCube,
     ReplayBuffer,
     SquashedActorCritic,
@@ -88,7 +90,10 @@ RUNS = {
         "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
         "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
     },
-    "CrossQ": {"tau": None, "policy_delay": 3, "policy": {"critic_normalization": "batch", "num_critics": 3}, "num_target_critics": 2},
+    "CrossQ": {
+        "tau": None, "policy_delay": 3, "num_target_critics": 2,
+        "policy": {"critic_normalization": "batch", "num_critics": 3, "encoder": partial(PerceptronEncoder, hidden_sizes=(8,))},
+    },
     "SAC, categorical and residual": {
         "normalize_reward": True, "n_steps": 2, "num_target_critics": 2,
         "policy": {
@@ -102,7 +107,7 @@ RUNS = {
     },
     "discrete SAC, of what is allowed": {
         "algorithm": DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,
-        "policy": {"num_critics": 3, "critic_normalization": "layer"},
+        "policy": {"num_critics": 3, "critic_normalization": "layer", "encoder": partial(DictEncoder, normalize=True)},
     },
 }  # fmt: skip
 
