@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lightning_rl.cli import quick_help
 
-USAGE = """usage: rl-cli {fit,validate,test,check,record,label} [options]
+USAGE = """usage: rl-cli {fit,validate,test,check,record,label,collect} [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
             change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
@@ -18,6 +18,7 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record,label} [options]
   check     try an env out:      rl-cli check --config ppo.yaml --data.env.id Acrobot-v1
   record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
   label     label them:          rl-cli label demos --success 0 3 7 --failure all
+  collect   for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot
 
   --config FILE       YAML file, or the bare name of a shipped one
   --ckpt_path PATH    a checkpoint, a run directory, or `last` or `best` of the newest run
@@ -33,7 +34,7 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record,label} [options]
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 
-SUBCOMMANDS = ("fit", "validate", "test", "check", "record", "label")
+SUBCOMMANDS = ("fit", "validate", "test", "check", "record", "label", "collect")
 
 
 def main() -> None:

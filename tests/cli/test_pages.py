@@ -29,6 +29,7 @@ from lightning_rl.machine import MachineSettings
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last
 from tests.markdown import blocks
+from tests.remote import Threads
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -127,7 +128,10 @@ def test_readme_shows_how_to_train_in_fourteen_lines():
 
 # --- each page, from its top to its end ---
 
-OF_THEIR_OWN = ("torchrun ", "rl-cli fit --config a2c.yaml")
+WITH_RAY = ("ray ", "RAY_AUTH_MODE=token ray ", "rl-cli collect ")
+"""How those begin that need Ray: run word for word by `faults/test_ray.py`."""
+
+OF_THEIR_OWN = ("torchrun ", "rl-cli fit --config a2c.yaml", *WITH_RAY)
 """How the commands begin that have tests of their own below."""
 
 READ_ONLY = ("pip install", "tensorboard ", "python scripts/", "scripts/")
@@ -197,7 +201,13 @@ def shortened(code):
 
 
 def follow(arguments):
-    """Run what was typed, small: a command of rl-cli."""
+    """Run what was typed, small: a command of rl-cli. In place of Ray's processes are threads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_rl.collectors.ray.RayCluster", Threads)
+        follow_here(arguments)
+
+
+def follow_here(arguments):
     config = arguments[arguments.index("--config") + 1] if "--config" in arguments else None
     if "--print_config" in arguments or asks_for_help(arguments):
         only_parsed(arguments)

@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`; `record` and `label` have files of their own."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`; the others have files of their own."""
 
 import os
 import re
@@ -22,6 +22,7 @@ from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.cli.arguments import complete
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
+from lightning_rl.cli.collect import collect
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -292,7 +293,7 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     return lines
 
 
-APART = {"record": record, "label": label}
+APART = {"record": record, "label": label, "collect": collect}
 """Subcommands that train nothing."""
 
 

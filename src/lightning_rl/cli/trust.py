@@ -154,6 +154,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
         ConfigurationError: naming the key, what stands there, and the cure.
     """
     config = settings_of(text, checkpoint)
+    address = _without_address(config)
     inspection = Inspection(checkpoint, cure)
     for section, value in config.items():
         if section not in SECTIONS:
@@ -175,7 +176,20 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
         for key, value in settings.items()
         if key not in config["trainer"] and key not in OF_THAT_RUN and value != []
     }
+    if address is not None:
+        left_out["data.collector.address"] = address
     return Checked(dump_yaml(config), left_out, inspection.reads)
+
+
+def _without_address(config: dict[str, Any]) -> Any:
+    """Take out the address of the cluster that a run was part of, and return it.
+
+    Whoever answers there could run code in this process: that is for the user to say.
+    """
+    place: Any = config
+    for key in ("data", "collector", "init_args"):
+        place = place.get(key) if isinstance(place, dict) else None
+    return place.pop("address", None) if isinstance(place, dict) else None
 
 
 def _is_plain(key: Any, value: Any) -> bool:
@@ -205,7 +219,9 @@ def _brief(value: Any) -> str:
     """Return the classes that a value names, or the value, in a few words."""
     values = value if isinstance(value, list) else [value]
     names = [one.get("class_path", one) if isinstance(one, dict) else one for one in values]
-    return textwrap.shorten(", ".join(str(name).rpartition(".")[2] for name in names), 80)
+    # An address is no path of a class.
+    short = (str(name) if ":" in str(name) else str(name).rpartition(".")[2] for name in names)
+    return textwrap.shorten(", ".join(short), 80)
 
 
 class Inspection:

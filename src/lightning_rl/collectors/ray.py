@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 import warnings
@@ -45,6 +46,9 @@ from lightning_rl.rollout import (
 CLOSE_SECONDS = 5.0
 """How long collectors may take to stop between two env steps and to close their envs."""
 
+CONNECT_SECONDS = 5.0
+"""How long the head of a cluster may take to answer."""
+
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that have the same version on both sides: what is sent is made of their classes."""
 
@@ -81,6 +85,8 @@ class RayCollector(Collector):
             collectors collect all the time, and what is too old is dropped, and counted.
         address: of a running Ray cluster, `host:port`; where not given, Ray is started on this
             machine, and ends with the run.
+        run: name of machines that have joined the cluster by `rl-cli collect --run NAME`, each of
+            which runs one of the collectors; `num_cpus` does not count there.
         num_cpus: CPU cores that Ray keeps for each collector.
         num_gpus: GPUs likewise, or a share of one; its policy then acts there.
         resources: others that a node must have to run a collector, and how much each takes.
@@ -108,6 +114,7 @@ class RayCollector(Collector):
         max_staleness: int | None = None,
         overflow: Literal["block", "overwrite"] = "block",
         address: str | None = None,
+        run: str | None = None,
         num_cpus: float = 1.0,
         num_gpus: float = 0.0,
         resources: dict[str, float] | None = None,
@@ -129,6 +136,13 @@ class RayCollector(Collector):
             f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
             "set trainer.devices to 1 and raise num_collectors, or use AsyncCollector.",
         )
+        require(
+            run is None or address is not None,
+            f"run is '{run}', the name of machines that have joined a cluster, and no address says "
+            "which: set data.collector.address, as in node0:6379.",
+        )
+        if run is not None:
+            num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert self.make_env is not None, "the data module gives it"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
         (self._segment,) = allocate_segments(
@@ -338,10 +352,7 @@ class RayCluster:
         num_gpus: float,
         resources: dict[str, float],
     ) -> None:
-        require(
-            importlib.util.find_spec("ray") is not None,
-            "RayCollector needs a package that is not installed: pip install 'lightning-rl[ray]'",
-        )
+        refuse_without_ray("RayCollector")
         self._address, self._count = address, count
         self._num_cpus, self._num_gpus, self._resources = num_cpus, num_gpus, resources
         self.connected = False
@@ -374,7 +385,9 @@ class RayCluster:
 
     def _join(self) -> None:
         room: dict[str, Any] = {}
-        if self._address is None:
+        if self._address is not None:
+            check_answers(self._address)
+        else:
             own = {name: self._count * amount for name, amount in self._resources.items()}
             room["num_cpus"] = math.ceil(self._count * self._num_cpus)
             room |= {"resources": own, "include_dashboard": False}
@@ -387,7 +400,7 @@ class RayCluster:
                 **room,
             )
         except Exception as error:
-            raise ConfigurationError(_why_not_joined(self._address, error)) from error
+            raise ConfigurationError(why_not_joined(self._address, error)) from error
 
     def put(self, weights: dict[str, Tensor]) -> None:
         """Make these the newest weights: one copy for all collectors of a node."""
@@ -568,9 +581,8 @@ class RayActor:
 
 
 def _import_ray() -> Any:
-    """Import Ray, quiet and with its token authentication on, unless the environment says else."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    """Import Ray, and give back the signals that it takes."""
+    prepare_environment()
     with _signals_kept():
         import ray
         import ray.exceptions
@@ -599,22 +611,69 @@ def _hear_torch_out() -> None:
         torch.from_numpy(array)
 
 
-def _why_not_joined(address: str | None, error: Exception) -> str:
+def refuse_without_ray(what: str) -> None:
+    """Say what to install, where Ray is not.
+
+    Raises:
+        ConfigurationError: where it is not installed.
+    """
+    require(
+        importlib.util.find_spec("ray") is not None,
+        f"{what} needs a package that is not installed: pip install 'lightning-rl[ray]'",
+    )
+
+
+def prepare_environment() -> None:
+    """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
+
+    Before Ray is imported, which reads them then; processes that it starts inherit them.
+    """
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def resource_of(run: str) -> str:
+    """Return what a machine has one of that collects for the runs of a name."""
+    return f"collect:{run}"
+
+
+def check_answers(address: str) -> None:
+    """See whether somebody answers at an address: Ray itself would ask for minutes.
+
+    Raises:
+        ConfigurationError: where nobody does, or it is none.
+    """
+    host, _, port = address.rpartition(":")
+    require(
+        bool(host) and port.isdecimal(),
+        f"The address of a Ray cluster is host:port, as in node0:6379, got '{address}'.",
+    )
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConfigurationError(why_not_joined(address, error)) from error
+
+
+def why_not_joined(address: str | None, error: Exception) -> str:
     """Say why a cluster cannot be joined, and what to do."""
     said = _brief(error)
     if address is None:
         return f"Ray cannot be started on this machine: {said}"
     where = f"The Ray cluster at {address} cannot be joined"
-    if "uthenticat" in f"{type(error).__name__} {said}" or "token" in said.lower():
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+        return f"{where}: {said}. Is the name of its machine right, as in node0:6379?"
+    if isinstance(error, OSError) and type(error) is not ConnectionError:
         return (
-            f"{where}: it wants another token than this machine has. Copy ~/.ray/auth_token of the "
-            "machine that runs its head, or set RAY_AUTH_TOKEN to what stands there."
+            f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
+            "open that port to this machine."
         )
-    if "ersion" in said:
-        return f"{where}: {said} Install the same versions on all machines."
+    if "version mismatch" in str(error).lower():
+        return f"{where}: {said}. Install the same versions on all machines."
+    # Ray tries a wrong token for a while, and then says only that it cannot connect.
     return (
-        f"{where}: {said} Is 'ray start --head' running there, is its port open to this machine, "
-        "and does data.collector.address name both, as in node0:6379?"
+        f"{where}: it answers, and does not let this process in. Its token is another one: copy "
+        "~/.ray/auth_token of the machine that runs its head to this one, or set RAY_AUTH_TOKEN to "
+        f"what stands there.{'' if 'InvalidAuthToken' in str(error) else f' Ray says: {said}'}"
     )
 
 

@@ -5,6 +5,7 @@ Ray.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -323,6 +324,12 @@ class RemoteCollectors:
         one.doing, one.healthy, one.error = "failed", False, error
         one.handle = one.request = one.state = None
         one.again_at = self.clock() + waits
+        said = str(error).partition("\n")[0]
+        warnings.warn(
+            f"Collector {one.index} failed, and is replaced in {waits:g} s: "
+            f"{type(error).__name__}: {said}",
+            stacklevel=2,
+        )
         healthy = sum(other.healthy for other in self.remotes)
         if healthy < self.rules.min_healthy:
             raise WriterError(

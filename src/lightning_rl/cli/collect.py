@@ -1,0 +1,104 @@
+"""Run `rl-cli collect`: have this machine, where an env lives, collect for a learner elsewhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser, check_names
+from lightning_rl.cli.parsing import Refusal
+from lightning_rl.collectors.ray import (
+    check_answers,
+    prepare_environment,
+    refuse_without_ray,
+    resource_of,
+    why_not_joined,
+)
+from lightning_rl.errors import ConfigurationError
+
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "address": (str, None, "of the cluster's head, host:port, as `ray start --head` says it"),
+    "run": (str, None, "name under which a learner asks for this machine: data.collector.run"),
+    "num_gpus": (float, 0.0, "GPUs that its collector may use"),
+}
+"""By their names: type, default (None where it must be given) and help."""
+
+STARTED = "Ray runtime started."
+"""What `ray start` prints once the machine has joined."""
+
+
+def collect(options: Sequence[str]) -> None:
+    """Join a cluster, and stay until a signal comes or the cluster ends.
+
+    Ray starts the collector here, one at a time, whenever a run of that name wants one.
+
+    Raises:
+        ConfigurationError: where Ray is not installed, or the cluster cannot be joined, or it ends.
+    """
+    check_names("collect", options, OPTIONS)
+    parser = OptionParser(
+        prog="rl-cli collect",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        description="Join this machine to a Ray cluster, to collect for runs of a name.",
+    )
+    for name, (kind, default, text) in OPTIONS.items():
+        required: dict[str, Any] = {"required": True} if default is None else {"default": default}
+        parser.add_argument(f"--{name}", type=kind, help=text, **required)
+    try:
+        settings = parser.parse_args(list(options))
+    except Refusal as refusal:
+        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
+        sys.exit(2)
+    refuse_without_ray("rl-cli collect")
+    check_answers(settings.address)
+    _stay(settings.address, settings.run, settings.num_gpus)
+
+
+def _stay(address: str, run: str, num_gpus: float) -> None:
+    """Run `ray start` until it ends; a signal goes on to it."""
+    prepare_environment()
+    # No CPUs: other collectors of the cluster are not to be placed here.
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]
+    command += ["--num-cpus=0", f"--num-gpus={num_gpus:g}", "--block", "--disable-usage-stats"]
+    command += [f"--resources={json.dumps({resource_of(run): 1})}"]
+    # The env's module is looked for where one started this, as `rl-cli fit` does.
+    places = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": places},
+    )
+    stopped = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    assert process.stdout is not None
+    joined, said = False, ""
+    for line in process.stdout:
+        if not joined:
+            said += line
+        if STARTED in line:
+            joined = True
+            print(f"Joined {address}: collects for runs with data.collector.run: {run}", flush=True)
+    process.wait()
+    if stopped:
+        return
+    if not joined:
+        raise ConfigurationError(why_not_joined(address, RuntimeError(said)))
+    raise ConfigurationError(
+        f"The cluster at {address} has ended, or this machine was cut off from it. Start its head "
+        "again, then this."
+    )
