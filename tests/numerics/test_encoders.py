@@ -730,14 +730,16 @@ gymnasium.register("tests/SeenArm-v0", SeenArm, max_episode_steps=12, kwargs={"h
 def test_an_arm_with_a_gripper_that_sees_resumes_and_is_compiled(share, tmp_path, traced_only):
     run = {
         "env": "tests/SeenArm-v0",
-        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 96, "replay": partial(ReplayBuffer, capacity=60)},
+        "data": {"num_envs": 2, "buffer_size": 8, "total_env_steps": 64, "replay": partial(ReplayBuffer, capacity=40)},
         "policy": {"encoder": SMALL, "share_encoder": share},
         "model": {"algorithm": GripperSAC, "updates_per_env_step": 0.25, "random_shift": 1},
     }  # fmt: skip
     module, *_ = train(tmp_path / "whole", **run)
     assert module.metrics["train/skipped_steps"] == 0
-    stop_and_resume(tmp_path / "stopped", 4, **run)
+    stop_and_resume(tmp_path / "stopped", 2, **run)
     assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    if share:
+        return  # one graph is enough
     run["model"]["compile"] = True
     compiled, *_ = train(tmp_path / "compiled", **run)
     assert compiled.compilation.compiled
