@@ -51,6 +51,14 @@ def processes_of(parent):
     return found
 
 
+def is_running(pid):
+    """Whether a process is there and has not ended: whoever it was left to may not have noticed that yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def collectors_of(command):
     return [
         pid for pid, name in processes_of(command.pid).items() if name.startswith("ray::RayActor")
@@ -91,7 +99,7 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     wait_for(lambda: len(collectors_of(run)) == 2 and first[0] not in collectors_of(run))
     left = list(processes_of(run.pid))
     os.kill(run.pid, signal.SIGKILL)
-    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in left), seconds=30)
+    wait_for(lambda: not any(map(is_running, left)), seconds=30)
 
 
 @needs_ray

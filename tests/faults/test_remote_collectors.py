@@ -8,6 +8,8 @@ import pytest
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
 
+pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
+
 
 class StandIn:
     """A cluster in which time passes only where somebody waits, and whose collectors fail by a draw."""

@@ -439,7 +439,8 @@ class RayCluster:
             cause.add_note(f"In the collector's process:\n{error}")
             return Answer(None, cause)
         except self._ray.exceptions.RayError as error:
-            return Answer(None, LostCollectorError(_brief(error)))
+            why = str(error).partition("\n")[0]
+            return Answer(None, LostCollectorError(f"its process is gone. Ray says: {why}"))
         if len(request) == 1:
             return Answer(value)
         self.received_bytes += _nbytes(value["rollout"])
