@@ -142,6 +142,41 @@ MUTATIONS = (
     ),
     Mutation(
         "buffers/replay_buffer.py",
+        "sequences: the state goes on over an episode's end",
+        "        starts = self._ring[DONE][previous] & (wanted > first[:, None])\n",
+        "        starts = self._ring[DONE][previous] & False\n",
+        "numerics/test_replay_sequences.py",
+    ),
+    Mutation(
+        "buffers/replay_buffer.py",
+        "sequences: the burn-in goes through a rollout that was dropped",
+        "        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)",
+        "        goes_on = behind_burn_in > 0",
+        "numerics/test_replay_sequences.py",
+    ),
+    Mutation(
+        "buffers/replay_buffer.py",
+        "sequences: a rollout that was dropped is no break",
+        "        if not joins.all():\n            self._last_break = first\n",
+        "",
+        "numerics/test_replay_sequences.py",
+    ),
+    Mutation(
+        "policies/memory.py",
+        "sequences: what followed is read with the state before the last step",
+        "            states.append(state)\n        last =",
+        "            states.append(state)\n        states.insert(0, states[0])\n        last =",
+        "numerics/test_replay_sequences.py",
+    ),
+    Mutation(
+        "policies/q_actor_critic.py",
+        "off-policy: the actor's loss moves the memory that the critics share",
+        "        with torch.no_grad():\n            shared = self.actor_features(td)\n",
+        "        shared = self.actor_features(td)\n",
+        "numerics/test_replay_sequences.py",
+    ),
+    Mutation(
+        "buffers/replay_buffer.py",
         "a penalty is not stored",
         '    ("penalty",): ((), torch.float32),\n    ("padding",)',
         '    ("padding",)',
@@ -994,8 +1029,8 @@ MUTATIONS = (
     Mutation(
         "buffers/replay_buffer.py",
         "off-policy: minibatches go on being drawn while a rollout overwrites them",
-        "                if self._end != end:\n",
-        "                if False:\n",
+        "        if self._end != end:\n",
+        "        if False:\n",
         "numerics/test_replay.py",
     ),
     Mutation(
@@ -1036,8 +1071,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/sac.py",
         "encoders: targets are read by the encoder itself",
-        "self.policy.features_for_target(there, self.target_encoder)\n",
-        "self.policy.features_for_target(there, None)\n",
+        "        through = self.target_encoder, self.target_memory\n",
+        "        through = None, self.target_memory\n",
         "numerics/test_encoders.py",
     ),
     Mutation(

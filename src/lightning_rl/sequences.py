@@ -19,23 +19,29 @@ class Sequences(NamedTuple):
     """The steps through which a recurrent policy comes to the samples [M] of a minibatch.
 
     Attributes:
-        steps: [S, C + L], S sequences of C steps of burn-in and L more: `observation`; `starts`,
-            whether an episode begins with a step, before which the state is zero; and `real`, which
-            is false of a step of burn-in that leaves the state as it is.
+        steps: [S, C + L + F], S sequences of C steps of burn-in, L of which samples are, and F that
+            lead to what followed the samples: `observation`; `starts`, whether an episode begins
+            with a step, before which the state is zero; and `real`, which is false of a step of
+            burn-in that leaves the state as it is.
         state: [S, ...], before the first step of each.
         burn_in: C.
         counted: [M] int64, which of the S*L steps the samples are; None where all are, in order.
+        ahead: F; of samples from a replay, as many as a target sums rewards over, less one.
+        last: [M] int64, which of the S*(L+F) steps is the last that the reward of a sample is of,
+            behind which its `next_observation` came; None where there is no such thing.
     """
 
     steps: TensorDict
     state: Tensor
     burn_in: int
     counted: Tensor | None
+    ahead: int = 0
+    last: Tensor | None = None
 
     @property
     def length(self) -> int:
         """L, the steps that gradients go through."""
-        return int(self.steps.batch_size[1]) - self.burn_in
+        return int(self.steps.batch_size[1]) - self.burn_in - self.ahead
 
     def samples(self, outputs: Tensor) -> Tensor:
         """Return what was found at the samples, [M, ...], of what was found at the steps.
@@ -64,7 +70,7 @@ def tensors_of(minibatch: TensorDict) -> list[Tensor]:
     sequences = sequences_of(minibatch)
     if sequences is not None:
         tensors += [*sequences.steps.values(True, True), sequences.state]
-        tensors += [] if sequences.counted is None else [sequences.counted]
+        tensors += [one for one in (sequences.counted, sequences.last) if one is not None]
     return tensors
 
 
@@ -80,7 +86,11 @@ def with_tensors(minibatch: TensorDict, tensors: Sequence[Tensor]) -> TensorDict
     if sequences is None:
         return rebuilt
     steps, state = like(sequences.steps), next(given)
-    return with_sequences(rebuilt, Sequences(steps, state, sequences.burn_in, next(given, None)))
+    counted = None if sequences.counted is None else next(given)
+    last = None if sequences.last is None else next(given)
+    return with_sequences(
+        rebuilt, sequences._replace(steps=steps, state=state, counted=counted, last=last)
+    )
 
 
 def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
@@ -91,7 +101,7 @@ def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
         size: most samples of a part, as far as one sequence has no more.
     """
     sequences = minibatch["sequences"]
-    steps, state, burn_in, counted = sequences
+    steps, state, _, counted, _, last = sequences
     together = max(1, size // sequences.length)
     cuts = range(0, len(steps), together)
     if counted is None:
@@ -104,8 +114,12 @@ def split_sequences(minibatch: TensorDict, size: int) -> list[TensorDict]:
     for first, end in zip(cuts, ends, strict=True):
         own = slice(first, first + together)
         places = None if counted is None else counted[begin:end] - first * sequences.length
+        unrolled = sequences.length + sequences.ahead
+        behind = None if last is None else last[begin:end] - first * unrolled
         if end > begin:
-            part = Sequences(steps[own], state[own], burn_in, places)
+            part = sequences._replace(
+                steps=steps[own], state=state[own], counted=places, last=behind
+            )
             parts.append(with_sequences(samples[begin:end], part))
         begin = end
     return parts

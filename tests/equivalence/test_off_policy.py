@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from lightning_rl import (
+    GRU,
+    LSTM,
     SAC,
     TD3,
     ActionChunk,
@@ -54,6 +56,13 @@ RUNS = {
     "TD3": {"algorithm": TD3},
     "SAC in chunks": {"env": chunked, "updates_per_env_step": 0.4, "n_steps": 2},
     "SAC on a torch task": {"env": PushCube, "policy": {"normalize_observation": True}},
+    "SAC that remembers": {
+        "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5},
+        "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4, "policy_delay": 2,
+    },
+    "TD3 that remembers, in chunks": {
+        "algorithm": TD3, "env": chunked, "policy": {"memory": partial(LSTM, size=4)}, "sequence_length": 2, "updates_per_env_step": 0.1,
+    },
     "an arm with a gripper, and help": {
         "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
         "policy": {"actor_normalization": "layer", "critic_normalization": "layer", "normalize_observation": True},
@@ -107,7 +116,9 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["SAC", "CrossQ", "discrete SAC, of what is allowed"])
+@pytest.mark.parametrize(
+    "name", ["SAC", "SAC that remembers", "CrossQ", "discrete SAC, of what is allowed"]
+)
 def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, tmp_path):
     background = partial(AsyncCollector, max_staleness=0, timeout_s=30)
     train(tmp_path / "sync", **settings(**RUNS[name]))

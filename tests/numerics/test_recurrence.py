@@ -275,7 +275,7 @@ def test_a_sequence_is_what_came_one_after_the_other_in_a_row():
     rollout["observation"][..., 1] = torch.arange(25)
     rollout["state"][..., 0] = torch.arange(25)
     for minibatch in drawn(policy, rollout, 5, 3, batch_size=10, keys=("observation",)):
-        steps, state, _, _ = sequences_of(minibatch)
+        steps, state, *_ = sequences_of(minibatch)
         row, time = steps["observation"][..., 0], steps["observation"][..., 1]
         assert (row == row[:, :1]).all()
         real = steps["real"]
@@ -611,14 +611,14 @@ def test_a_critic_that_sees_no_more_shares_the_memory():
         policy_for(CartPole(1), encoder=Double, share_encoder=False)
 
 
-def test_off_policy_algorithms_refuse_a_memory():
+def test_off_policy_algorithms_refuse_a_state_that_they_cannot_learn_through():
     class Recurrent(SquashedActorCritic):
         @property
         def extra_fields(self):
             return {**super().extra_fields, "state": ((1,), torch.float32)}
 
     policy = Recurrent(Box(-1, 1, (4,)), Box(-1, 1, (1,)))
-    with pytest.raises(ConfigurationError, match="SAC takes no policy with a state"):
+    with pytest.raises(ConfigurationError, match="Recurrent has a state, and no way through them"):
         SAC(policy)
 
 

@@ -59,7 +59,8 @@ class DiscreteSAC(SoftActorCritic):
     def target(self, minibatch: TensorDict) -> Tensor:
         """Return what the critics are to say of samples [B]."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        features, slow = self.policy.features_for_target(there, self.target_encoder)
+        through = self.target_encoder, self.target_memory
+        features, slow = self.policy.features_for_target(minibatch, there, through)
         log_probs = self.policy.log_probs(there, features)
         q = self.policy.action_values(there, self.target_critic, slow)
         least = least_of_subset(q, minibatch.get("target_critics", None))

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -11,6 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import Algorithm
+from lightning_rl.algorithms.checks import check_sequences
+from lightning_rl.algorithms.sequence_cut import SEQUENCE_LENGTH
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
@@ -43,6 +45,11 @@ class OffPolicyAlgorithm(Algorithm):
         max_grad_norm: bound on the norm of the gradient of each objective; null for none.
         random_shift: pixels by which the pictures of a minibatch are shifted at most, up or down
             and left or right, each picture by its own (4 is usual); 0 for not at all.
+        sequence_length: steps in a row that the gradients of a policy with a memory go through,
+            beginning with the state that was stored. A minibatch is `batch_size //
+            sequence_length` such sequences, at least one. 32 where not given.
+        burn_in: steps before each sequence, through which the policy as it is now finds the state
+            that the sequence begins with, without gradients, from the one that was stored.
         kwargs: see `Algorithm`.
 
     Raises:
@@ -63,14 +70,18 @@ class OffPolicyAlgorithm(Algorithm):
         learning_starts: int | None = None,
         max_grad_norm: float | None = None,
         random_shift: int = 0,
+        sequence_length: int | None = None,
+        burn_in: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, batch_size=batch_size, max_grad_norm=max_grad_norm, **kwargs)
+        check_sequences(policy, sequence_length, burn_in)
+        kind, own = type(self).__name__, type(policy).__name__
         require(
-            not policy.remembers,
-            f"{type(self).__name__} takes no policy with a state, and {type(policy).__name__} has "
-            "one: a replay hands out transitions, and not the sequences that a memory learns from. "
-            "Leave the memory out, or train with PPO or GRPO.",
+            policy.evaluates_sequences or not policy.remembers,
+            f"{kind} learns what is remembered through sequences, and {own} has a state, and no "
+            "way through them (see Policy.evaluates_sequences): give it a memory, "
+            "policy.init_args.memory: {class_path: LSTM}, or train it with PPO or GRPO.",
         )
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_steps", n_steps, least=1)
@@ -85,7 +96,14 @@ class OffPolicyAlgorithm(Algorithm):
         self.random_env_steps = random_env_steps
         wanted = random_env_steps if learning_starts is None else learning_starts
         self.learning_starts = max(wanted, batch_size)
+        self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
+        self.burn_in = burn_in
         check_range("random_shift", random_shift, least=0)
+        require(
+            random_shift == 0 or not policy.remembers,
+            f"random_shift={random_shift} shifts each picture by its own, and to a memory "
+            "everything would jump from step to step: leave one of them out.",
+        )
         self.random_shift = random_shift
         self._pictures = picture_keys(policy.observation_space)
         require(
@@ -101,23 +119,43 @@ class OffPolicyAlgorithm(Algorithm):
         """Yield as many minibatches [B] as are due after a fresh rollout [N, T+1].
 
         Each has `observation`, `action`, `reward` and `discount` over up to `n_steps` steps, and
-        `next_observation`; and what `drawn_fields` gives.
+        `next_observation`; and what `drawn_fields` gives. For a policy with a memory it is of
+        sequences, and what leads through them lies beside it.
         """
         count = self.updates_due(rollout)
         if count == 0:
             return
-        drawn = self.drawn_fields(count * self.batch_size)
-        parts = {key: value.split(self.batch_size) for key, value in drawn.items()}
+        if self.policy.remembers:
+            size = self.num_sequences * self.sequence_length
+            batches = self.replay.sequences(
+                count,
+                self.num_sequences,
+                self.sequence_length,
+                burn_in=self.burn_in,
+                n_steps=self.n_steps,
+                gamma=self.gamma,
+            )
+        else:
+            size = self.batch_size
+            batches = self.replay.batches(count, size, n_steps=self.n_steps, gamma=self.gamma)
+        parts = {k: value.split(size) for k, value in self.drawn_fields(count * size).items()}
         shifts = self._drawn_shifts(count)
-        batches = self.replay.batches(
-            count, self.batch_size, n_steps=self.n_steps, gamma=self.gamma
-        )
         for i, batch in enumerate(batches):
             for key, own in parts.items():
                 batch.set(key, own[i])
             for path, sides, shift in shifts:
                 batch.set(path, shift_pictures(batch.get(path), shift[i], sides))
             yield batch
+
+    def keep(self, rollout: TensorDict) -> None:
+        """Put a fresh rollout [N, T+1] into the replay, with states where they are learnt from."""
+        remembers = self.policy.remembers or "state" not in rollout.keys()
+        self.replay.extend(rollout if remembers else rollout.exclude("state"))
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences make a minibatch, for a policy with a memory."""
+        return max(1, self.batch_size // self.sequence_length)
 
     def _drawn_shifts(self, count: int) -> list[tuple[tuple[str, ...], tuple[int, int], Tensor]]:
         """Draw how far each picture of `count` minibatches is shifted, [count, B, 2] by key.
@@ -151,11 +189,16 @@ class OffPolicyAlgorithm(Algorithm):
         """
         fresh = int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         steps = self.env_steps + fresh
-        if steps < self.learning_starts:
+        if steps < self.learning_starts or len(self.replay) < self._steps_of_one_sequence:
             return 0
         # A tenth of 3 is 0.30000000000000004 * 10: a whole number must not be missed by rounding.
         due = math.floor((steps - self.learning_starts) * self.updates_per_env_step + 1e-9)
         return max(0, due - self.updates_done)
+
+    @property
+    def _steps_of_one_sequence(self) -> int:
+        """How many transitions a replay has once each env has gone through one sequence."""
+        return self.sequence_length * self.data.num_envs if self.policy.remembers else 0
 
     @property
     def updates_done(self) -> int:
@@ -215,6 +258,9 @@ class OffPolicyAlgorithm(Algorithm):
         super().setup(stage)
         if stage != "fit":
             return
+        each = self.data.env_steps_per_iteration // (self.data.num_envs * self.data.buffer_size)
+        least = self._steps_of_one_sequence * each * ranks.world_size()
+        self.learning_starts = max(self.learning_starts, least)
         longest = self.data.max_episode_actions
         require(
             longest is None or self.n_steps <= longest,
@@ -225,9 +271,9 @@ class OffPolicyAlgorithm(Algorithm):
         require(
             self.learning_starts < budget,
             f"model.learning_starts={self.learning_starts} (random_env_steps, unless it is set, "
-            f"and at least batch_size) is beyond the budget of {budget} env steps "
-            "(data.total_env_steps): the run would end before it learns anything. Lower it, or "
-            "raise the budget.",
+            "and at least batch_size, or a sequence of each env) is beyond the budget of "
+            f"{budget} env steps (data.total_env_steps): the run would end before it learns "
+            "anything. Lower it, or raise the budget.",
         )
 
     def on_train_start(self) -> None:
@@ -244,13 +290,23 @@ class OffPolicyAlgorithm(Algorithm):
             "replay could never give a minibatch of different transitions. Raise the capacity "
             "(1,000,000 is usual), or lower batch_size.",
         )
+        require(
+            room is None or room >= self._steps_of_one_sequence,
+            f"data.replay.capacity={room} has no room for one sequence of each env: "
+            f"model.sequence_length={self.sequence_length} times data.num_envs="
+            f"{self.data.num_envs}. Raise the capacity (1,000,000 is usual), or lower "
+            "sequence_length.",
+        )
 
 
-def slow_encoder(encoder: nn.Module | None) -> nn.Module | None:
-    """Return a copy of an encoder for targets; None where there is none, or nothing in it moves."""
-    if encoder is None or not any(one.requires_grad for one in encoder.parameters()):
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def slow_copy(module: _Module | None) -> _Module | None:
+    """Return a copy of a module for targets; None where there is none, or nothing in it moves."""
+    if module is None or not any(one.requires_grad for one in module.parameters()):
         return None
-    return copy.deepcopy(encoder).requires_grad_(False)
+    return copy.deepcopy(module).requires_grad_(False)
 
 
 def check_q_policy(algorithm: str, policy: Policy, kind: type[QActorCritic]) -> None:

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import RankState
-from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_encoder
+from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_copy
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
@@ -76,7 +76,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         check_range("policy_delay", policy_delay, least=1)
         self.critic_learning_rate = critic_learning_rate
         self.policy_delay = policy_delay
-        critic, self.target_critic, self.target_encoder = policy.critic, None, None
+        critic = policy.critic
+        self.target_critic = self.target_encoder = self.target_memory = None
         require(
             critic.normalization != "batch" or self.tau is None,
             "critic_normalization: batch is for critics that make their own targets, in one pass "
@@ -85,7 +86,8 @@ class QAlgorithm(OffPolicyAlgorithm):
         )
         if self.tau is not None:
             self.target_critic = copy.deepcopy(critic).requires_grad_(False)
-            self.target_encoder = slow_encoder(policy.encoder_of_critic)
+            self.target_encoder = slow_copy(policy.encoder_of_critic)
+            self.target_memory = slow_copy(policy.memory_of_critic)
         self.reward_normalizer = None
         if normalize_reward:
             limit = None if critic.atoms is None else float(critic.atoms[-1])
@@ -136,6 +138,7 @@ class QAlgorithm(OffPolicyAlgorithm):
         pairs = [
             (self.target_critic, self.policy.critic),
             (self.target_encoder, self.policy.encoder_of_critic),
+            (self.target_memory, self.policy.memory),
         ]
         return [(slow, fast) for slow, fast in pairs if slow is not None and fast is not None]
 

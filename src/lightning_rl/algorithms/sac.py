@@ -95,7 +95,7 @@ class SoftActorCritic(QAlgorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
-        self.replay.extend(rollout)
+        self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.update_critics)(minibatch)
@@ -169,7 +169,8 @@ class SAC(SoftActorCritic):
     def following(self, minibatch: TensorDict) -> Following:
         """Return what is done where the steps of samples [B] have led, and what that costs."""
         there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
-        features, slow = self.policy.features_for_target(there, self.target_encoder)
+        through = self.target_encoder, self.target_memory
+        features, slow = self.policy.features_for_target(minibatch, there, through)
         action, log_prob = self.policy.draw_unit(there, minibatch["next_noise"], features)
         alpha = self.log_alpha.exp() if self.entropy_in_target else 0.0
         return Following(slow, action, alpha * log_prob)

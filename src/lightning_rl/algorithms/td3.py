@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import slow_encoder
+from lightning_rl.algorithms.off_policy import slow_copy
 from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
 from lightning_rl.errors import check_range
 from lightning_rl.optim.update import Objective, OptimizerFactory
@@ -62,7 +62,8 @@ class TD3(QAlgorithm):
         if self.tau is not None:
             self.target_actor = copy.deepcopy(policy.actor).requires_grad_(False)
             apart = policy.encoder if policy.critic_reads_apart else None
-            self.target_actor_encoder = slow_encoder(apart)
+            self.target_actor_encoder = slow_copy(apart)
+            self.target_memory = slow_copy(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics and actor."""
@@ -83,7 +84,7 @@ class TD3(QAlgorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Keep a fresh rollout [N, T+1], and take the updates that are due."""
-        self.replay.extend(rollout)
+        self.keep(rollout)
         for minibatch in self.minibatches(rollout):
             with_actor = (self.updates_done + 1) % self.policy_delay == 0
             (self.update_all if with_actor else self.updates["critic"])(minibatch)
@@ -107,7 +108,12 @@ class TD3(QAlgorithm):
         # All that makes the target lags: the target actor reads what a slow encoder sees.
         apart = self.policy.critic_reads_apart
         encoder = self.target_actor_encoder if apart else self.target_encoder
-        features, slow = self.policy.features_for_target(there, self.target_encoder, encoder)
+        features, slow = self.policy.features_for_target(
+            minibatch,
+            there,
+            (self.target_encoder, self.target_memory),
+            (encoder, self.target_memory),
+        )
         best = self.policy.best_unit(there, self.target_actor, features)
         action = (best + minibatch["next_noise"]).clamp(-1.0, 1.0)
         return Following(slow, action, torch.zeros_like(minibatch["reward"]))

@@ -9,6 +9,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
+from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import validate
 
 
@@ -122,6 +123,40 @@ class Replay(ABC):
             n_steps: of one env, whose rewards are summed.
             gamma: discount per env step.
         """
+
+    def sequences(
+        self,
+        count: int,
+        num_sequences: int,
+        length: int,
+        *,
+        burn_in: int = 0,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+    ) -> Iterator[TensorDict]:
+        """Yield minibatches [S*L] like those of `batches`, of sequences of L steps in a row.
+
+        Beside the samples lie the steps that lead to them and to what followed them, see
+        `lightning_rl.sequences`. A sequence goes on from an episode into the next, whose state is
+        zero; it begins with the state that was stored before its first step. One that the stream
+        breaks in is not drawn.
+
+        Args:
+            count: of the minibatches.
+            num_sequences: S.
+            length: L.
+            burn_in: C, steps before each sequence, fewer where what is held begins.
+            n_steps: of one env, whose rewards are summed.
+            gamma: discount per env step.
+
+        Raises:
+            ConfigurationError: where the replay keeps no sequences, or rollouts have no state.
+            RuntimeError: where there is no sequence to draw, and where a rollout came in between.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} hands out single transitions, and a policy with a memory "
+            "learns from sequences: set data.replay: ReplayBuffer, or leave the memory out."
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to chart, by name."""

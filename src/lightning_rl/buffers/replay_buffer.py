@@ -29,6 +29,7 @@ from lightning_rl.buffers.columns import (
 from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.rollout import FieldSpec, final_observations, validate
+from lightning_rl.sequences import Sequences, with_sequences
 
 GATHER_BYTES = 2**22
 """How much is gathered at once for minibatches."""
@@ -61,6 +62,15 @@ OPTIONAL: dict[Column, FieldSpec] = {
     ("padding",): ((), torch.bool),
 }
 """What only some rollouts have."""
+
+STATE: Column = ("state",)
+"""What a policy remembered before a step, where rollouts have it."""
+
+DONE: Column = ("done",)
+"""Beside it: whether an episode ended with a step."""
+
+JOINS: Column = ("joins",)
+"""Beside it: whether a step follows that in the slot before, which may have ended an episode."""
 
 
 _Specs = dict[Column, FieldSpec]
@@ -127,6 +137,8 @@ class ReplayBuffer(Replay):
         self._end = 0  # the slot that the next step goes to, of all there ever were
         self._generator = torch.Generator(self._home).manual_seed(seed)
         self._offsets: Tensor | None = None  # what may be drawn, where there is padding
+        self._last_break = 0  # the last slot that does not join the one before, in any env
+        self._beginnings: dict[int, Tensor] = {}  # of sequences, by their length, where it matters
         self._logs: dict[Path, _Log] = {}
 
     def _specs(self, of_a_rollout: Mapping[Column, FieldSpec] | None = None) -> _Specs:
@@ -164,7 +176,9 @@ class ReplayBuffer(Replay):
         self._ring = self._reserve(specs, self._rows)
         sizes = (self._slots + 1, self.num_envs)
         self._by_slot = {name: column.unflatten(0, sizes) for name, column in self._ring.items()}
-        self._row_bytes = bytes_of(specs)
+        if bytes_of(specs) > self._row_bytes:  # a state makes rows several times as long
+            self._row_bytes = bytes_of(specs)
+            self._check_room()
 
     @property
     def _oldest(self) -> int:
@@ -188,16 +202,19 @@ class ReplayBuffer(Replay):
         if left_out == 0:
             self._end_streams(rollout)
         for column in self._ring:
-            if column != ASIDE:
+            if column not in (ASIDE, JOINS):
                 # The last slot, of which observations alone mean something, is written with the
                 # rest: to leave it out takes as long as the copy.
                 values = _values(rollout, column).transpose(0, 1)
                 self._write(column, values[left_out:] if left_out else values, first)
         for part, _, _ in self._places(ASIDE, first, steps - left_out):
             part.fill_(-1)
+        if STATE in self._ring:
+            self._join(rollout, first, steps - left_out)
         self._end += steps
         self._keep_ends(rollout, left_out, first)
         self._offsets = None
+        self._beginnings.clear()
 
     def _write(self, name: Column, values: Tensor, first: int) -> None:
         """Copy values [T, N, ...] to the slots from `first` on."""
@@ -231,6 +248,15 @@ class ReplayBuffer(Replay):
         envs = cut.nonzero().flatten()
         kept = {name: self._by_slot[name][following, envs] for name in self._observation}
         self._keep_aside((self._end - 1) * self.num_envs + envs, kept)
+
+    def _join(self, rollout: TensorDict, first: int, steps: int) -> None:
+        """Write which of some slots, from `first` on, join the one before."""
+        for part, _, _ in self._places(JOINS, first, steps):
+            part.fill_(True)
+        joins = rollout.get("continues", rollout["done"] & False)[:, 0]
+        self._by_slot[JOINS][first % (self._slots + 1)] = joins.to(self._home)
+        if not joins.all():
+            self._last_break = first
 
     def _keep_ends(self, rollout: TensorDict, left_out: int, first: int) -> None:
         """Keep what followed the steps at which an episode ended, or behind which is padding."""
@@ -279,9 +305,7 @@ class ReplayBuffer(Replay):
             ConfigurationError: for `n_steps` below 1.
             RuntimeError: where there is nothing to draw from, and where a rollout came in between.
         """
-        if len(self) == 0:
-            raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
-        check_range("n_steps", n_steps, least=1)
+        self._check_drawing(n_steps)
         size = (count * batch_size,)
         drawn = torch.randint(len(self), size, generator=self._generator, device=self._home)
         return self._minibatches(drawn, batch_size, n_steps, gamma)
@@ -298,18 +322,42 @@ class ReplayBuffer(Replay):
             parts = [_cut(field, batch_size) for field in fields.values()]
             for values in zip(*parts, strict=True):
                 yield _as_tensordict(dict(zip(fields, values, strict=True)), batch_size)
-                if self._end != end:
-                    raise RuntimeError(
-                        "A rollout came into the replay while minibatches were drawn from it, and "
-                        "may have overwritten what was drawn: take all minibatches of a call of "
-                        "batches() before the next extend()."
-                    )
+                self._check_undisturbed(end)
+
+    def _check_drawing(self, n_steps: int) -> None:
+        if len(self) == 0:
+            raise RuntimeError("The replay is empty: nothing can be drawn. Call extend() first.")
+        check_range("n_steps", n_steps, least=1)
+
+    def _check_undisturbed(self, end: int) -> None:
+        if self._end != end:
+            raise RuntimeError(
+                "A rollout came into the replay while minibatches were drawn from it, and may have "
+                "overwritten what was drawn: take all minibatches of a call of batches() before "
+                "the next extend()."
+            )
 
     def _samples(self, drawn: Tensor, n_steps: int, gamma: float) -> dict[Column, Tensor]:
-        """Gather samples [M], by how many rows they are behind the oldest one that may be drawn."""
+        """Gather samples [M], by their places among those that may be drawn."""
         offsets = self._drawable()
         behind = drawn if offsets is None else offsets[drawn]
-        rows = (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
+        return self._fields(self._row(behind), behind, n_steps, gamma)[0]
+
+    def _row(self, behind: Tensor) -> Tensor:
+        """Return the rows that are so many behind the oldest one that is held."""
+        return (behind + self._oldest * self.num_envs % self._rows).remainder_(self._rows)
+
+    def _fields(
+        self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
+    ) -> tuple[dict[Column, Tensor], Tensor]:
+        """Gather samples [M], and the rows [M] of the last step that each has a reward of.
+
+        Args:
+            rows: [M], where samples begin.
+            behind: [M], how many rows these are behind the oldest one.
+            n_steps: n.
+            gamma: per env step.
+        """
         sums, discount, last = self._sums(rows, behind, n_steps, gamma)
         following = (last + self.num_envs).remainder_(self._rows)
         aside = self._ring[ASIDE].index_select(0, last)
@@ -328,7 +376,116 @@ class ReplayBuffer(Replay):
         fields["discount",] = discount
         if ("intervened",) in self._ring:
             fields["intervened",] = self._ring["intervened",].index_select(0, rows)
-        return fields
+        return fields, last
+
+    # --- sequences that are drawn ---
+
+    def sequences(
+        self,
+        count: int,
+        num_sequences: int,
+        length: int,
+        *,
+        burn_in: int = 0,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+    ) -> Iterator[TensorDict]:
+        self._check_drawing(n_steps)
+        require(
+            STATE in self._ring,
+            "Sequences are for a policy with a memory, and the rollouts in the replay have no "
+            "state: they come from one without.",
+        )
+        beginnings = self._beginnings_of(length)
+        choices = max(0, self._end - self._oldest - length + 1) * self.num_envs
+        choices = choices if beginnings is None else len(beginnings)
+        if choices == 0:
+            raise RuntimeError(
+                f"The replay holds no {length} steps of one env that follow each other: lower "
+                "model.sequence_length, or, where an AsyncCollector drops rollouts "
+                "(overflow: overwrite), have it wait."
+            )
+        size = (count, num_sequences)
+        drawn = torch.randint(choices, size, generator=self._generator, device=self._home)
+        behind = drawn if beginnings is None else beginnings[drawn]
+        return self._minibatches_of_sequences(behind, length, burn_in, n_steps, gamma)
+
+    def _minibatches_of_sequences(
+        self, beginnings: Tensor, length: int, burn_in: int, n_steps: int, gamma: float
+    ) -> Iterator[TensorDict]:
+        end = self._end
+        for behind in beginnings.unbind(0):
+            fields, last = self._samples_of_sequences(behind, length, n_steps, gamma)
+            unrolled, first = self._steps(behind, burn_in, length + n_steps - 1)
+            steps = _as_tensordict(unrolled, *first.shape[:1], unrolled["starts",].shape[1])
+            state = self._ring[STATE].index_select(0, first)
+            sequences = Sequences(
+                steps.to(self.device),
+                state.to(self.device),
+                burn_in,
+                counted=None,
+                ahead=n_steps - 1,
+                last=last.to(self.device),
+            )
+            minibatch = _as_tensordict(fields, len(last)).to(self.device)
+            yield with_sequences(minibatch, sequences)
+            self._check_undisturbed(end)
+
+    def _beginnings_of(self, length: int) -> Tensor | None:
+        """Return where sequences may begin that no break of a stream is in; None for anywhere.
+
+        As rows behind the oldest one. An episode's end is no break: the next slot joins it, with a
+        state of zero.
+        """
+        if self._last_break <= self._oldest:
+            return None
+        if length not in self._beginnings:
+            slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
+            breaks = (~self._by_slot[JOINS][slots]).cumsum(0)
+            # Of the slots t to t + L - 1 any but the first may be one that joins nothing.
+            whole = breaks[length - 1 :] == breaks[: max(0, len(slots) - length + 1)]
+            self._beginnings[length] = whole.flatten().nonzero().flatten()
+        return self._beginnings[length]
+
+    def _samples_of_sequences(
+        self, behind: Tensor, length: int, n_steps: int, gamma: float
+    ) -> tuple[dict[Column, Tensor], Tensor]:
+        """Gather the samples [S*L] of sequences [S], and of each its last step, see `Sequences`."""
+        steps = torch.arange(length, device=self._home)
+        of_each = (behind[:, None] + steps * self.num_envs).flatten()
+        rows = self._row(of_each)
+        fields, last = self._fields(rows, of_each, n_steps, gamma)
+        further = (last - rows).remainder_(self._rows) // self.num_envs
+        unrolled = length + n_steps - 1
+        first = torch.arange(len(behind), device=self._home)[:, None] * unrolled
+        return fields, (first + steps).flatten() + further
+
+    def _steps(
+        self, behind: Tensor, burn_in: int, length: int
+    ) -> tuple[dict[Column, Tensor], Tensor]:
+        """Gather what leads through sequences [S], [S, C + L, ...]; and their first rows [S].
+
+        A sequence has fewer real steps of burn-in where what is held begins, or its stream does;
+        the first real one stands in the place of each that is not.
+        """
+        slots, envs = behind // self.num_envs, behind % self.num_envs
+        held = self._end - self._oldest
+        behind_burn_in = slots[:, None] - torch.arange(burn_in - 1, -1, -1, device=self._home)
+        rows = self._row(behind_burn_in.clamp(min=0) * self.num_envs + envs[:, None])
+        goes_on = self._ring[JOINS][rows] & (behind_burn_in > 0)  # from the slot before, to here
+        real = goes_on.flip(1).cumprod(1).flip(1).bool()
+        first = slots - real.sum(1)
+        wanted = slots[:, None] + torch.arange(-burn_in, length, device=self._home)
+        wanted = wanted.clamp(max=held - 1).maximum(first[:, None])
+        rows = self._row(wanted * self.num_envs + envs[:, None])
+        previous = (rows - self.num_envs).remainder_(self._rows)
+        # The state before the first step is stored, and says itself whether an episode begins.
+        starts = self._ring[DONE][previous] & (wanted > first[:, None])
+        fields: dict[Column, Tensor] = {name: self._ring[name][rows] for name in self._observation}
+        fields["starts",] = starts
+        if burn_in > 0:
+            fields["real",] = torch.cat([real, real.new_ones(len(slots), length)], 1)
+        return fields, rows[:, 0]
 
     def _sums(
         self, rows: Tensor, behind: Tensor, n_steps: int, gamma: float
@@ -495,11 +652,19 @@ class ReplayBuffer(Replay):
                 size = sum(tensor.nbytes for tensor in content.values())
                 log.parts.append(part._replace(size=size))
                 log.aside_begin, log.aside_end = log.aside_end, self._aside.end
+        self._find_last_break()
         if parts:
             following, here = state["following"], end % (self._slots + 1)
             for name, (shape, dtype) in self._observation.items():
                 self._check("the checkpoint", name, following, (self.num_envs, *shape), dtype)
                 self._by_slot[name][here].copy_(following[name])
+
+    def _find_last_break(self) -> None:
+        if STATE in self._ring:
+            slots = torch.arange(self._oldest, self._end, device=self._home)
+            joins = self._by_slot[JOINS][slots % (self._slots + 1)].all(1)
+            found = slots[~joins]
+            self._last_break = int(found[-1]) if len(found) else 0
 
     def _restore_generator(self, state: Tensor) -> None:
         try:
@@ -546,6 +711,8 @@ class ReplayBuffer(Replay):
             rewards = content.get(("step_reward",), torch.empty(0, 0, 0))
             chunk = rewards.shape[-1]
             added = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
+        if STATE in content:
+            added |= _of_a_state(content[STATE])
         return added | {name: spec for name, spec in OPTIONAL.items() if name in content}
 
     def _check(
@@ -682,7 +849,15 @@ def _specs_of(rollout: TensorDict) -> _Specs:
         specs: _Specs = {("step_reward",): ((chunk,), torch.float32), ("steps",): ((), torch.int32)}
     else:
         specs = dict(PLAIN)
+    if STATE[0] in rollout.keys():
+        specs |= _of_a_state(rollout["state"])
     return specs | {name: spec for name, spec in OPTIONAL.items() if name[0] in rollout.keys()}
+
+
+def _of_a_state(state: Tensor) -> _Specs:
+    """Return the columns that states [N, T, ...] add."""
+    flag: FieldSpec = ((), torch.bool)
+    return {STATE: (tuple(state.shape[2:]), state.dtype), DONE: flag, JOINS: flag}
 
 
 def _values(rollout: TensorDict, column: Column) -> Tensor:
@@ -725,6 +900,6 @@ def _as_tree(fields: Mapping[Column, Tensor]) -> dict[str, Any]:
     return {k: _as_tree(v) if isinstance(v, dict) else v for k, v in tree.items()}
 
 
-def _as_tensordict(fields: Mapping[Column, Tensor], size: int) -> TensorDict:
-    """Return a minibatch [B] of columns."""
-    return TensorDict(_as_tree(fields), [size])
+def _as_tensordict(fields: Mapping[Column, Tensor], *size: int) -> TensorDict:
+    """Return columns [*size, ...] as they lie in a minibatch."""
+    return TensorDict(_as_tree(fields), size)

@@ -97,7 +97,7 @@ class DiscreteActorCritic(QActorCritic):
             critic_encoder,
             critic_keys,
             share_encoder,
-            network,
+            network=network,
         )
 
     def sizes_of_critic(self, features: int) -> tuple[int, int]:

@@ -75,6 +75,11 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> None:
         refuse_batch(critic_normalization, "an arm with a gripper")
         arm, commands = _parts(action_space)
+        require(
+            kwargs.get("memory") is None,
+            "GripperActorCritic has no memory for what its gripper's critic would be fitted to: "
+            "leave it out, or give the policy what there is to know.",
+        )
         super().__init__(
             observation_space,
             arm,

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from tensordict import TensorDict
@@ -99,14 +100,45 @@ class Memory(nn.Module, ABC):
                 memory's, behind them may be others'.
             encode: makes features [S, L, D] of steps [S, L].
         """
-        steps, state, burn_in, _ = sequences
-        state = state[..., : self.state_size]
-        if burn_in > 0:
-            before, steps = steps[:, :burn_in], steps[:, burn_in:]
-            with torch.no_grad():
-                features = encode(before)
-            state = self.burn_in(features, state, before["starts"], before["real"])
+        state = self._first_state(sequences, encode)
+        first = sequences.burn_in
+        steps = sequences.steps[:, first : first + sequences.length]
         return sequences.samples(self.unroll(encode(steps), state, steps["starts"]))
+
+    @torch.no_grad()
+    def recall_next(
+        self, sequences: Sequences, encode: Callable[[TensorDict], Tensor], following: Tensor
+    ) -> Tensor:
+        """Return what it gives where a sample's `next_observation` is read [M, H].
+
+        The state is that behind the sample's last step, whatever the step after that belongs to.
+
+        Args:
+            sequences: see `recall`; with `last`.
+            encode: likewise.
+            following: [M, D], the features of what followed the samples.
+        """
+        state = self._first_state(sequences, encode)
+        steps = sequences.steps[:, sequences.burn_in :]
+        through = self.project(encode(steps)).unbind(1), steps["starts"].unbind(1)
+        states = []
+        for projected, start in zip(*through, strict=True):
+            _, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            states.append(state)
+        last = cast(Tensor, sequences.last)
+        behind = torch.stack(states, 1).flatten(0, 1).index_select(0, last)
+        output: Tensor = self(following, behind)[0]
+        return output
+
+    def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
+        """Return the state [B, S] before the first step of which a sample is, or may be."""
+        state = sequences.state[..., : self.state_size]
+        if sequences.burn_in == 0:
+            return state
+        before = sequences.steps[:, : sequences.burn_in]
+        with torch.no_grad():
+            features = encode(before)
+        return self.burn_in(features, state, before["starts"], before["real"])
 
 
 MemoryFactory = Callable[[int], Memory]

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 import torch
@@ -13,9 +13,13 @@ from lightning_rl.errors import check_range, closest, require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
+from lightning_rl.policies.memory import Memory, MemoryFactory
 from lightning_rl.policies.perceptron import ACTIVATIONS, Network, Normalization
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.policies.q_networks import CriticNormalization, QEnsemble, ValueAtoms
+
+Through = tuple[nn.Module | None, Memory | None]
+"""What features are read through: an encoder, and the memory behind it."""
 
 
 class QActorCritic(PerceptronPolicy):
@@ -47,6 +51,9 @@ class QActorCritic(PerceptronPolicy):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
         network: of actor and critics: `perceptron`, or `residual` with a block for each of the
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
@@ -78,6 +85,7 @@ class QActorCritic(PerceptronPolicy):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
     ) -> None:
@@ -91,6 +99,7 @@ class QActorCritic(PerceptronPolicy):
             actor_normalization,
             encoder,
             actor_keys,
+            memory,
             network=network,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
@@ -124,14 +133,24 @@ class QActorCritic(PerceptronPolicy):
         return self.distribution.unit(action)
 
     def actor_modules(self) -> list[nn.Module]:
-        """Return what the actor's loss trains: the actor, and an encoder of its own."""
-        shared = self.encoder is None or not self.critic_reads_apart
-        return [self.actor] if shared else [self.actor, cast(nn.Module, self.encoder)]
+        """Return what the actor's loss trains: the actor, and what it reads through on its own."""
+        return [self.actor, *(self._trunk if self.critic_reads_apart else [])]
 
     def critic_modules_to_train(self) -> list[nn.Module]:
-        """Return what the critics' loss trains: the critics, and the encoder that they read."""
-        encoder = self.encoder_of_critic
-        return [self.critic] if encoder is None else [self.critic, encoder]
+        """Return what the critics' loss trains: the critics, and what they read through."""
+        if not self.critic_reads_apart:
+            return [self.critic, *self._trunk]
+        return [self.critic, *([] if self.critic_encoder is None else [self.critic_encoder])]
+
+    @property
+    def _trunk(self) -> list[nn.Module]:
+        """What the actor reads through."""
+        return [one for one in (self.encoder, self.memory) if one is not None]
+
+    @property
+    def memory_of_critic(self) -> Memory | None:
+        """The memory behind what the critics read: the actor's, where they share it."""
+        return None if self.critic_reads_apart else self.memory
 
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """Return what actor and critics read [B, D] where the actor is trained on `td` [B].
@@ -151,26 +170,46 @@ class QActorCritic(PerceptronPolicy):
     def features_for_target(
         self,
         td: TensorDict,
-        critic_encoder: nn.Module | None,
-        actor_encoder: nn.Module | None = None,
+        following: TensorDict,
+        critic_through: Through,
+        actor_through: Through = (None, None),
     ) -> tuple[Tensor, Tensor]:
-        """Return what actor and critics read [B, D] where a target is made of `td` [B].
+        """Return what actor and critics read [B, D] where a target is made of what followed.
 
         Args:
-            td: [B], with `observation`.
-            critic_encoder: a slow copy of `encoder_of_critic`; None for that itself.
-            actor_encoder: likewise, of what the actor reads.
+            td: [B], with `sequences` where the policy has a memory.
+            following: [B], with `observation`: what followed.
+            critic_through: slow copies of `encoder_of_critic` and of `memory_of_critic`; None for
+                that itself.
+            actor_through: likewise, of what the actor reads through.
         """
-        keys = self.actor_keys, self.critic_keys
-        if actor_encoder is None:
-            actor_features = self.actor_features(td)
-        else:
-            actor_features = self.read(td, actor_encoder, None, keys[0])
-        if critic_encoder is None:
-            return actor_features, self.critic_features(td, actor_features)
-        if critic_encoder is actor_encoder:
+        actor_features = self._next_features(td, following, *actor_through)
+        if self.critic_reads_apart:
+            if critic_through[0] is None:
+                return actor_features, self.critic_features(following)
+            read = (critic_through[0], self.critic_normalizer, self.critic_keys)
+            return actor_features, self.read(following, *read)
+        same = all(one is other for one, other in zip(critic_through, actor_through, strict=True))
+        if same:
             return actor_features, actor_features
-        return actor_features, self.read(td, critic_encoder, None, keys[1])
+        return actor_features, self._next_features(td, following, *critic_through)
+
+    def _next_features(
+        self,
+        td: TensorDict,
+        following: TensorDict,
+        encoder: nn.Module | None,
+        memory: Memory | None,
+    ) -> Tensor:
+        """Return what the actor, or who shares with it, reads [B, D] of what followed `td` [B]."""
+        if encoder is None and self.memory is None:
+            return self.actor_features(following)
+
+        def encode(steps: TensorDict) -> Tensor:
+            return self.read(steps, encoder or self.encoder, self.normalizer, self.actor_keys)
+
+        memory, features = memory or self.memory, encode(following)
+        return features if memory is None else memory.recall_next(td["sequences"], encode, features)
 
     def q_values(
         self,
@@ -220,6 +259,9 @@ class SquashedActorCritic(QActorCritic):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
         network: of actor and critics: `perceptron`, or `residual` with a block for each of the
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
@@ -251,6 +293,7 @@ class SquashedActorCritic(QActorCritic):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
     ) -> None:
@@ -271,6 +314,7 @@ class SquashedActorCritic(QActorCritic):
             critic_encoder,
             critic_keys,
             share_encoder,
+            memory,
             network,
             value_atoms,
         )
@@ -318,6 +362,9 @@ class DeterministicActorCritic(QActorCritic):
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
+        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
+            critics share it, as they share an encoder, and critics with `critic_keys` of their own
+            have none. None where not given.
         network: of actor and critics: `perceptron`, or `residual` with a block for each of the
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
@@ -349,6 +396,7 @@ class DeterministicActorCritic(QActorCritic):
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
+        memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
     ) -> None:
@@ -369,6 +417,7 @@ class DeterministicActorCritic(QActorCritic):
             critic_encoder,
             critic_keys,
             share_encoder,
+            memory,
             network,
             value_atoms,
         )

@@ -326,7 +326,7 @@ class CompiledSequence(UpdateSequence):
     @torch.no_grad()
     def _run(self, minibatch: TensorDict) -> Tensor:
         """Return the scalars of all objectives, one after the other."""
-        fields: list[Any] = list(minibatch.values(True, True))
+        fields = tensors_of(minibatch)
         adams = [cast(TracedAdam, update.adam) for update in self._compiled]
         key = (self._name, "sequence", layout(fields), *(adam.settings for adam in adams))
         moving = slice(len(self._tensors), len(self._tensors) + len(fields))
@@ -343,22 +343,21 @@ class CompiledSequence(UpdateSequence):
 
     def _function(self, minibatch: TensorDict) -> tuple[Function, dict[str, None]]:
         """Return the function of the graph, and where it notes `index:name` of each scalar."""
-        keys = list(minibatch.keys(include_nested=True, leaves_only=True))
-        size, first = minibatch.batch_size, len(self._tensors)
-        last = first + len(keys)
+        first = len(self._tensors)
+        last = first + len(tensors_of(minibatch))
         reported: dict[str, None] = {}
 
         def step_all(*inputs: Tensor) -> list[Tensor]:
             state = dict(zip(self._names, inputs[:first], strict=True))
-            fields = dict(zip(keys, inputs[first:last], strict=True))
+            samples = with_tensors(minibatch, inputs[first:last])
             rows, start = [], last
             for i, update in enumerate(self._compiled):
                 adam = cast(TracedAdam, update.adam)
                 stop = start + len(adam.tensors())
                 own: dict[str, None] = {}
-                samples = TensorDict(fields, size)
-                row = update.traced_step(state, samples, adam, inputs[start:stop], own)
-                fields |= zip(own, (scalar.expand(size) for scalar in row[1:-1]), strict=True)
+                row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], own)
+                for name, scalar in zip(own, row[1:-1], strict=True):
+                    samples.set(name, scalar.expand(samples.batch_size))
                 reported.update(dict.fromkeys(f"{i}:{name}" for name in own))
                 rows.append(row)
                 start = stop

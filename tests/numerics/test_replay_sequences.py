@@ -1,0 +1,467 @@
+"""Sequences from a replay lead a memory to what it had come to, wherever they begin, and SAC and TD3 learn through them."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRU,
+    LSTM,
+    SAC,
+    TD3,
+    AsyncCollector,
+    ConfigurationError,
+    DeterministicActorCritic,
+    GripperActorCritic,
+    MixedReplay,
+    NatureCNN,
+    ReplayBuffer,
+    SquashedActorCritic,
+    SyncCollector,
+    TorchEnv,
+)
+from lightning_rl.rollout import final_observations
+from lightning_rl.sequences import sequences_of
+from tests.arms import ACTION as GRIP
+from tests.helpers import load, train
+from tests.numerics.test_recurrence import Double, numerical_gradient
+from tests.q_references import SACReference, forward
+from tests.references import gru_step
+
+SPACE, ACTION = Box(-9.0, 9.0, (2,), np.float32), Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Walk(TorchEnv):
+    """A random walk that is lost beyond 1 or cut after 6 steps; no observation comes twice."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, SPACE, ACTION, 6)
+
+    start_size = 2
+
+    def initial_state(self, uniform):
+        return TensorDict({"at": uniform - 0.5}, [len(uniform)])
+
+    def observe(self, state):
+        return state["at"]
+
+    def transition(self, state, action):
+        at = 1.3 * state["at"] + 0.3 * action
+        lost = (at.abs() > 1).any(-1)
+        return TensorDict({"at": at}, state.batch_size), at.sum(-1), lost, {}
+
+
+def policy_for(memory=GRU, cls=SquashedActorCritic, size=5, **kwargs):
+    policy = cls(SPACE, ACTION, (6,), memory=partial(memory, size=size), **kwargs)
+    for parameter in policy.actor.parameters():  # so that what is remembered shows in actions
+        torch.nn.init.normal_(parameter)
+    return policy
+
+
+def collected(policy, sizes, envs=3, broken=(), seed=2):
+    """A replay that took rollouts in, of which some were dropped, and what each env did, step by step."""
+    env = Walk(envs)
+    replay = ReplayBuffer(SPACE, ACTION, envs, seed=seed, capacity=20 * envs + 1)
+    streams = [[] for _ in range(envs)]
+    collector = SyncCollector(env, policy, sizes, seed=seed)
+    for k in range(8):
+        rollout = collector.collect()
+        if k in broken:
+            for stream in streams:
+                stream[-1]["goes_on"] = False
+            continue
+        if k - 1 in broken:
+            rollout["continues"] = torch.zeros_like(rollout["continues"])
+        replay.extend(rollout)
+        for n, stream in enumerate(streams):
+            for t in range(sizes):
+                done, following = bool(rollout["done"][n, t]), rollout["observation"][n, t + 1]
+                if done:
+                    row, step = torch.tensor([n]), torch.tensor([t])
+                    following = final_observations(rollout, row, step)[0]
+                stream.append(
+                    {key: rollout[key][n, t].clone() for key in ("observation", "state", "reward")}
+                    | {"next": following.clone(), "terminated": bool(rollout["terminated"][n, t])}
+                    | {"goes_on": not done}
+                )
+    return replay, [stream[-20:] for stream in streams]
+
+
+CASES = {
+    "single steps": {"length": 1},
+    "short": {"length": 4},
+    "with burn-in": {"length": 4, "burn_in": 3},
+    "several rewards": {"length": 5, "burn_in": 2, "n_steps": 3},
+    "longer than an episode": {"length": 13, "burn_in": 9, "n_steps": 2},
+    "all that is held": {"length": 20, "burn_in": 4, "n_steps": 4},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("broken", [(), (5,)], ids=["whole", "a rollout was dropped"])
+@pytest.mark.parametrize("memory", [GRU, LSTM])
+@pytest.mark.parametrize("name", CASES)
+def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
+    torch.manual_seed(0)
+    settings = dict(CASES[name])
+    length, n_steps = settings.pop("length"), settings.get("n_steps", 1)
+    policy = policy_for(memory)
+    replay, streams = collected(policy, 5, broken=broken)
+    places = {
+        tuple(step["observation"].tolist()): (n, t)
+        for n, stream in enumerate(streams)
+        for t, step in enumerate(stream)
+    }
+    if broken and length > 10:
+        with pytest.raises(
+            RuntimeError, match=rf"holds no {length} steps of one env .*\(overflow: overwrite\)"
+        ):
+            next(replay.sequences(1, 4, length, gamma=0.9, **settings))
+        return
+    begun = set()
+    for batch in replay.sequences(3, 16, length, gamma=0.9, **settings):
+        sequences = sequences_of(batch)
+        assert batch.batch_size == (16 * length,)
+        assert sequences.length == length
+        features = policy.actor_features(batch)
+        following = TensorDict({"observation": batch["next_observation"]}, batch.batch_size)
+        coming, _ = policy.features_for_target(batch, following, (None, None))
+        for k, row in enumerate(batch["observation"]):
+            n, t = places[tuple(row.tolist())]
+            begun |= {(n, t)} if k % length == 0 else set()
+            steps, reward = [streams[n][t]], 0.0
+            while len(steps) < n_steps and steps[-1]["goes_on"] and t + len(steps) < 20:
+                steps.append(streams[n][t + len(steps)])
+            for i, step in enumerate(steps):
+                reward += 0.9**i * float(step["reward"])
+            final = steps[-1]
+            assert float(batch["reward"][k]) == pytest.approx(reward, abs=1e-5)
+            discount = 0.0 if final["terminated"] else 0.9 ** len(steps)
+            assert float(batch["discount"][k]) == pytest.approx(discount, abs=1e-6)
+            assert torch.equal(batch["next_observation"][k], final["next"])
+            here, _ = policy.memory(row[None], streams[n][t]["state"][None])
+            torch.testing.assert_close(features[k], here[0], rtol=1e-4, atol=1e-6)
+            _, state = policy.memory(final["observation"][None], final["state"][None])
+            there, _ = policy.memory(final["next"][None], state)
+            torch.testing.assert_close(coming[k], there[0], rtol=1e-4, atol=1e-6)
+    every = 3 * (20 - length + 1)
+    assert len(begun) > every * 0.3, "they begin anywhere"
+    if not broken:
+        assert {t for _, t in begun} <= set(range(20 - length + 1))
+
+
+def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
+    torch.manual_seed(0)
+    policy = policy_for(LSTM)
+    replay, streams = collected(policy, 5)
+    fresh = {}
+    for parameter in policy.memory.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        for (
+            stream
+        ) in streams:  # each from its first step that is held, with the weights as they are
+            state = stream[0]["state"]
+            for step, before in zip(stream, [None, *stream], strict=False):
+                if before is not None and not before["goes_on"]:
+                    state = torch.zeros_like(state)
+                fresh[tuple(step["observation"].tolist())] = state
+                _, state = policy.memory(step["observation"][None], state[None])
+                state = state[0]
+
+        def error(burn_in):
+            (batch,) = replay.sequences(1, 64, 4, burn_in=burn_in)
+            found = policy.actor_features(batch)
+            states = torch.stack([fresh[tuple(row.tolist())] for row in batch["observation"]])
+            expected, _ = policy.memory(batch["observation"], states)
+            return float((found - expected).abs().mean())
+
+        errors = [error(burn_in) for burn_in in (0, 2, 20)]
+    assert errors[1] < 0.7 * errors[0]
+    assert errors[2] < 1e-6, "what is held begins with the same stored state"
+
+
+# --- a loss and its gradients by definition ---
+
+
+def random_sequences(count, length, state_size, n_steps=1, seed=1):
+    """Random numbers of float64 as a replay would give them, an end at one step in five."""
+    rng = np.random.default_rng(seed)
+    unrolled = length + n_steps - 1
+    observation = rng.normal(size=(count, unrolled, 2))
+    starts = rng.random((count, unrolled)) < 0.2
+    starts[:, 0] = False
+    further = rng.integers(0, n_steps, (count, length))
+    batch = {
+        "next_observation": rng.normal(size=(count, length, 2)),
+        "unit_action": rng.uniform(-1, 1, (count, length, 1)),
+        "reward": rng.normal(size=(count, length)),
+        "discount": 0.9 * (rng.random((count, length)) > 0.3),
+        "noise": rng.normal(size=(count, length, 1)),
+        "next_noise": rng.normal(size=(count, length, 1)).clip(-1, 1),
+    }
+    batch = {key: value.reshape(count * length, *value.shape[2:]) for key, value in batch.items()}
+    steps = {
+        "observation": observation,
+        "starts": starts,
+        "state": rng.normal(size=(count, state_size)),
+    }
+    return batch, steps, further
+
+
+def minibatch_of(batch, steps, further, length):
+    from lightning_rl.sequences import Sequences, with_sequences
+
+    fields = {key: torch.as_tensor(value) for key, value in batch.items() if key != "unit_action"}
+    fields["action"] = torch.as_tensor(batch["unit_action"])
+    fields["observation"] = torch.as_tensor(steps["observation"][:, :length]).flatten(0, 1)
+    count, unrolled = steps["starts"].shape
+    lead = TensorDict(
+        {key: torch.as_tensor(steps[key]) for key in ("observation", "starts")}, [count, unrolled]
+    )
+    place = np.arange(count)[:, None] * unrolled + np.arange(length) + further
+    sequences = Sequences(
+        lead,
+        torch.as_tensor(steps["state"]),
+        0,
+        None,
+        unrolled - length,
+        torch.as_tensor(place.ravel()),
+    )
+    return with_sequences(TensorDict(fields, [count * length]), sequences)
+
+
+def remembered(weights, steps, length, batch, further):
+    """What a GRU gives at the samples, and where what followed them is read, row by row."""
+    here, there = [], []
+    count, unrolled = steps["starts"].shape
+    for s in range(count):
+        state, states = steps["state"][s], []
+        for t in range(unrolled):
+            state = np.zeros_like(state) if steps["starts"][s, t] else state
+            _, state = gru_step(steps["observation"][s, t], state, weights)
+            states.append(state)
+        here += states[:length]
+        for t in range(length):
+            before = states[t + further[s, t]]
+            there.append(gru_step(batch["next_observation"][s * length + t], before, weights)[0])
+    return np.array(here), np.array(there)
+
+
+def layers_of(modules):
+    return [(m.weight.detach().numpy().T.copy(), m.bias.detach().numpy().copy()) for m in modules]
+
+
+def critics_of(ensemble):
+    return [
+        [(w[i].detach().numpy().copy(), b[i, 0].detach().numpy().copy()) for w, b in zip(ensemble.weights, ensemble.biases, strict=True)]
+        for i in range(ensemble.num_critics)
+    ]  # fmt: skip
+
+
+def linear(modules):
+    return [one for one in modules if isinstance(one, torch.nn.Linear)]
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_the_critics_loss_and_its_gradient_through_time_are_those_of_the_definition(
+    algorithm, n_steps
+):
+    torch.manual_seed(3)
+    cls = SquashedActorCritic if algorithm is SAC else DeterministicActorCritic
+    policy = policy_for(cls=cls, size=3, encoder=Double).double()
+    module = algorithm(policy, n_steps=n_steps, sequence_length=4).double()
+    for parameter in [*module.target_memory.parameters(), *module.target_critic.parameters()]:
+        torch.nn.init.normal_(parameter, std=0.5)  # another one than the memory that it follows
+    length = 4
+    batch, steps, further = random_sequences(2, length, 3, n_steps)
+    minibatch = minibatch_of(batch, steps, further, length)
+    loss, _ = module.critic_loss(minibatch)
+    loss.backward()
+
+    def weights_of(memory):
+        return {key: value.detach().numpy().copy() for key, value in memory.named_parameters()}
+
+    online, slow = weights_of(policy.memory), weights_of(module.target_memory)
+    critics = critics_of(policy.critic)
+    actor = layers_of(linear(policy.actor if algorithm is SAC else module.target_actor))
+    _, coming = remembered(online, steps, length, batch, further)
+    _, judged = remembered(slow, steps, length, batch, further)
+    if algorithm is SAC:
+        reference = SACReference(actor, critics, alpha=1.0, rate=0.1, tau=0.1, target_entropy=-1)
+        u, mean, _, std, _ = reference.act(coming, batch["next_noise"])
+        from tests.q_references import log_density
+
+        action, entropy = np.tanh(u), -log_density(u, mean, std)
+    else:
+        best = np.tanh(forward(actor, judged)[0])
+        action, entropy = (best + batch["next_noise"]).clip(-1, 1), 0.0
+    targets = [
+        forward(c, np.hstack([judged, action]))[0][:, 0] for c in critics_of(module.target_critic)
+    ]
+    target = batch["reward"] + batch["discount"] * (np.min(targets, 0) + entropy)
+
+    def reference_loss():
+        here, _ = remembered(online, steps, length, batch, further)
+        q = [forward(c, np.hstack([here, batch["unit_action"]]))[0][:, 0] for c in critics]
+        return sum(0.5 * np.mean((one - target) ** 2) for one in q)
+
+    assert float(loss.detach()) == pytest.approx(float(reference_loss()), rel=1e-9)
+    for key, expected in numerical_gradient(reference_loss, online).items():
+        found = dict(policy.memory.named_parameters())[key].grad.numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7, err_msg=key)
+    assert all(one.grad is None for one in policy.actor.parameters())
+
+
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_the_actor_moves_no_memory_that_the_critics_share(algorithm):
+    cls = SquashedActorCritic if algorithm is SAC else DeterministicActorCritic
+    policy = policy_for(cls=cls, size=3, encoder=Double).double()
+    module = algorithm(policy, sequence_length=4).double()
+    module.actor_loss(minibatch_of(*random_sequences(2, 4, 3), 4))[0].backward()
+    assert all(one.grad is None for one in policy.memory.parameters())
+    assert all(one.grad is not None for one in policy.actor.parameters())
+    trained = {id(p) for objective in module.configure_objectives() for p in objective.parameters}
+    assert {id(p) for p in policy.memory.parameters()} <= trained
+
+
+def test_a_memory_of_the_actor_alone_is_moved_by_its_loss():
+    """Critics that see more than the actor need no memory."""
+    space = Dict({"seen": SPACE, "hidden": SPACE})
+    policy = SquashedActorCritic(
+        space,
+        ACTION,
+        (6,),
+        memory=partial(GRU, size=3),
+        actor_keys=["seen"],
+        critic_keys=["seen", "hidden"],
+    )
+    module = SAC(policy, sequence_length=4)
+    assert module.target_memory is None
+    critic, actor, _ = module.configure_objectives()
+    owned = {id(p) for p in policy.memory.parameters()}
+    assert owned <= {id(p) for p in actor.parameters}
+    assert not owned & {id(p) for p in critic.parameters}
+
+
+# --- runs ---
+
+
+def settings(**more):
+    data = {"num_envs": 2, "buffer_size": 8, "total_env_steps": 128}
+    data |= {"replay": partial(ReplayBuffer, capacity=100), **more.pop("data", {})}
+    model = {"algorithm": SAC, "sequence_length": 8, "burn_in": 2, **more.pop("model", {})}
+    return {
+        "env": Walk,
+        "data": data,
+        "policy": {"memory": partial(GRU, size=4)},
+        "model": model,
+    } | more
+
+
+def test_learning_waits_for_a_sequence_of_each_env(tmp_path):
+    module, *_ = train(tmp_path, **settings(model={"sequence_length": 24, "batch_size": 8}))
+    assert module.learning_starts == 48
+    assert module.num_sequences == 1
+    assert module.updates_done == 128 - 48
+
+
+def test_noise_is_no_memory_and_is_not_kept(tmp_path):
+    run = settings(policy={"noise_correlation": 0.5}, model={"sequence_length": None, "burn_in": 0})
+    train(tmp_path, **run)
+    part, *_ = (tmp_path / "checkpoints" / "replay").iterdir()
+    assert not [key for key in load(part) if "state" in key]
+
+
+def test_a_dropped_rollout_breaks_the_stream_and_learning_goes_on(tmp_path):
+    background = partial(AsyncCollector, overflow="overwrite", max_staleness=1, timeout_s=30)
+    run = settings(data={"collector": background}, model={"sequence_length": 4})
+    module, *_ = train(tmp_path, **run)
+    assert module.updates_done > 0
+
+
+REFUSED = {
+    "no memory": (
+        {"policy": {}},
+        "sequence_length and burn_in is about sequences, .* it remembers nothing",
+    ),
+    "another replay": (
+        {"data": {"replay": partial(MixedReplay, online=ReplayBuffer, offline=ReplayBuffer)}},
+        "MixedReplay hands out single transitions, .* set data.replay: ReplayBuffer",
+    ),
+    "no room": (
+        {"data": {"replay": partial(ReplayBuffer, capacity=20)}, "model": {"sequence_length": 16}},
+        r"capacity=20 has no room for one sequence of each env: .*length=16 times data.num_envs=2",
+    ),
+    "no budget": (
+        {"model": {"sequence_length": 100}},
+        r"learning_starts=200 \(.* or a sequence of each env\) is beyond the budget of 128",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_go_with_a_memory_is_refused(name, tmp_path):
+    more, message = REFUSED[name]
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, **settings(**more))
+
+
+def test_shifted_pictures_and_a_gripper_are_refused():
+    pictures = Box(0, 255, (40, 40, 3), np.uint8)
+    policy = SquashedActorCritic(pictures, ACTION, (6,), encoder=NatureCNN, memory=GRU)
+    with pytest.raises(ConfigurationError, match="to a memory everything would jump"):
+        SAC(policy, random_shift=4)
+    with pytest.raises(ConfigurationError, match="GripperActorCritic has no memory"):
+        GripperActorCritic(SPACE, GRIP, memory=GRU)
+
+
+def test_of_a_policy_that_never_stored_a_state_there_are_none():
+    replay = ReplayBuffer(SPACE, ACTION, 2, capacity=100)
+    policy = SquashedActorCritic(SPACE, ACTION, (6,))
+    replay.extend(SyncCollector(Walk(2), policy, 8, seed=0).collect())
+    with pytest.raises(ConfigurationError, match="the rollouts in the replay have no state"):
+        next(replay.sequences(1, 2, 4))
+
+
+class Recall(TorchEnv):
+    """Show a number in the first step, and pay for repeating it in the fourth: 1, less by how far the action is off."""
+
+    start_size = 1
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, SPACE, ACTION, 4)
+
+    def initial_state(self, uniform):
+        cue = (uniform > 0.5).float() * 2 - 1
+        return TensorDict({"cue": cue, "step": torch.zeros_like(cue)}, [len(uniform)])
+
+    def observe(self, state):
+        shown = torch.where(state["step"] == 0, state["cue"], 0.0)
+        return torch.cat([shown, (state["step"] == 3).float()], 1)
+
+    def transition(self, state, action):
+        asked = state["step"][:, 0] == 3
+        reward = torch.where(asked, 1 - (action - state["cue"]).abs()[:, 0], 0.0)
+        moved = TensorDict({"cue": state["cue"], "step": state["step"] + 1}, state.batch_size)
+        return moved, reward, asked, {}
+
+
+def test_what_was_shown_is_recalled(tmp_path):
+    """Who does not remember earns 0 at the most: the cue is as often -1 as it is 1."""
+    run = settings(
+        env=Recall,
+        policy={"memory": partial(GRU, size=16)},
+        model={
+            "sequence_length": 4, "batch_size": 128, "learning_rate": 1e-2, "tau": 0.05, "gamma": 0.9,
+            "updates_per_env_step": 0.1, "random_env_steps": 256, "lr_schedule": "constant",
+        },
+        data={"num_envs": 16, "total_env_steps": 3_000, "replay": ReplayBuffer, "num_eval_episodes": 32},
+    )  # fmt: skip
+    module, *_ = train(tmp_path, **run | {"data": run["data"] | {"iterations_per_epoch": 24}})
+    assert module.evaluation["avg_reward"] > 0.8
