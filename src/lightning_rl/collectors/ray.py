@@ -131,16 +131,7 @@ class RayCollector(Collector):
             check_range(name, amount, least=0)
         for name, seconds in {"timeout_s": timeout_s, "back_off_s": back_off_s}.items():
             check_range(name, seconds, above=0)
-        require(
-            ranks.world_size() == 1,
-            f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
-            "set trainer.devices to 1 and raise num_collectors, or use AsyncCollector.",
-        )
-        require(
-            run is None or address is not None,
-            f"run is '{run}', the name of machines that have joined a cluster, and no address says "
-            "which: set data.collector.address, as in node0:6379.",
-        )
+        _refuse_misplaced(address, run)
         if run is not None:
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert self.make_env is not None, "the data module gives it"
@@ -610,6 +601,20 @@ def _hear_torch_out() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.from_numpy(array)
+
+
+def _refuse_misplaced(address: str | None, run: str | None) -> None:
+    """Refuse several learners, and a name of machines without their cluster."""
+    require(
+        ranks.world_size() == 1,
+        f"RayCollector feeds one learner, and this run has {ranks.world_size()} processes: "
+        "set trainer.devices to 1 and raise num_collectors, or use AsyncCollector.",
+    )
+    require(
+        run is None or address is not None,
+        f"run is '{run}', the name of machines that have joined a cluster, and no address says "
+        "which: set data.collector.address, as in node0:6379.",
+    )
 
 
 def refuse_without_ray(what: str) -> None:
