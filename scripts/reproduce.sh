@@ -21,6 +21,7 @@ if [[ $what == off_policy || $what == all ]]; then
   python scripts/sac_curves.py --ids Pendulum-v1 --seeds 1 2 3 4 5 --total_env_steps 10_000 --random_env_steps 1_000 \
     --evaluate_every 1_000 --curves outputs/sac_pendulum.json
   python scripts/reproduce.py --config sac_push_cube.yaml --seeds 1 2 3 --episodes 100
+  python scripts/reproduce.py --config sac_cart_pole.yaml --seeds 1 2 3
   python scripts/sac_curves.py   # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet
 fi
 for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
