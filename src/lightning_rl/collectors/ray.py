@@ -151,6 +151,7 @@ class RayCollector(Collector):
         self._cluster = RayCluster(
             address, num_collectors, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}
         )
+        self.may_drop_rollouts = overflow == "overwrite"
         rules = Rules(self.max_staleness, overflow, min_healthy, timeout_s, back_off_s)
         self._remotes = RemoteCollectors(
             self._cluster, num_collectors, self._seed_of, rules, int(policy.version)
@@ -482,8 +483,8 @@ class RayActor:
 
     def __init__(self) -> None:
         self._newest: tuple[int, dict[str, Any]] = (-1, {})
+        self._there_are_newer = False
         self._stopped = False
-        self._acting_version = -1
 
     def start(self, packed: bytes, versions: dict[str, str], seed: int, state: Any) -> Any:
         """Make the env and the policy's copy; return the state in which collecting begins.
@@ -538,9 +539,13 @@ class RayActor:
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
     def publish(self, weights: dict[str, Any], version: int) -> None:
-        """Take newer weights in, which are taken up before the next env step."""
-        if version > self._newest[0]:
+        """Take newer weights in, which are taken up before the next env step.
+
+        Of one version there may be several, where an update publishes while it is under way.
+        """
+        if version >= self._newest[0]:
             self._newest = version, weights
+            self._there_are_newer = True
 
     def stop(self) -> None:
         """Have the rollout under way end before the next env step."""
@@ -555,21 +560,18 @@ class RayActor:
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         if self._stopped:
             raise BufferClosed("The learner has ended.")
-        if self._newest[0] == self._acting_version:
+        if not self._there_are_newer:
             return False
         finish()
         self._load()
         return True
 
     def _load(self) -> None:
-        version, message = self._newest
-        if version == self._acting_version:
-            return
+        self._there_are_newer = False  # before it is read: what comes meanwhile is newer again
         state = self._policy.acting_state()
         with torch.no_grad():
-            for name, tensor in _from_message(message).items():
+            for name, tensor in _from_message(self._newest[1]).items():
                 state[name].copy_(tensor)
-        self._acting_version = version
 
 
 def _import_ray() -> Any:

@@ -208,8 +208,12 @@ class RemoteCollectors:
         self._training = False
 
     def publish(self, version: int) -> None:
-        """Take note of new weights, hand them to those who collect, and begin what may begin."""
-        self.version, self._training = version, False
+        """Take note of new weights, hand them to those who collect, and begin what may begin.
+
+        Those of the version that there was are of an update under way, which goes on.
+        """
+        self._training &= version == self.version
+        self.version = version
         for one in self.remotes:
             if one.doing == "collecting":
                 self.cluster.publish(one.handle, version)
