@@ -198,6 +198,27 @@ MUTATIONS = (
         "numerics/test_replay_sequences.py",
     ),
     Mutation(
+        "collectors/remote.py",
+        "remote: what an update publishes under way ends the update",
+        "        self._training &= version == self.version\n",
+        "        self._training = False\n",
+        "equivalence/test_ray.py",
+    ),
+    Mutation(
+        "collectors/ray.py",
+        "remote: of a version only the first weights are taken up",
+        "        if version >= self._newest[0]:\n",
+        "        if version > self._newest[0]:\n",
+        "equivalence/test_ray.py",
+    ),
+    Mutation(
+        "cli/trust.py",
+        "a checkpoint says which cluster to join",
+        '    return place.pop("address", None)',
+        '    return place.get("address", None)',
+        "faults/test_trust.py",
+    ),
+    Mutation(
         "buffers/replay_buffer.py",
         "a penalty is not stored",
         '    ("penalty",): ((), torch.float32),\n    ("padding",)',

@@ -80,11 +80,12 @@ RUNS = {
         "env": partial(GymnasiumEnv, id="Pendulum-v1", wrappers=[SaysLittle]),
     },
     "SAC that remembers": {
-        "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5},
+        "policy": {"memory": partial(GRU, size=4), "normalize_observation": True, "noise_correlation": 0.5, "network": "residual"},
         "sequence_length": 3, "burn_in": 1, "n_steps": 2, "updates_per_env_step": 0.4, "policy_delay": 2,
     },
     "TD3 that remembers, in chunks": {
-        "algorithm": TD3, "env": chunked, "policy": {"memory": partial(LSTM, size=4)}, "sequence_length": 2, "updates_per_env_step": 0.1,
+        "algorithm": TD3, "env": chunked, "sequence_length": 2, "updates_per_env_step": 0.1,
+        "policy": {"memory": partial(LSTM, size=4), "value_atoms": ValueAtoms(5, 9.0)}, "normalize_reward": True,
     },
     "an arm with a gripper, and help": {
         "algorithm": GripperSAC, "env": helped_arm, "replay": mixed, "policy_delay": 2, "updates_per_env_step": 2, "n_steps": 2,
@@ -104,6 +105,10 @@ RUNS = {
     "TD3, categorical, in chunks": {
         "algorithm": TD3, "env": chunked, "updates_per_env_step": 0.4, "normalize_reward": True,
         "policy": {"value_atoms": ValueAtoms(11, 5.0), "critic_normalization": "layer"},
+    },
+    "CrossQ that remembers": {
+        "tau": None, "sequence_length": 2, "updates_per_env_step": 0.25,
+        "policy": {"memory": partial(GRU, size=4), "critic_normalization": "batch"},
     },
     "discrete SAC, of what is allowed": {
         "algorithm": DiscreteSAC, "env": MaskProbe, "num_target_critics": 2, "policy_delay": 2, "normalize_reward": True,

@@ -2,20 +2,25 @@
 
 from functools import partial
 
+import gymnasium
 import pytest
+import torch
 from lightning.pytorch import Callback
 
 from lightning_rl import (
     GRPO,
     LSTM,
     SAC,
+    ActorCritic,
     AsyncCollector,
     CartPole,
+    ConfigurationError,
     RayCollector,
     ReplayBuffer,
     SyncCollector,
 )
 from lightning_rl.collectors import ray
+from lightning_rl.collectors.weights import changing_weights
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.remote import Threads
 
@@ -172,3 +177,24 @@ def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_pat
 
     train(tmp_path, env=run["env"], data=data, model=model, trainer={"callbacks": [Note()]})
     assert sum(versions) == 4
+
+
+def test_of_one_version_the_newest_weights_act():
+    """An off-policy learner publishes within an iteration too."""
+    spaces = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)
+    learner, actor = ActorCritic(*spaces, (4,)), ray.RayActor()
+    actor._policy = ActorCritic(*spaces, (4,))
+    for number in (1.0, 2.0):
+        torch.nn.init.constant_(learner.actor[0].weight, number)
+        actor.publish(ray._to_message(changing_weights(learner)), version=3)
+        assert actor._take_up_weights(lambda: None)
+        assert torch.equal(actor._policy.actor[0].weight, learner.actor[0].weight)
+        assert not actor._take_up_weights(lambda: None)
+
+
+def test_several_learners_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray.ranks, "world_size", lambda: 2)
+    with pytest.raises(
+        ConfigurationError, match="RayCollector feeds one learner, and this run has 2"
+    ):
+        ray._refuse_misplaced(None, None)

@@ -170,6 +170,18 @@ def test_what_would_lead_elsewhere_is_refused(section, value):
         checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
 
 
+def test_the_address_of_a_cluster_is_left_out_and_told():
+    """Whoever answers there runs code of theirs here: that is for who resumes to say."""
+    config = yaml.safe_load(SETTINGS)
+    collector = {"class_path": "lightning_rl.RayCollector", "init_args": {"num_collectors": 2}}
+    set_at("data.collector", collector)(config)
+    set_at("data.collector.init_args.address", "node0:6379")(config)
+    checked = checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    kept = yaml.safe_load(checked.config)["data"]["collector"]
+    assert kept["init_args"] == {"num_collectors": 2}
+    assert checked.left_out == {"data.collector.address": "node0:6379"}
+
+
 def test_what_the_package_and_the_libraries_offer_is_allowed():
     config = yaml.safe_load(SETTINGS)
     set_at("model.init_args.optimizer", {"class_path": "torch.optim.AdamW"})(config)

@@ -524,6 +524,29 @@ def test_an_arm_with_a_gripper_sees_too():
     assert policy.evaluate_actions(td)["sample_log_prob"].shape == (4,)
 
 
+def test_what_a_gripper_is_fitted_to_lags_whole():
+    """The slow critic of the commands reads what the slow encoder sees, the other what the encoder does."""
+    policy = GripperActorCritic(PICTURE, Box(-1.0, 1.0, (3,), np.float32), (8,), encoder=SMALL)
+    module = GripperSAC(policy, batch_size=4)
+    fields = {"next_observation": pictures(4, 12, 10, 3), "reward": torch.zeros(4)}
+    minibatch = TensorDict(fields | {"discount": torch.ones(4)}, [4])
+    there = TensorDict({"observation": fields["next_observation"]}, [4])
+
+    with torch.no_grad():
+        for parameter in module.target_encoder.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        best = policy.gripper_values(there).argmax(-1, keepdim=True)
+        slow = module.target_gripper(module.target_encoder(fields["next_observation"]))
+    target, _ = module.gripper_target(minibatch)
+    torch.testing.assert_close(target, slow.gather(-1, best).squeeze(-1))
+    assert not torch.allclose(
+        target,
+        module.target_gripper(policy.encoder(fields["next_observation"]))
+        .gather(-1, best)
+        .squeeze(-1),
+    )
+
+
 # --- random shift ---
 
 

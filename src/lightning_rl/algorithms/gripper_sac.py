@@ -72,16 +72,20 @@ class GripperSAC(SAC):
     @torch.no_grad()
     def gripper_target(self, minibatch: TensorDict) -> tuple[Tensor, Tensor]:
         """Return what the gripper's critic is to say of samples [B], and the penalties in it."""
-        following = TensorDict(
-            {"observation": minibatch.get("next_observation")}, minibatch.batch_size
+        there = TensorDict({"observation": minibatch.get("next_observation")}, minibatch.batch_size)
+        features, slow = self.policy.features_for_target(
+            minibatch, there, (self.target_encoder, self.target_memory)
         )
+        # The gripper reads what the arm's actor does: where critics read something else, that has
+        # no slow copy.
+        slow = features if self.policy.critic_reads_apart else slow
         reward = minibatch["reward"]
         penalty = minibatch.get("penalty", None)
         penalty = torch.zeros_like(reward) if penalty is None else penalty
         target = double_q_target(
             self.scaled(reward + penalty),
             minibatch["discount"],
-            self.policy.gripper_values(following),
-            self.policy.gripper_values(following, self.target_gripper),
+            self.policy.gripper_values(there, features=features),
+            self.policy.gripper_values(there, self.target_gripper, slow),
         )
         return target, penalty
