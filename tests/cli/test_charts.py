@@ -15,10 +15,12 @@ from lightning_rl import (
     Demonstrations,
     GripperSAC,
     MixedReplay,
+    RayCollector,
     ReplayBuffer,
     RLTrainer,
     SquashedActorCritic,
 )
+from lightning_rl.collectors import ray
 from lightning_rl.envs import ActionChunk, PushBlocks, PushCube
 from lightning_rl.policies import TinyVLA, VLAPolicy
 from lightning_rl.rollout import flat_transitions
@@ -26,6 +28,7 @@ from tests.equivalence.test_async import background
 from tests.equivalence.test_off_policy import helped_arm
 from tests.helpers import make_data, scalars, train
 from tests.numerics.test_taking_over import Schedule, helped
+from tests.remote import Threads
 
 PAGE = (Path(__file__).parents[2] / "docs" / "charts.md").read_text()
 EXPLAINED = [
@@ -80,7 +83,14 @@ def off_policy(run_dir):
     trainer.fit(SAC(policy, batch_size=16, random_env_steps=80), data)
 
 
+def in_processes(run_dir):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "RayCluster", Threads)
+        train(run_dir, env=SHORT, data={"collector": RayCollector, "buffer_size": 10})
+
+
 RUNS = {
+    "remote collectors": in_processes,
     "PPO in the background": partial(
         train, env=SHORT, data={"collector": background(1), "buffer_size": 10}
     ),

@@ -651,7 +651,9 @@ def test_the_logger_can_be_turned_off():
     assert last(run_dir).is_file()
 
 
-OF_MODEL = "known here: BehaviorCloning, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+OF_MODEL = (
+    "known here: BehaviorCloning, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+)
 OF_COLLECTOR = "known here: AsyncCollector, Demonstrations, RayCollector, SyncCollector"
 WHOLE = [
     (

@@ -215,7 +215,8 @@ def message_of(run):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
     assert beyond == (
-        "model.learning_starts=400 (random_env_steps, unless it is set, and at least batch_size) is beyond the budget of "
+        "model.learning_starts=400 (random_env_steps, unless it is set, and at least batch_size, "
+        "or a sequence of each env) is beyond the budget of "
         "400 env steps (data.total_env_steps): the run would end before it learns anything. Lower it, or raise the budget."
     )
     small = message_of(

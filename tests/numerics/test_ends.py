@@ -405,6 +405,7 @@ def test_failures_before_the_first_success_count_where_only_successes_are_said()
 class Sums:
     """Values an observation by the sum of its numbers."""
 
+    remembers = False
     micro_batch_size = None
 
     def get_value(self, td):
