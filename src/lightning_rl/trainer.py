@@ -270,6 +270,8 @@ class RLTrainer(Trainer, Constructed):
         """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
         if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
             check_still_there(self.run_dir)
+        for logger in self.loggers:
+            logger.save()  # a run that goes on from here does not log again what came before
         # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
         options = WEIGHTS_ONLY if weights_only else storage_options
         directory = Path(filepath).absolute().parent

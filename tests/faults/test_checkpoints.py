@@ -2,10 +2,13 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import GRPO, RLTrainer, files
 from lightning_rl.checkpoint_format import SCHEMA, read_checkpoint
@@ -424,3 +427,21 @@ def test_a_run_is_not_named_out_of_its_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     error = failure(capsys, "fit", "--config", "ppo.yaml", *SMALL, "--exp_name", "../../x")
     assert "exp_name must be a plain name, got '../../x'" in error
+
+
+def test_what_came_before_a_checkpoint_is_charted_on_the_disk(tmp_path, monkeypatch):
+    """Who is killed behind it goes on from it, and logs no such point again."""
+    write, found = RecordWriter.write, []
+
+    def write_late(self, data):  # TensorBoard's thread, which waits for its turn on a busy machine
+        time.sleep(0.05)
+        write(self, data)
+
+    class Look(Callback):
+        def on_save_checkpoint(self, *args):
+            charted = scalars(tmp_path, ignore=()).get("charts/SPS", [])
+            found.append(len(charted))
+
+    monkeypatch.setattr(RecordWriter, "write", write_late)
+    train(tmp_path, trainer={"log_every_n_steps": 1, "callbacks": [Look()]})
+    assert found[0] == 3
