@@ -680,7 +680,7 @@ WHOLE = [
         "--model.policy my_mod.MyPolicies",
         "'my_mod.MyPolicies' for model.policy cannot be found: module 'my_mod' has no "
         "'MyPolicies'; it has MyPolicy; close matches: MyPolicy; known here: ActorCritic, "
-        "ActorOnly, CustomVLA, DeterministicActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
+        "ActorOnly, CustomVLA, DeterministicActorCritic, DiscreteActorCritic, GripperActorCritic, MyPolicy, SlowPolicy, "
         "SquashedActorCritic, VLAPolicy.",
     ),
     (
@@ -715,7 +715,7 @@ WHOLE = [
     (
         "--data.collector.help SyncColector",
         f"Unknown class 'SyncColector' for data.collector: {OF_COLLECTOR}; or an import path such "
-        "as my_module.MyClass; close matches: SyncCollector, AsyncCollector.",
+        "as my_module.MyClass; close matches: SyncCollector, AsyncCollector, RayCollector.",
     ),
     (
         "--modle.help PPO",
