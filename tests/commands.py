@@ -3,14 +3,9 @@
 One process imports the package and nothing else, and forks for each that is asked for: what runs then is what
 `python -m lightning_rl` runs, from its first line to the interpreter's end, with its own signals, exit code and
 children. Where the start itself is the point, a test starts a new process.
-
-A launcher (`torchrun`, Lightning's for DDP) may have its ranks forked too: by a process that is forked before the
-launcher has done anything, and knows nothing of it. To the launcher they are children as any.
 """
 
-import ctypes
 import gc
-import inspect
 import json
 import os
 import resource
@@ -37,28 +32,22 @@ class Command:
         program: what `python -m` takes, or the path of a script; `rl-cli` where not given.
         env: variables beside those of this process.
         largest_file: bytes that a file may have, as under `ulimit -f`; None for any.
-        forks_ranks: what it starts as `python -m lightning_rl` is forked too, on Linux.
 
     Attributes:
         pid: of the process.
         returncode: None while it runs, as far as `poll` knows.
     """
 
-    def __init__(
-        self, *arguments, program="lightning_rl", env=None, largest_file=None, forks_ranks=False
-    ):
+    def __init__(self, *arguments, program="lightning_rl", env=None, largest_file=None):
         self.returncode = None
         self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # closed with it
         self.pid = ask(
-            server().connection,
             {
                 "program": str(program),
                 "arguments": list(map(str, arguments)),
                 "directory": os.getcwd(),
                 "env": dict(os.environ) | (env or {}),
                 "largest_file": largest_file,
-                "leads a session": True,
-                "forks ranks": forks_ranks,
             },
             [file.fileno() for file in self._printed],
         )
@@ -75,7 +64,7 @@ class Command:
     def poll(self):
         """Return the exit code, as `subprocess.Popen` has it; None while it runs."""
         if self.returncode is None:
-            self.returncode = ask(server().connection, {"look at": self.pid})
+            self.returncode = ask({"look at": self.pid})
         return self.returncode
 
     def wait(self, timeout=120):
@@ -142,7 +131,8 @@ def end():
         server.cache_clear()
 
 
-def ask(connection, what, files=()):
+def ask(what, files=()):
+    connection = server().connection
     message = json.dumps(what).encode() + b"\n"
     connection.sendall(message[socket.send_fds(connection, [message], files) :])
     return json.loads(receive(connection)[0])
@@ -159,7 +149,7 @@ def receive(connection):
     return message, files
 
 
-def serve(connection, fork=os.fork):
+def serve(connection):
     """Answer until somebody asks for a program; return in the fork that is to be it."""
     alive = set()
     while True:
@@ -168,7 +158,7 @@ def serve(connection, fork=os.fork):
             break
         asked = json.loads(message)
         if "program" in asked:
-            answer = fork()
+            answer = os.fork()
             if answer == 0:
                 connection.close()
                 return asked, files
@@ -180,85 +170,27 @@ def serve(connection, fork=os.fork):
         for file in files:
             os.close(file)
         connection.sendall(json.dumps(answer).encode() + b"\n")
-    for pid in alive if fork is os.fork else ():  # of tests that have failed
+    for pid in alive:  # of tests that have failed
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
-
-
-def fork_orphan():
-    """Fork a process whose parent has ended: it is a child of the next above that takes such in."""
-    reader, writer = os.pipe()
-    between = os.fork()
-    if between == 0:
-        pid = os.fork()
-        if pid:
-            os.write(writer, str(pid).encode())
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        if between == 0:
-            return 0
-        pid = int(pipe.read())
-    os.waitpid(between, 0)
-    return pid
-
-
-def fork_ranks():
-    """Have `subprocess` fork what it would start as `python -m lightning_rl`, from now on."""
-    ours, its = socket.socketpair()
-    if os.fork() == 0:
-        ours.close()
-        become(*serve(its, fork_orphan))
-        sys.exit()
-    its.close()
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: takes orphans in
-    execute = subprocess.Popen._execute_child
-
-    def forked(self, *given):
-        named = inspect.signature(execute).bind(self, *given).arguments
-        begin, arguments = list(named["args"][:3]), named["args"][3:]
-        if begin[:2] != [sys.executable, "-m"] or not begin[2].startswith("lightning_rl"):
-            return execute(self, *given)
-        self._child_created = True
-        self.pid = ask(
-            ours,
-            {
-                "program": "lightning_rl",
-                "arguments": list(map(str, arguments)),
-                "directory": named["cwd"] or os.getcwd(),
-                "env": dict(named["env"]),
-                "largest_file": None,
-                "leads a session": named["start_new_session"],
-                "forks ranks": False,
-            },
-            [1, 2],
-        )
-
-    subprocess.Popen._execute_child = forked
+    sys.exit()
 
 
 def become(asked, files):
     """Be a new process, as far as the program can tell."""
-    if asked["leads a session"]:
-        os.setsid()
+    os.setsid()
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *files]):
         os.dup2(file, number)
         os.close(file)
     if asked["largest_file"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest_file"],) * 2)
-    if asked["forks ranks"]:
-        fork_ranks()
     os.chdir(asked["directory"])
     os.environ.clear()
     os.environ.update(asked["env"])
     sys.path[0] = asked["directory"]
     sys.path[1:1] = filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [asked["program"], *asked["arguments"]]
-    # What Lightning and torch read as they are imported.
-    rank_zero_only.rank = _get_rank() or 0
-    if "OMP_NUM_THREADS" in asked["env"]:
-        torch.set_num_threads(int(asked["env"]["OMP_NUM_THREADS"]))
+    rank_zero_only.rank = int(os.environ.get("RANK", 0))  # which Lightning reads as it is imported
     if asked["program"].endswith(".py"):
         sys.path[0] = str(Path(asked["program"]).parent)
         runpy.run_path(asked["program"], run_name="__main__")
@@ -267,8 +199,6 @@ def become(asked, files):
 
 
 if __name__ == "__main__":
-    import torch
-    from lightning.fabric.utilities.rank_zero import _get_rank
     from lightning.pytorch.utilities import rank_zero_only
 
     import lightning_rl.cli.app  # noqa: F401  # what takes seconds

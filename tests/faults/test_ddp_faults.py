@@ -61,10 +61,7 @@ LAUNCHERS = {
     "lightning": ("lightning_rl", ()),
     "torchrun": ("torch.distributed.run", (*TORCHRUN, "lightning_rl")),
 }
-"""The program, and what stands before the arguments of `rl-cli`.
-
-What a launcher starts begins from nothing in `cli/test_pages.py`: there each trains to its end.
-"""
+"""The program, and what stands before the arguments of `rl-cli`; both start processes from nothing."""
 
 
 @pytest.fixture
@@ -78,8 +75,7 @@ def launch(tmp_path, monkeypatch):
     def begin(*options, launcher="lightning"):
         fit = ["fit", "--config", "run.yaml", "--config", "trainer/ddp.yaml", *options]
         program, before = LAUNCHERS[launcher]
-        env = {"OMP_NUM_THREADS": "1"}
-        process = Command(*before, *fit, program=program, env=env, forks_ranks=True)
+        process = Command(*before, *fit, program=program, env={"OMP_NUM_THREADS": "1"})
         begun.append(process)
         return process
 
