@@ -374,6 +374,8 @@ class RLDataModule(LightningDataModule):
         if _takes(_constructor(self._make_collector), "make_env"):
             # No lambda: it may be sent to where the collector's envs are.
             settings["make_env"] = partial(make_env, self._make_env, self.num_envs, "data.env")
+        if _takes(_constructor(self._make_collector), "compilation"):
+            settings["compilation"] = module.choose_step_compilation()
         self.collector = self._make_collector(
             self._env,
             policy,

@@ -439,6 +439,22 @@ class FinalObservationWriter:
         elif len(rows := ended.nonzero().squeeze(1)):
             self._append(observation, (rows,), torch.full_like(rows, step))
 
+    def write_all(self, first: int, count: int, observation: Any) -> None:
+        """Do what `write` does for some steps that follow each other.
+
+        Args:
+            first: step of the rollout, from 0.
+            count: S, how many.
+            observation: [S, N, ...], a tensor or a tree.
+        """
+        if not self._on_cpu:
+            for i in range(count):
+                self._put_aside(first + i, map_tree(lambda leaf: leaf[i], observation))  # noqa: B023  # called at once
+            return
+        steps = slice(first, first + count)
+        ends = [np.stack(column[steps]) for column in (self._terminated, self._truncated)]
+        self._write_at(*(ends[0] | ends[1]).nonzero(), first, observation)
+
     def finish(self) -> None:
         """Write what was kept aside, which waits for the device."""
         if aside := self._storage.aside:
@@ -458,6 +474,17 @@ class FinalObservationWriter:
 
         map_tree(put, self._storage.rows, observation)
         self._numbers[step][rows] = np.arange(new.start, new.stop)
+
+    def _write_at(self, steps: Any, rows: Any, first: int, observation: Any) -> None:
+        if not rows.size:
+            return
+        new = self._storage.add(rows.size)
+
+        def put(kept: Tensor, given: Tensor) -> None:
+            kept.numpy()[new] = given.to(kept).numpy()[steps, rows]
+
+        map_tree(put, self._storage.rows, observation)
+        self._index[first + steps, rows] = torch.arange(new.start, new.stop)
 
     def _put_aside(self, step: int, observation: Any) -> None:
         slots, envs = self._index.shape

@@ -28,7 +28,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.lightning_private import counter_of_steps
-from lightning_rl.optim.compiled.choice import Choice, Setting
+from lightning_rl.optim.compiled.choice import Choice, Setting, StepsChoice
 from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
@@ -179,6 +179,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
         self.compilation = Choice(False, None)  # made anew by on_fit_start
+        self.step_compilation = StepsChoice(False, None, self.compilation)  # by the data module
         self.env_steps = 0
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
@@ -189,6 +190,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._episodes: list[Episode] = []
         self._restored: list[RankState] | None = None
         self._computed_before: dict[str, Any] | None = None
+        self._steps_before: dict[str, Any] | None = None
         self._graphs: Graphs | None = None
         self.updates: dict[str, Update] = {}
         self.update: Update  # made by on_fit_start
@@ -380,7 +382,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.generator.manual_seed(self.data.seed_for("shuffle"))
         hooks = LightningHooks(self) if LightningHooks.listened_to(self) else None
         choice = self.choose_compilation()
-        self._computed_before = None
+        self._steps_before, self._computed_before = self._computed_before, None
         if choice.compiled and hooks is not None:
             why = (
                 "a callback or the module overrides one of "
@@ -402,16 +404,29 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Return whether the update is to be compiled, by the settings and the checkpoint."""
         return Choice(self.compile_update, self._minibatches(), self._computed_before)
 
+    def choose_step_compilation(self) -> StepsChoice:
+        """Return whether the steps of a batched torch env are to be compiled."""
+        steps = self.data.buffer_size * self._iterations_of_run()
+        before, self._steps_before = self._steps_before, None
+        self.step_compilation = StepsChoice(
+            self.compile_update, steps, self.compilation, before
+        )
+        return self.step_compilation
+
     def _minibatches(self) -> int | None:
         """Return how many minibatches the run has by its config; None where that is unknown."""
         each = self.minibatches_per_iteration()
+        return None if each is None else each * self._iterations_of_run()
+
+    def _iterations_of_run(self) -> int:
+        """Return how many iterations the run has by its config."""
         trainer = self.trainer
         iterations = self.data.total_iterations
         if trainer.max_steps >= 0:  # which count iterations
             iterations = min(iterations, trainer.max_steps)
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             iterations = min(iterations, trainer.max_epochs * self.data.iterations_per_epoch)
-        return None if each is None else each * iterations
+        return iterations
 
     @property
     def replays_cuda_graphs(self) -> bool:
@@ -499,7 +514,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             "env_steps": self.env_steps,
             "guards": {name: one.guard.state_dict() for name, one in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
-            "computing": self.compilation.state(),
+            "computing": self.compilation.state() | {"steps": self.step_compilation.state()},
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

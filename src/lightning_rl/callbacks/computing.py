@@ -16,7 +16,7 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
 
     Returns:
         `compiled` and `why`; `products`, `mkl` or `onednn`, where graphs are compiled for a CPU,
-        and `products_why`; `cuda_graphs`, whether graphs are replayed as such; `flush_denormal`,
+        and `products_why`; `steps_compiled` and `steps_why`, of a batched torch env; `cuda_graphs`, whether graphs are replayed as such; `flush_denormal`,
         whether denormal numbers are taken for zero; `keeps_freed_memory`, whether the C library
         does; `sums_over_ranks`, `shared memory` or the backend of `torch.distributed`, null for one
         process; `acting` and `stepping`, the classes that do it, null where nothing is collected;
@@ -31,6 +31,8 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
         "why": choice.why,
         "products": choice.products if choice.compiled else None,
         "products_why": choice.products_why if choice.compiled else None,
+        "steps_compiled": algorithm.step_compilation.compiled,
+        "steps_why": algorithm.step_compilation.why,
         "cuda_graphs": algorithm.replays_cuda_graphs,
         "flush_denormal": getattr(trainer, "flush_denormal", None),
         "keeps_freed_memory": getattr(trainer, "keeps_freed_memory", None),

@@ -105,6 +105,7 @@ class AsyncCollector(Collector):
             plan=self.plan,
             phase=self.phase,
             take_up_weights=self._take_up_weights,
+            compilation=self.compilation,
         )
         self.ways = self._loop.ways
         self.num_rollouts = len(self._buffer.segments)

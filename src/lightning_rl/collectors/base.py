@@ -14,6 +14,7 @@ from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
+from lightning_rl.optim.compiled.choice import StepsChoice
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
@@ -33,6 +34,7 @@ class Collector(ABC):
         plan: how episodes begin and end, as the algorithm wants it.
         phase: times the phases `env` and `inference`, for a profiler.
         make_env: makes another env like this one, for who collects elsewhere.
+        compilation: whether the steps of a batched torch env are compiled.
 
     Attributes:
         statistics: returns and lengths of finished episodes, of all processes.
@@ -66,6 +68,7 @@ class Collector(ABC):
         plan: EpisodePlan = AS_THEY_COME,
         phase: PhaseTimer = no_phases,
         make_env: Callable[[], VectorEnv] | None = None,
+        compilation: StepsChoice | None = None,
     ) -> None:
         self.env = env
         self.policy = policy
@@ -74,6 +77,7 @@ class Collector(ABC):
         self.plan = plan
         self.phase = phase
         self.make_env = make_env
+        self.compilation = compilation
         self.statistics = EpisodeStatistics(env.num_envs)
         self.reports: dict[str, float] = {}
         self.reports_success = False
@@ -198,7 +202,13 @@ class SyncCollector(Collector):
             device=policy.version.device,
         )
         self._loop = RolloutLoop(
-            env, policy, [self._segment], seed, plan=self.plan, phase=self.phase
+            env,
+            policy,
+            [self._segment],
+            seed,
+            plan=self.plan,
+            phase=self.phase,
+            compilation=self.compilation,
         )
         self.ways = self._loop.ways
 

@@ -11,12 +11,20 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import Segment
+from lightning_rl.collectors.compiled_steps import (
+    CompiledActor,
+    CompiledStepper,
+    CompiledSteps,
+    StepWriter,
+    UntraceableError,
+)
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.distributed import ranks
-from lightning_rl.envs import RestoreError, VectorEnv
+from lightning_rl.envs import RestoreError, TorchEnv, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.optim.compiled.choice import StepsChoice
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
@@ -193,6 +201,7 @@ class RolloutLoop:
             It may raise, to end the loop.
         num_loops: how many loops of the run step envs, this one included; one in each process of
             the run where not given.
+        compilation: whether the steps of a batched torch env are to be compiled; None for no.
 
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
@@ -213,6 +222,7 @@ class RolloutLoop:
         phase: PhaseTimer = no_phases,
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
         num_loops: int | None = None,
+        compilation: StepsChoice | None = None,
     ) -> None:
         require(
             not policy.remembers or "padding" not in env.extra_fields,
@@ -239,6 +249,10 @@ class RolloutLoop:
             )
             for segment in segments
         ]
+        self._plain = self._writers
+        if compilation is not None and compilation.compiled:
+            ahead = take_up_weights is None and not plan.first_episode_only
+            self._writers = self._compiled(segments, compilation, ahead)
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
@@ -249,6 +263,32 @@ class RolloutLoop:
         """By what it acts and steps: the names of their classes."""
         writer = self._writers[0]
         return {"acting": type(writer.actor).__name__, "stepping": type(writer.stepper).__name__}
+
+    @torch.no_grad()
+    def _compiled(
+        self, segments: Sequence[Segment], choice: StepsChoice, ahead: bool
+    ) -> list[SegmentWriter]:
+        """Return what steps by graphs where that can be, else what does it plainly."""
+        env, policy = self._env, self._policy
+        if not isinstance(env, TorchEnv):
+            choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
+            return self._plain
+        try:
+            steps = CompiledSteps(env, policy, segments[0].rollout, choice, ahead)
+            writers = [
+                StepWriter(steps, segment.rollout, plain.actor, plain.stepper)
+                for segment, plain in zip(segments, self._plain, strict=True)
+            ]
+        except UntraceableError as error:
+            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
+            return self._plain
+        if not all(writer.compile() for writer in writers):
+            return self._plain
+        choice.say()
+        return [
+            plain._replace(actor=CompiledActor(writer), stepper=CompiledStepper(writer))
+            for plain, writer in zip(self._plain, writers, strict=True)
+        ]
 
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:
@@ -291,7 +331,10 @@ class RolloutLoop:
             if may_end_early and self._all_have_finished(storage, steps):
                 break
         self._close(writer, since, steps)
-        stepper.finish()
+        reports = stepper.finish()
+        if reports is not None:
+            self._reports.add_sums(reports.names, reports.total, reports.count)
+            self.reports_success |= reports.reports_success
         self._check_ends(storage, steps)
         if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device
             self._look_at_masks(masks[:steps])
@@ -305,11 +348,12 @@ class RolloutLoop:
         slots, num_envs = writer.storage.batch_size
         each = (slots - 1) * num_envs * self._env.steps_per_action * self._num_loops
         before, teacher = rollouts * each, self._plan.teacher
+        plain = self._plain[segment.index]  # what is compiled acts and steps at once
         if before < self._plan.random_env_steps:
-            return writer._replace(actor=UniformActor(self._policy, segment.rollout))
+            return plain._replace(actor=UniformActor(self._policy, segment.rollout))
         if teacher is not None and (share := teacher.share(before)) > 0:
-            mixed = MixedActor(writer.actor, teacher, share, segment.rollout)
-            return writer._replace(actor=mixed)
+            mixed = MixedActor(plain.actor, teacher, share, segment.rollout)
+            return plain._replace(actor=mixed)
         return writer
 
     def _begin(self, segment: Segment) -> bool:

@@ -212,23 +212,21 @@ class EnvReports:
 
     def add(self, info: dict[str, Any]) -> None:
         """Take in what came with a step: a tree of tensors [N]; others than [N] are left out."""
-        said = {
-            f"{kind}/{name}": value.float()
-            for kind in ("rewards", "metrics")
-            for name, value in info.get(kind, {}).items()
-            if value.dim() == 1
-        }
+        said = said_of(info)
         if not said:
             return
         values = torch.stack(list(said.values()))
-        names = tuple(said)
+        # No branch on what is NaN: the numbers stay on the device until the rollout is over.
+        self.add_sums(tuple(said), values.nansum(1), (values == values).sum(1))
+
+    def add_sums(self, names: tuple[str, ...], sums: Tensor, counts: Tensor) -> None:
+        """Take in sums [K] over envs, and maybe steps, and of how many numbers they are [K]."""
         if names not in self._sums:
-            zeros = values.new_zeros(len(said))
+            zeros = sums.new_zeros(len(names))
             self._sums[names] = zeros, zeros.clone()
         total, count = self._sums[names]
-        # No branch on what is NaN: the numbers stay on the device until the rollout is over.
-        total += values.nansum(1)
-        count += (values == values).sum(1)
+        total += sums
+        count += counts
 
     def close_rollout(self) -> dict[str, float]:
         """Return the averages since the last call: `rewards/<term>` and `metrics/<name>`.
@@ -245,3 +243,13 @@ class EnvReports:
             added[name] = before[0] + total, before[1] + count
         self._sums = {}
         return {name: total / count for name, (total, count) in added.items() if count}
+
+
+def said_of(info: dict[str, Any]) -> dict[str, Tensor]:
+    """Return what an info says of rewards and metrics, each [N] float32, by the names of charts."""
+    return {
+        f"{kind}/{name}": value.float()
+        for kind in ("rewards", "metrics")
+        for name, value in info.get(kind, {}).items()
+        if value.dim() == 1
+    }

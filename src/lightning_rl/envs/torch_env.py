@@ -1,6 +1,7 @@
 """Write a batched env in torch, on any device, by its three functions: start, observe, move."""
 
 from abc import abstractmethod
+from enum import Enum
 from typing import Any
 
 import gymnasium
@@ -15,6 +16,14 @@ from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, Vector
 from lightning_rl.errors import require
 from lightning_rl.rollout import map_tree
 from lightning_rl.structured_actions import StructuredActions, flat_actions
+
+
+class Restarts(Enum):
+    """How a step begins the next episode of the envs that have finished."""
+
+    ROWS = "of those envs alone, which are looked up: where looking costs nothing"
+    WHERE = "a start for every env, taken where it is needed: where looking would wait for a device"
+    LATER = "not at all: whoever steps does it, by `_starts`"
 
 
 class TorchEnv(VectorEnv):
@@ -81,7 +90,7 @@ class TorchEnv(VectorEnv):
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
         self._key = key_of(self.seed)  # kept: each draw needs it
-        self._on_cpu = self.device.type == "cpu"
+        self._restarts = Restarts.ROWS if self.device.type == "cpu" else Restarts.WHERE
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -137,10 +146,11 @@ class TorchEnv(VectorEnv):
         done = terminated | truncated
         self.final_state = moved
         final = info["final_obs"] = self.observed(moved)
-        if self._on_cpu:
+        if self._restarts is Restarts.ROWS:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
+        elif self._restarts is Restarts.LATER:
+            self.state, observation = moved, final
         else:
-            # Starts for all, and most of them for nothing: `nonzero` would wait for the device.
             self.episode = self.episode + done
             starts = self._starts(self._key, self.episode)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])

@@ -5,7 +5,7 @@ And how it is stepped through a rollout, with what comes of each step written in
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
@@ -171,6 +171,22 @@ class VectorEnv(ABC):
         """Free processes and windows. May be called more than once."""
 
 
+class StepReports(NamedTuple):
+    """What an env said in the steps of a rollout, where that is summed up already.
+
+    Attributes:
+        names: `rewards/<term>` and `metrics/<name>`, R of them.
+        total: [R], the sums over steps and envs of what is not NaN.
+        count: [R], of how many numbers.
+        reports_success: whether it says of an episode that it succeeded or not.
+    """
+
+    names: tuple[str, ...]
+    total: Tensor
+    count: Tensor
+    reports_success: bool
+
+
 class RolloutStepper(ABC):
     """Steps an env on the storage of a rollout, slot by slot.
 
@@ -185,8 +201,13 @@ class RolloutStepper(ABC):
             ConfigurationError: for what does not have the shape that the env announced.
         """
 
-    def finish(self) -> None:  # noqa: B027  # most write all they have to at each step
-        """Write what is left to write, after the last step of a rollout."""
+    def finish(self) -> StepReports | None:
+        """Write what is left to write, after the last step of a rollout.
+
+        Returns:
+            what the env said where the infos of `step` were silent about it; None where they told.
+        """
+        return None
 
 
 class StepwiseStepper(RolloutStepper):
@@ -212,7 +233,7 @@ class StepwiseStepper(RolloutStepper):
     def step(self, t: int) -> dict[str, Any]:
         observation, *results, info = self._env.step(self._actions[t])
         slots = [views[t] for views in self._results]
-        _check(self._env, observation, self._observations[t + 1], results, slots)
+        check_results(self._env, observation, self._observations[t + 1], results, slots)
         copy_tree(self._observations[t + 1], observation)
         for slot, result in zip(slots, results, strict=True):
             slot.copy_(result)
@@ -312,11 +333,11 @@ class ArrayStepper(RolloutStepper):
     def _look_at(self, t: int, observation: Any, results: Sequence[Any]) -> None:
         """Check what a step returned, and take the dtype of an observation that is good."""
         slots = (self._rewards[t], self._terminated[t], self._truncated[t])
-        _check(self._env, observation, self._observations[t + 1], results, slots)
+        check_results(self._env, observation, self._observations[t + 1], results, slots)
         self._dtype = observation.dtype
 
 
-def _check(
+def check_results(
     env: Any, observation: Any, place: Any, results: Sequence[Any], slots: Sequence[Any]
 ) -> None:
     """Compare what an env returned to the slots [N, ...] that it goes into.

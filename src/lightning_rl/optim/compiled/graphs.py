@@ -1,6 +1,6 @@
 """Compile functions of tensors to graphs, and call them with as little Python as that takes."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -46,6 +46,7 @@ class Graphs:
         root: the algorithm.
         device: where it computes.
         choice: of the run, which hears where graphs are not to be had.
+        driven: what the functions set themselves before they read it, see `Reads`.
 
     Attributes:
         available: whether graphs can be had; where not, `choice` says why.
@@ -54,10 +55,17 @@ class Graphs:
             compiling.
     """
 
-    def __init__(self, root: Any, device: torch.device, choice: Choice | None = None) -> None:
+    def __init__(
+        self,
+        root: Any,
+        device: torch.device,
+        choice: Choice | None = None,
+        driven: Collection[Place] = (),
+    ) -> None:
         self.available = True
         self._choice = choice or Choice(True, None)
-        if device.type == "cpu":
+        self._driven = driven
+        if device.type == "cpu" and self._choice.products is None:
             choose_products(
                 self._choice
             )  # here, where all ranks are: a graph is made by each alone
@@ -69,26 +77,35 @@ class Graphs:
         self._varying: dict[Place, Read] = {}
         self._constant: set[Place] = set()  # numbers that cannot vary
 
-    def attempt(self, call: Callable[[], T]) -> T | None:
+    def attempt(
+        self, call: Callable[[], T], place_of: Callable[[Exception], str] | None = None
+    ) -> T | None:
         """Return what a call of graphs gives, or None where they are not to be had.
 
         In that case `choice` hears why, and it is not tried again.
+
+        Args:
+            call: calls graphs.
+            place_of: says of an exception where in a user's code it comes from.
         """
         if not self.available:
             return None
         try:
             return call()
         except EverChangingError as error:
-            self.give_up(f"the loss, {error}")
+            self.give_up(f"{self._choice.traced}, {error}")
         except Exception as error:
             if self.have_served:
                 raise
             why = f"{(str(error).strip() or 'failed').splitlines()[0]} ({type(error).__name__})"
+            if place_of is not None:
+                why = f"{place_of(error)}: {why}"
             self._choice.give_up(
                 why,
-                f"compile: true has no effect, the update runs uncompiled: {why}. On a CPU it "
-                "needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and a loss "
-                "in which no Python decision depends on the values of tensors.",
+                f"compile: true has no effect, {self._choice.subject} uncompiled: {why}. On a CPU "
+                f"it needs a C++ compiler (g++, or the variable CXX), on a GPU Triton; and "
+                f"{self._choice.traced} in which no Python decision depends on the values of "
+                "tensors.",
             )
         self.available = False
         return None
@@ -96,7 +113,9 @@ class Graphs:
     def give_up(self, why: str) -> None:
         """Have no more graphs, and say why, once."""
         if self.available:
-            self._choice.give_up(why, f"From here on the update runs uncompiled, since {why}.")
+            self._choice.give_up(
+                why, f"From here on {self._choice.subject} uncompiled, since {why}."
+            )
         self.available = False
 
     def call(
@@ -156,7 +175,7 @@ class Graphs:
     def _compile(
         self, make: Make, inputs: list[Tensor], moving: slice, varying: dict[Place, Read]
     ) -> "_Compiled":
-        reads = Reads(self._root, varying.values(), self._device)
+        reads = Reads(self._root, varying.values(), self._device, self._driven)
         function, noted = make()
         # Tracing runs the function, which may move running statistics: the graph is to move them.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]

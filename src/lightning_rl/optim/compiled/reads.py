@@ -6,7 +6,7 @@ object, such as the algorithm whose loss it is; before each call of the graph th
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from operator import itemgetter
@@ -63,7 +63,7 @@ class Read(NamedTuple):
 
     def has_changed(self) -> bool:
         """Tell whether it is another value now."""
-        return not _same(self.now(), self.value)
+        return not same(self.now(), self.value)
 
 
 class Reads:
@@ -78,13 +78,21 @@ class Reads:
         varying: earlier reads of numbers, in whose stead tensors [] are handed out: what is traced
             with them goes on where they change.
         device: of these tensors.
+        driven: what the function sets itself before it reads it, so that it is nothing to compare.
 
     Attributes:
         tensors: those that stand for varying numbers, by place.
     """
 
-    def __init__(self, root: Any, varying: Iterable[Read], device: torch.device) -> None:
+    def __init__(
+        self,
+        root: Any,
+        varying: Iterable[Read],
+        device: torch.device,
+        driven: Collection[Place] = (),
+    ) -> None:
         self.root = root
+        self._driven = driven
         # Made before anything is traced, and of float32: a plain number widens no tensor either.
         self.tensors = {
             read.place: torch.tensor(float(read.now()), dtype=torch.float32, device=device)
@@ -113,12 +121,14 @@ class Reads:
         self._expected = {place: read.value for place, read in self._reads.items()}
         for read in self._reads.values():
             if _is_mutable(read.value):
-                self._snapshots.append((read.mapping, read.name, _frozen(read.value)))
+                self._snapshots.append((read.mapping, read.name, frozen(read.value)))
         self._prepare()
 
     def note(self, owner: Any, name: str, mapping: Mapping[str, Any], value: Any) -> Any:
         """Record a read; return what the reader is to get."""
         place = (id(owner), name)
+        if place in self._driven:
+            return value
         if place not in self._reads:
             label = f"{type(owner).__name__}.{name}"
             self._reached[id(owner)] = owner
@@ -140,7 +150,7 @@ class Reads:
         if not self._is_unchanged() and not self._adopt_new_values():
             return False
         for mapping, name, snapshot in self._snapshots:
-            if not _same(mapping.get(name), snapshot):
+            if not same(mapping.get(name), snapshot):
                 return False
         for tensor, version, value in self._tensor_reads:
             if version_of(tensor) != version and tensor.item() != value:
@@ -198,7 +208,7 @@ class Reads:
                     return False
                 for take in self._takers[place]:
                     take(now)
-            elif not _same(now, old):
+            elif not same(now, old):
                 return False
             self._expected[place] = now
         self._prepare()
@@ -342,21 +352,21 @@ def _is_mutable(value: Any) -> bool:
     return isinstance(value, CONTAINERS)
 
 
-def _frozen(value: Any) -> Any:
-    """Copy containers, with what they hold."""
+def frozen(value: Any) -> Any:
+    """Copy containers, with what they hold; anything else is returned as it is."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: _frozen(child) for key, child in value.items()}
+        return {key: frozen(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [_frozen(child) for child in value]
+        return [frozen(child) for child in value]
     if isinstance(value, tuple):  # a named one has a constructor of its own
-        children = [_frozen(child) for child in value]
+        children = [frozen(child) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     return set(value) if isinstance(value, set) else value
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Tell whether a graph made with one value is right for another."""
     if a is b:
         return True
@@ -365,9 +375,9 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(_same, a, b))
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(map(same, a, b))
     return isinstance(a, set | frozenset) and a == b
 
 
