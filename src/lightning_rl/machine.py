@@ -26,6 +26,8 @@ class MachineSettings:
             `process`. Results are the same. What an earlier trainer of the process has set stays.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
             the same but for their last digits.
+        compiled_steps: where `compile` has graphs compiled, step a batched torch env by one, acting
+            included. Last digits differ, as those of the update do.
         skip_signal_exchange: with several processes, leave out what Lightning asks rank 0 before
             each batch, for 2 ms by gloo: whether it has got a signal. Signals come to us.
         mujoco_profiler: leave MuJoCo's own profiler on, which its Python bindings switch on, and
@@ -37,6 +39,7 @@ class MachineSettings:
     shared_memory_sums: bool = True
     keep_freed_memory: bool = True
     numpy_acting: bool = True
+    compiled_steps: bool = True
     skip_signal_exchange: bool = True
     mujoco_profiler: bool = False
 
@@ -47,6 +50,7 @@ PLAIN = MachineSettings(
     shared_memory_sums=False,
     keep_freed_memory=False,
     numpy_acting=False,
+    compiled_steps=False,
     skip_signal_exchange=False,
     mujoco_profiler=True,
 )

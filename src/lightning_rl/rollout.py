@@ -453,7 +453,8 @@ class FinalObservationWriter:
             return
         steps = slice(first, first + count)
         ends = [np.stack(column[steps]) for column in (self._terminated, self._truncated)]
-        self._write_at(*(ends[0] | ends[1]).nonzero(), first, observation)
+        which, rows = (ends[0] | ends[1]).nonzero()
+        self._write_at(which, rows, first, observation)
 
     def finish(self) -> None:
         """Write what was kept aside, which waits for the device."""

@@ -408,9 +408,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Return whether the steps of a batched torch env are to be compiled."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before, self._steps_before = self._steps_before, None
-        self.step_compilation = StepsChoice(
-            self.compile_update, steps, self.compilation, before
-        )
+        self.step_compilation = StepsChoice(self.compile_update, steps, self.compilation, before)
         return self.step_compilation
 
     def _minibatches(self) -> int | None:

@@ -16,9 +16,10 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
 
     Returns:
         `compiled` and `why`; `products`, `mkl` or `onednn`, where graphs are compiled for a CPU,
-        and `products_why`; `steps_compiled` and `steps_why`, of a batched torch env; `cuda_graphs`, whether graphs are replayed as such; `flush_denormal`,
-        whether denormal numbers are taken for zero; `keeps_freed_memory`, whether the C library
-        does; `sums_over_ranks`, `shared memory` or the backend of `torch.distributed`, null for one
+        and `products_why`; `steps_compiled` and `steps_why`, of a batched torch env; `cuda_graphs`,
+        whether graphs of the update are replayed as such; `flush_denormal`, whether denormal
+        numbers are taken for zero; `keeps_freed_memory`, whether the C library does;
+        `sums_over_ranks`, `shared memory` or the backend of `torch.distributed`, null for one
         process; `acting` and `stepping`, the classes that do it, null where nothing is collected;
         and, from the first rollout of MuJoCo's envs on, `mujoco_profiler`, whether that is on.
     """

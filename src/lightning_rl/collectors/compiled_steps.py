@@ -20,7 +20,6 @@ from lightning_rl.collectors.statistics import said_of
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.torch_env import Restarts
 from lightning_rl.envs.vector_env import RESULTS, RolloutStepper, StepReports, check_results
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.optim.compiled.choice import StepsChoice
 from lightning_rl.optim.compiled.graphs import Function, Graphs, layout
 from lightning_rl.optim.compiled.reads import frozen, same
@@ -28,7 +27,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor
 from lightning_rl.policies.numpy_acting import NumpyActor
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import FinalObservationWriter, copy_tree, time_major
+from lightning_rl.rollout import FinalObservationWriter, time_major
 from lightning_rl.torch_private import TorchDispatchMode, copy_all, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
@@ -45,6 +44,18 @@ SENTINEL = 0x5EED_0F_A_7ACE
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "_key", "_restarts")
 """What a step writes of a `TorchEnv`: inputs and results of the graph."""
+
+COUNTERS = ("episode", "elapsed", "_key")
+"""Of a `TorchEnv`, carried from step to step."""
+
+Keys = tuple[str, ...]
+"""The keys under which a tensor lies in trees."""
+
+SEEN, FINAL = "observation", "final"
+MEMORY, SUCCESS = ("memory",), ("success",)
+TOTAL, COUNT = SUMS = ("total",), ("count",)
+"""Where what a step takes and leaves is found: observations, true final ones, the policy's state,
+success, and the sums of what the env says."""
 
 DRAWS = {
     torch.ops.aten.normal_.default: torch.ops.aten.normal_.default,
@@ -108,9 +119,9 @@ class CompiledSteps:
         size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
-        self.finals: dict[str, Tensor] = {
-            key: leaf.new_empty((self.ahead, *leaf.shape))
-            for key, leaf in _leaves(self._step_of["observation"]).items()
+        self.finals = {
+            path: leaf.new_empty((self.ahead, *leaf.shape))
+            for path, leaf in _leaves(self._step_of["observation"]).items()
         }
 
     def _look_at(self, env: TorchEnv) -> None:
@@ -119,8 +130,9 @@ class CompiledSteps:
         Raises:
             UntraceableError: where a step changes what is not the env's state.
         """
-        if type(env).step is not TorchEnv.step:
-            raise UntraceableError(f"{type(env).__name__} has a step of its own")
+        for name in ("step", "reset"):
+            if getattr(type(env), name) is not getattr(TorchEnv, name):
+                raise UntraceableError(f"{type(env).__name__} has a {name} of its own")
         if env.extra_fields:
             raise UntraceableError(
                 f"{type(env).__name__} says of each step {', '.join(env.extra_fields)}"
@@ -129,21 +141,18 @@ class CompiledSteps:
             trial = copy.deepcopy(env)
         except Exception as error:
             raise UntraceableError(f"{type(env).__name__} cannot be copied ({error})") from error
-        trial.reset(seed=0)
+        TorchEnv.reset(trial, seed=0)  # by the class, as below
         largest = _LargestPerRow(self._num_envs)
         with largest:
-            trial._starts(trial._key, trial.episode)
+            trial.observed(trial._starts(trial._key, trial.episode))
         everywhere = self._device.type != "cpu" or largest.size <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
-        self.carry = {f"state.{key}": leaf.clone() for key, leaf in _leaves(trial.state).items()}
-        self.carry |= {key: getattr(trial, key).clone() for key in ("episode", "elapsed", "_key")}
-        observation = _leaves(self._step_of["observation"])
-        self.carry |= {f"observation.{key}": torch.zeros_like(x) for key, x in observation.items()}
+        carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
+        carried |= {(name,): getattr(trial, name) for name in COUNTERS}
         if "state" in self.policy.extra_fields:
-            self.carry["memory"] = torch.zeros_like(self._step_of["state"])
-        self._observation_keys = list(observation)
-        self._state_keys = list(_leaves(trial.state))
-        trial._restarts = self.restarts
+            carried[MEMORY] = torch.zeros_like(self._step_of["state"])
+        self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
+        trial._restarts = Restarts.LATER  # so that its state is what the transition has made
         before, versions = _attributes_of(trial), _versions_of(trial)
         draws = _RecordsDraws(self._sentinel)
         trial_root = _Root(self.policy, trial)
@@ -153,7 +162,8 @@ class CompiledSteps:
             for name, value in _attributes_of(trial).items()
             if name not in before or not same(value, before[name])
         ]
-        changed += [name for name, version in _versions_of(trial).items() if versions[name] != version]
+        now = _versions_of(trial)
+        changed += [name for name, version in versions.items() if now.get(name) != version]
         if changed:
             raise UntraceableError(
                 f"a step changes {type(env).__name__}.{sorted(changed)[0]}, which is no part of "
@@ -161,67 +171,66 @@ class CompiledSteps:
                 "`transition` returns"
             )
         after = {key: played.carry[key] for key in self.carry}
-        if layout(after.values()) != layout(self.carry.values()):
+        if _shapes(after) != _shapes(self.carry):
             raise UntraceableError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
         self.draws = draws.found
         self.names, self.reports_success = tuple(played.said), played.success is not None
-        for key in ("total", "count"):
+        for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
     # --- what is traced ---
 
     def _played(
-        self, root: "_Root", carry: dict[str, Tensor], draws: TorchDispatchMode
+        self, root: "_Root", carry: dict[Keys, Tensor], draws: TorchDispatchMode
     ) -> "_Played":
         """Act, and step the env; return what came of it."""
-        env, observation = root.env, self._tree(carry)
+        env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
         versions = {key: version_of(value) for key, value in fields.items()}
         td = TensorDict({"observation": observation, **fields}, [self._num_envs])
-        if "memory" in carry:
-            td["state"] = carry["memory"]
+        if MEMORY in carry:
+            td["state"] = carry[MEMORY]
         with self._precision, draws:
             result = root.policy(td, generator=self._sentinel)
         if not isinstance(result, TensorDictBase):
             raise UntraceableError("what the policy returns is no TensorDict")
-        wanted = (*self._fields, "next_state") if "memory" in carry else self._fields
+        wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
         for key in wanted:
             value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
-            untouched = value is fields.get(key, ()) and version_of(value) == versions[key]
-            if value is None or untouched or layout([value]) != layout([like]):
+            if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
                 raise UntraceableError(f"the policy gives no '{key}' as it was announced")
-        state = {key: carry[f"state.{key}"] for key in self._state_keys}
-        env.state = TensorDict(_nested(state), [self._num_envs])
-        env.episode, env.elapsed, env._key = carry["episode"], carry["elapsed"], carry["_key"]
+            if key in fields and value is fields[key] and version_of(value) == versions[key]:
+                raise UntraceableError(f"the policy gives no '{key}' as it was announced")
+        env.state = self._tree(carry, "state")
+        for name in COUNTERS:
+            setattr(env, name, carry[name,])
         with _RefusesDraws(type(env).__name__):
-            following, reward, terminated, truncated, info = env.step(result["action"])
+            # By the class: who watches over an env has put something before its own `step`.
+            played = TorchEnv.step(env, result["action"])
+        following, reward, terminated, truncated, info = played
         results = (reward, terminated, truncated)
         slots = [self._step_of[key] for key in RESULTS]
         check_results(env, following, self._step_of["observation"], results, slots)
-        after = {f"state.{key}": leaf for key, leaf in _leaves(env.state).items()}
-        after |= {"episode": env.episode, "elapsed": env.elapsed, "_key": env._key}
-        after |= {f"observation.{key}": leaf for key, leaf in _leaves(following).items()}
-        if "memory" in carry:
-            ended = (terminated | truncated).view(-1, *[1] * (carry["memory"].dim() - 1))
-            after["memory"] = result["next_state"].masked_fill(ended, 0)
-        said = said_of(info)
+        after = _leaves(env.state, "state") | _leaves(following, SEEN)
+        after |= {(name,): getattr(env, name) for name in COUNTERS}
+        if MEMORY in carry:
+            ended = (terminated | truncated).view(-1, *[1] * (carry[MEMORY].dim() - 1))
+            after[MEMORY] = result["next_state"].masked_fill(ended, 0)
         return _Played(
             {key: result[key] for key in self._fields},
             dict(zip(RESULTS, results, strict=True)),
             after,
             info.get("success"),
-            _leaves(info["final_obs"]),
-            said,
+            _leaves(info["final_obs"], FINAL),
+            said_of(info),
         )
 
-    def _tree(self, carry: dict[str, Tensor]) -> Any:
-        """Return the observation that is carried, as a tensor or a tree."""
-        leaves = {key: carry[f"observation.{key}"] for key in self._observation_keys}
-        if list(leaves) == [""]:
-            return leaves[""]
-        return TensorDict(_nested(leaves), [self._num_envs])
+    def _tree(self, carry: dict[Keys, Tensor], name: str) -> Any:
+        """Return what is carried under a name: a tensor, or a TensorDict [N]."""
+        tree = _nested({key[1:]: leaf for key, leaf in carry.items() if key[0] == name})
+        return tree if isinstance(tree, Tensor) else TensorDict(tree, [self._num_envs])
 
     def _function(self) -> tuple[Function, dict[str, None]]:
         """Return the function of a step's graph."""
@@ -230,25 +239,23 @@ class CompiledSteps:
         def step(*inputs: Tensor) -> list[Tensor]:
             noise = _ReplaysDraws(inputs[:draws])
             carry = dict(zip(keys, inputs[draws:], strict=False))
-            slots = self._named(inputs[draws + len(keys) :])
+            slots = dict(zip(self.slot_names, inputs[draws + len(keys) :], strict=True))
             with self._driven():
                 played = self._played(self._root, carry, noise)
             _, terminated, truncated = played.results.values()
-            written = {**played.fields, **played.results}
-            written |= {f"observation.{k}": played.carry[f"observation.{k}"] for k in self._observation_keys}
-            written |= {f"final.{key}": leaf for key, leaf in played.finals.items()}
+            own = played.fields | played.results
+            written: dict[Keys, Tensor] = {(key,): x for key, x in own.items()}
+            written |= played.finals | played.carry
             if played.success is not None:
-                written["success"] = played.success
-            if "memory" in carry:
-                written["memory"] = played.carry["memory"]
+                written[SUCCESS] = played.success
             for key, slot in slots.items():
                 slot.copy_(written[key])
             if self.names:
                 values = torch.stack([played.said[name] for name in self.names])
-                carry["total"].add_(values.nansum(1))
-                carry["count"].add_((values == values).sum(1))
+                carry[TOTAL].add_(values.nansum(1))
+                carry[COUNT].add_((values == values).sum(1))
             for key, value in played.carry.items():
-                if key != "_key":
+                if value is not carry[key]:
                     carry[key].copy_(value)
             return [terminated | truncated]
 
@@ -264,31 +271,29 @@ class CompiledSteps:
         finally:
             vars(self.env).update(kept)
 
-    def _named(self, slots: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(zip(self.slot_names, slots, strict=True))
-
     @property
-    def slot_names(self) -> list[str]:
+    def slot_names(self) -> list[Keys]:
         """What of a step is written into the rollout, in the order in which the graph takes it."""
-        names = [*self._fields, *RESULTS]
-        names += [f"observation.{key}" for key in self._observation_keys]
-        names += [f"final.{key}" for key in self._observation_keys]
-        names += ["success"] if self.reports_success else []
-        return [*names, "memory"] if "memory" in self.carry else names
+        names: list[Keys] = [(key,) for key in (*self._fields, *RESULTS)]
+        names += [key for key in self.carry if key[0] == SEEN]
+        names += [(FINAL, *path) for path in self.finals]
+        names += [SUCCESS] if self.reports_success else []
+        return [*names, MEMORY] if MEMORY in self.carry else names
 
     # --- what runs ---
 
     def slots_of(self, rollout: TensorDict) -> list[list[Tensor]]:
         """Return, for each of the T steps of a rollout, where its graph is to write."""
         storage = time_major(rollout.exclude("final_observation"))
-        observation, names = _leaves(storage["observation"]), self.slot_names
-        columns: dict[str, Sequence[Tensor]] = {key: storage[key].unbind(0) for key in self._fields}
-        columns |= {key: storage[key].unbind(0) for key in (*RESULTS, "success")}
-        columns |= {f"observation.{key}": x[1:].unbind(0) for key, x in observation.items()}
-        if "memory" in self.carry:
-            columns["memory"] = storage["state"][1:].unbind(0)
-        for key, leaf in self.finals.items():
-            columns[f"final.{key}"] = leaf.unbind(0) * (self._slots // self.ahead)
+        observation, names = _leaves(storage["observation"], SEEN), self.slot_names
+        columns: dict[Keys, Sequence[Tensor]] = {
+            (key,): storage[key].unbind(0) for key in (*self._fields, *RESULTS, *SUCCESS)
+        }
+        columns |= {key: leaf[1:].unbind(0) for key, leaf in observation.items()}
+        if MEMORY in self.carry:
+            columns[MEMORY] = storage["state"][1:].unbind(0)
+        for path, leaf in self.finals.items():
+            columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def graph(self, noise: list[Tensor], slots: list[Tensor]) -> Callable[..., Any] | None:
@@ -305,14 +310,14 @@ class CompiledSteps:
     def load(self, first: TensorDict) -> None:
         """Carry on from where the env is, and what the first slot [N] of a rollout holds."""
         env, carry = self.env, self.carry
-        for key, leaf in _leaves(env.state).items():
-            carry[f"state.{key}"].copy_(leaf)
-        for key in ("episode", "elapsed", "_key"):
-            carry[key].copy_(getattr(env, key))
-        for key, leaf in _leaves(first["observation"]).items():
-            carry[f"observation.{key}"].copy_(leaf)
-        if "memory" in carry:
-            carry["memory"].copy_(first["state"])
+        for key, leaf in (
+            _leaves(env.state, "state") | _leaves(first["observation"], SEEN)
+        ).items():
+            carry[key].copy_(leaf)
+        for name in COUNTERS:
+            carry[name,].copy_(getattr(env, name))
+        if MEMORY in carry:
+            carry[MEMORY].copy_(first["state"])
 
     def restart(self, done: Tensor, observation: Any) -> None:
         """Begin the next episode of the rows [N] bool that finished, where the graph has not.
@@ -325,22 +330,20 @@ class CompiledSteps:
         if not len(rows):
             return
         carry = self.carry
-        carry["episode"].index_add_(0, rows, torch.ones_like(rows))
-        starts = self.env._starts(carry["_key"][:, rows], carry["episode"][rows])
-        for key, leaf in _leaves(starts).items():
-            carry[f"state.{key}"].index_copy_(0, rows, leaf)
-        for key, leaf in _leaves(self.env.observed(starts)).items():
-            carry[f"observation.{key}"].index_copy_(0, rows, leaf)
-            _leaves(observation)[key].index_copy_(0, rows, leaf)
+        episode, key_of_seed = carry["episode",], carry["_key",]
+        episode.index_add_(0, rows, torch.ones_like(rows))
+        starts = self.env._starts(key_of_seed[:, rows], episode[rows])
+        seen, places = _leaves(self.env.observed(starts), SEEN), _leaves(observation, SEEN)
+        for key, leaf in (_leaves(starts, "state") | seen).items():
+            carry[key].index_copy_(0, rows, leaf)
+        for key, leaf in seen.items():
+            places[key].index_copy_(0, rows, leaf)
 
     def store(self) -> None:
         """Leave the env as it is after the last step."""
         env, carry = self.env, self.carry
-        state = {key: carry[f"state.{key}"].clone() for key in self._state_keys}
-        env.state = env.final_state = TensorDict(
-            _nested(state), [self._num_envs], device=env.device
-        )
-        env.episode, env.elapsed = carry["episode"].clone(), carry["elapsed"].clone()
+        env.state = env.final_state = self._tree(carry, "state").clone()
+        env.episode, env.elapsed = carry["episode",].clone(), carry["elapsed",].clone()
 
 
 class _Played(NamedTuple):
@@ -348,9 +351,9 @@ class _Played(NamedTuple):
 
     fields: dict[str, Tensor]
     results: dict[str, Tensor]
-    carry: dict[str, Tensor]
+    carry: dict[Keys, Tensor]
     success: Tensor | None
-    finals: dict[str, Tensor]
+    finals: dict[Keys, Tensor]
     said: dict[str, Tensor]
 
 
@@ -388,7 +391,7 @@ class StepWriter:
         slots = len(self._slots)
         self._noise = [draw.empty(slots) for draw in steps.draws]
         self._noise_of = [[noise[t] for noise in self._noise] for t in range(slots)]
-        # NumPy acts by noise that is drawn for a whole rollout: to draw the same, so does the graph.
+        # NumPy acts by noise that is drawn for a whole rollout: the graph is to find the same.
         self._at_once = isinstance(actor, NumpyActor)
         self._staged: list[Tensor] | None = None
         if self._first.device is not None and self._first.device.type != "cpu":
@@ -408,7 +411,7 @@ class StepWriter:
             self.steps.policy.put_in_eval_mode()
             self._plain, self._taken = False, 0
             self.steps.load(self._first)
-            for key in ("total", "count"):
+            for key in SUMS:
                 self.steps.carry[key].zero_()
         if self._plain:
             self.actor.begin(generator, start)
@@ -449,9 +452,7 @@ class StepWriter:
                 copy_all(self._slots[i], self._staged)
             if later:
                 steps.restart(done, self._observations[i + 1])
-        finals = {key: leaf for key, leaf in steps.finals.items()}
-        tree = finals[""] if list(finals) == [""] else _nested(finals)
-        self._writer.write_all(t, steps.ahead, tree)
+        self._writer.write_all(t, steps.ahead, _nested(steps.finals))
         self._taken = t + steps.ahead
         return True
 
@@ -476,7 +477,7 @@ class StepWriter:
         if not self._taken:
             return said
         carry = self.steps.carry
-        sums = (carry["total"].clone(), carry["count"].clone())
+        sums = (carry[TOTAL].clone(), carry[COUNT].clone())
         return StepReports(self.steps.names, *sums, self.steps.reports_success)
 
 
@@ -623,27 +624,31 @@ class _LargestPerRow(TorchDispatchMode):
 # --- trees and attributes ---
 
 
-def _leaves(tree: Any) -> dict[str, Tensor]:
-    """Return the tensors of a tree by their path, or a tensor under the empty one."""
+def _leaves(tree: Any, *above: str) -> dict[Keys, Tensor]:
+    """Return the tensors of a tree by their paths, which begin with `above`."""
     if isinstance(tree, Tensor):
-        return {"": tree}
-    return {
-        f"{key}.{path}" if path else key: leaf
-        for key, child in tree.items()
-        for path, leaf in _leaves(child).items()
-    }
+        return {above: tree}
+    leaves: dict[Keys, Tensor] = {}
+    for key, child in tree.items():
+        leaves |= _leaves(child, *above, key)
+    return leaves
 
 
-def _nested(leaves: dict[str, Tensor]) -> dict[str, Any]:
-    """Make a tree of tensors by their path."""
+def _nested(leaves: dict[Keys, Tensor]) -> Any:
+    """Make a tree of tensors by their paths, or the tensor whose path is empty."""
+    if () in leaves:
+        return leaves[()]
     tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split(".")
+    for (*parents, last), leaf in leaves.items():
         place = tree
         for parent in parents:
             place = place.setdefault(parent, {})
         place[last] = leaf
     return tree
+
+
+def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
+    return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
 
 
 def _attributes_of(env: TorchEnv) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from lightning_rl.envs import RestoreError, TorchEnv, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.machine import settings
 from lightning_rl.optim.compiled.choice import StepsChoice
 from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
@@ -270,6 +271,9 @@ class RolloutLoop:
     ) -> list[SegmentWriter]:
         """Return what steps by graphs where that can be, else what does it plainly."""
         env, policy = self._env, self._policy
+        if not settings().compiled_steps:
+            choice.does_not_apply("trainer.machine.compiled_steps: false")
+            return self._plain
         if not isinstance(env, TorchEnv):
             choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
             return self._plain
@@ -333,7 +337,7 @@ class RolloutLoop:
         self._close(writer, since, steps)
         reports = stepper.finish()
         if reports is not None:
-            self._reports.add_sums(reports.names, reports.total, reports.count)
+            self._reports.add_sums(reports.names, reports.sums, reports.counts)
             self.reports_success |= reports.reports_success
         self._check_ends(storage, steps)
         if masks is not None and masks.device.type != "cpu":  # once, as it waits for the device

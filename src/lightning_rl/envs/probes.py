@@ -169,7 +169,8 @@ class MaskProbe(_Probe):
 
     def observe(self, state: TensorDict) -> Observation:
         cell = state["cell"].clamp(max=self.cells - 1)
-        fields = {"cell": torch.nn.functional.one_hot(cell, self.cells).float()}
+        # Not `one_hot`, which looks at the values, and no graph can.
+        fields = {"cell": (cell[:, None] == torch.arange(self.cells, device=cell.device)).float()}
         if self.masked:
             allowed = torch.zeros(len(cell), self.actions, dtype=torch.int8, device=self.device)
             both = torch.stack((7 * cell, 7 * cell + 10), -1) % self.actions

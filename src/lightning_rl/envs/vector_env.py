@@ -176,14 +176,14 @@ class StepReports(NamedTuple):
 
     Attributes:
         names: `rewards/<term>` and `metrics/<name>`, R of them.
-        total: [R], the sums over steps and envs of what is not NaN.
-        count: [R], of how many numbers.
+        sums: [R], the sums over steps and envs of what is not NaN.
+        counts: [R], of how many numbers.
         reports_success: whether it says of an episode that it succeeded or not.
     """
 
     names: tuple[str, ...]
-    total: Tensor
-    count: Tensor
+    sums: Tensor
+    counts: Tensor
     reports_success: bool
 
 

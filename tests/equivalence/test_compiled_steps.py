@@ -1,0 +1,435 @@
+"""Steps of batched torch envs by graphs: what they take and leave is what eager steps do."""
+
+import warnings
+
+import pytest
+import torch
+from gymnasium.spaces import Box
+from tensordict import TensorDict
+
+from lightning_rl import (
+    ActorCritic,
+    AsyncCollector,
+    Policy,
+    SquashedActorCritic,
+    SyncCollector,
+    TorchEnv,
+)
+from lightning_rl.collectors import EpisodePlan
+from lightning_rl.envs import (
+    CartPole,
+    MaskProbe,
+    PointMass,
+    PushBlocks,
+    PushCube,
+    RecallProbe,
+    StructureProbe,
+)
+from lightning_rl.envs.tasks.base import Pictures
+from lightning_rl.optim.compiled.choice import Choice, StepsChoice
+from lightning_rl.policies.encoders import DictEncoder, ImpalaCNN
+from lightning_rl.policies.memory import LSTM
+from tests.helpers import assert_same, load, train
+
+STARTS_APART = ("PointMass", "pictures")
+"""Whose starts are made of so many numbers that they are made outside the graph."""
+
+
+def choice(compiled):
+    return StepsChoice(compiled, None, Choice(compiled, None))
+
+
+def collector_of(make_env, compiled, steps, make_policy=None, plan=None, cls=SyncCollector, **more):
+    env = make_env()
+    torch.manual_seed(1)
+    policy = (make_policy or perceptron)(env)
+    settings = {"plan": plan} if plan else {}
+    return cls(env, policy, steps, 1, compilation=choice(compiled), **settings, **more)
+
+
+def perceptron(env):
+    spaces = env.single_observation_space, env.single_action_space
+    return ActorCritic(*spaces, hidden_sizes=(16,))
+
+
+def is_compiled(collector):
+    return collector.ways == {"acting": "CompiledActor", "stepping": "CompiledStepper"}
+
+
+def assert_alike(ours, theirs, tolerance=1e-5):
+    """Two rollouts [N, T+1] hold the same ends, and numbers to a tolerance."""
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key in ours.keys(True, True):
+        if key == "final_observation":
+            continue
+        a, b = ours[key], theirs[key]
+        if a.is_floating_point():
+            torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+        else:
+            assert torch.equal(a, b), key
+    ours, theirs = ours["final_observation"], theirs["final_observation"]
+    assert ours.count == theirs.count
+
+    def compare(a, b):
+        if isinstance(a, dict):
+            for key in a:
+                compare(a[key], b[key])
+        else:
+            kept = slice(0, ours.count + 1)
+            torch.testing.assert_close(
+                a[kept].float(), b[kept].float(), atol=tolerance, rtol=tolerance
+            )
+
+    compare(ours.rows, theirs.rows)
+
+
+def assert_follows(
+    make_env, steps, rollouts, make_policy=None, plan=None, ends=True, tolerance=1e-5
+):
+    ours, theirs = (
+        collector_of(make_env, compiled, steps, make_policy, plan) for compiled in (True, False)
+    )
+    assert is_compiled(ours), ours.compilation.why
+    ended = 0
+    for _ in range(rollouts):
+        a, b = ours.collect(), theirs.collect()
+        assert_alike(a, b, tolerance)
+        ended += int(b["done"].sum())
+        one, other = ours.metrics(), theirs.metrics()
+        assert one.keys() == other.keys()
+        assert list(one.values()) == pytest.approx(list(other.values()), rel=1e-4, abs=1e-5)
+    assert ended or not ends, "no episode ended, so no start was made"
+    for key in ("seed", "episode", "elapsed"):
+        assert torch.equal(getattr(ours.env, key), getattr(theirs.env, key))
+    assert_same(ours._loop._generator.get_state(), theirs._loop._generator.get_state())
+
+
+def cart_pole():
+    return CartPole(8)
+
+
+def test_a_thousand_steps_of_cart_pole_compiled_by_inductor_are_those_of_eager_stepping():
+    assert_follows(cart_pole, 125, 8)
+
+
+def lstm(env):
+    spaces = env.single_observation_space, env.single_action_space
+    return ActorCritic(*spaces, hidden_sizes=(16,), memory=lambda size: LSTM(size, 8))
+
+
+def correlated(env):
+    spaces = env.single_observation_space, env.single_action_space
+    return ActorCritic(*spaces, hidden_sizes=(16,), noise_correlation=0.9)
+
+
+def squashed(env):
+    spaces = env.single_observation_space, env.single_action_space
+    return SquashedActorCritic(*spaces, hidden_sizes=(16,), num_critics=2)
+
+
+def of_pictures(space):
+    def small(pictures):
+        return ImpalaCNN(pictures, 8, (4,))
+
+    if isinstance(space, Box):
+        return small(space)
+    pictures = next(key for key, child in space.items() if len(child.shape) == 3)
+    return DictEncoder(space, {pictures: small})
+
+
+def seen(env):
+    spaces = env.single_observation_space, env.single_action_space
+    return ActorCritic(*spaces, hidden_sizes=(16,), encoder=of_pictures)
+
+
+PAIRS = {
+    "PushCube": (lambda: PushCube(96, max_episode_steps=20), None),
+    "PointMass": (lambda: PointMass(8, max_episode_steps=20), None),
+    "PushBlocks": (lambda: PushBlocks(3, max_episode_steps=7, size=8), seen),
+    "pictures": (lambda: PushCube(3, max_episode_steps=7, pictures=Pictures(8, 2, True)), seen),
+    "memory": (lambda: RecallProbe(6), lstm),
+    "noise": (lambda: PushCube(6, max_episode_steps=9), correlated),
+    "masks": (lambda: MaskProbe(6), None),
+    "parts": (lambda: StructureProbe(6), None),
+    "SAC's actor": (lambda: PushCube(6, max_episode_steps=9), squashed),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_every_task_and_policy_is_stepped_as_eagerly(name, traced_only):
+    make_env, make_policy = PAIRS[name]
+    assert_follows(make_env, 16, 4, make_policy)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_starts_of_many_numbers_are_made_of_the_rows_that_need_one(name, traced_only):
+    make_env, make_policy = PAIRS[name]
+    collector = collector_of(make_env, True, 16, make_policy)
+    steps = collector._loop._writers[0].actor._writer.steps
+    assert (steps.restarts.name == "LATER") == (name in {"PointMass", "pictures", "PushBlocks"})
+
+
+def test_groups_that_end_early_are_stepped_as_eagerly(traced_only):
+    plan = EpisodePlan(group_size=4, reset_every_rollout=True, first_episode_only=True)
+    env = lambda: PushCube(8, max_episode_steps=5)  # noqa: E731
+    assert_follows(env, 12, 3, plan=plan)
+
+
+def test_what_ends_early_is_not_stepped_beyond(traced_only):
+    plan = EpisodePlan(group_size=4, reset_every_rollout=True, first_episode_only=True)
+    collector = collector_of(lambda: PushCube(8, max_episode_steps=5), True, 12, plan=plan)
+    assert collector.collect().shape == (8, 6)
+    assert collector._loop._writers[0].actor._writer.steps.ahead == 1
+
+
+def test_in_the_background_without_lag_it_collects_the_same(traced_only):
+    make = lambda: PushCube(6, max_episode_steps=9)  # noqa: E731
+    ours = collector_of(make, True, 16, cls=AsyncCollector, max_staleness=0, timeout_s=60)
+    theirs = collector_of(make, False, 16)
+    assert is_compiled(ours)
+    try:
+        for _ in range(3):
+            a, b = ours.collect(), theirs.collect()
+            for key in ("observation", "action", "reward", "done", "policy_version"):
+                torch.testing.assert_close(a[key], b[key], atol=1e-5, rtol=1e-5)
+            for one in (ours, theirs):
+                with torch.no_grad():
+                    one.policy.actor[0].bias.add_(0.1)
+                one.policy.version += 1
+                one.publish()
+    finally:
+        ours.close()
+
+
+def weights(checkpoint):
+    return load(checkpoint)["state_dict"]
+
+
+def run(tmp_path, name, iterations, **more):
+    data = {"num_envs": 6, "buffer_size": 16, "total_env_steps": 96 * 8, "iterations_per_epoch": 2}
+    return train(
+        tmp_path / name,
+        env=lambda n: PushCube(n, max_episode_steps=9),
+        data=data | {"num_eval_episodes": 2},
+        model={"compile": True, "batch_size": 48, "n_epochs": 2},
+        trainer={"max_steps": iterations},
+        **more,
+    )
+
+
+def test_a_compiled_run_that_is_resumed_equals_the_uninterrupted_one_to_the_bit(
+    tmp_path, traced_only
+):
+    whole, data, _ = run(tmp_path, "whole", 8)
+    assert data.collector is None
+    run(tmp_path, "first", 4)
+    last = tmp_path / "first" / "checkpoints" / "last.ckpt"
+    again, *_ = run(tmp_path, "second", 8, ckpt_path=str(last))
+    assert again.step_compilation.compiled
+    assert_same(dict(whole.state_dict()), dict(again.state_dict()))
+
+
+def test_sac_warms_up_plainly_and_goes_on_compiled(tmp_path, traced_only):
+    plan = EpisodePlan(random_env_steps=200)
+    ours = collector_of(lambda: PushCube(6, max_episode_steps=9), True, 16, squashed, plan=plan)
+    theirs = collector_of(lambda: PushCube(6, max_episode_steps=9), False, 16, squashed, plan=plan)
+    for _ in range(5):
+        assert_alike(ours.collect(), theirs.collect())
+
+
+def test_a_setting_of_the_env_that_changes_is_taken_up(traced_only):
+    collector, plain = (collector_of(Walk, compiled, 8) for compiled in (True, False))
+    for pace in (1.0, 2.0, 2.5):
+        collector.env.pace = plain.env.pace = pace
+        assert_alike(collector.collect(), plain.collect())
+
+
+# --- what cannot be traced ---
+
+
+class Walk(TorchEnv):
+    """Walks by its action; ends beyond 3."""
+
+    start_size = 1
+
+    def __init__(self, num_envs=4):
+        super().__init__(num_envs, Box(-9, 9, (1,)), Box(-1, 1, (1,)), 6)
+        self.pace = 1.0
+
+    def initial_state(self, uniform):
+        return TensorDict({"x": uniform - 0.5}, [len(uniform)])
+
+    def observe(self, state):
+        return state["x"]
+
+    def transition(self, state, action):
+        x = state["x"] + action * self.pace
+        return (
+            TensorDict({"x": x}, [len(x)]),
+            x[:, 0],
+            x[:, 0].abs() > 3,
+            {"metrics": {"x": x[:, 0]}},
+        )
+
+
+class Decides(Walk):
+    def transition(self, state, action):
+        if (state["x"] > 1).any():
+            action = action * 0.5
+        return super().transition(state, action)
+
+
+class Lists(Walk):
+    def __init__(self):
+        super().__init__()
+        self.past = []
+
+    def transition(self, state, action):
+        self.past.append(state["x"])
+        return super().transition(state, action - 0.1 * len(self.past[-3:]))
+
+
+class Sets(Walk):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def transition(self, state, action):
+        self.steps += 1
+        return super().transition(state, action / self.steps)
+
+
+class Writes(Walk):
+    def __init__(self):
+        super().__init__()
+        self.sum = torch.zeros(4, 1)
+
+    def transition(self, state, action):
+        self.sum += action
+        return super().transition(state, action - 0.1 * self.sum)
+
+
+class Grows(Walk):
+    def initial_state(self, uniform):
+        past = uniform[:, :0].unsqueeze(2)
+        return TensorDict({"x": uniform - 0.5, "past": past}, [len(uniform)])
+
+    def transition(self, state, action):
+        moved, *rest = super().transition(state, action)
+        moved["past"] = torch.cat((state["past"], state["x"][:, None]), 1)
+        return moved, *rest
+
+
+class Allocates(Walk):
+    def transition(self, state, action):
+        wind = torch.zeros(len(action), 1)
+        wind[::2] = 0.25
+        return super().transition(state, action + wind)
+
+
+class Draws(Walk):
+    def transition(self, state, action):
+        return super().transition(state, action + torch.randn(4, 1))
+
+
+class StepsItself(Walk):
+    def step(self, action):
+        return super().step(action * 2)
+
+
+class Multinomial(Policy):
+    has_critic = False
+
+    def __init__(self, observation_space, action_space):
+        super().__init__(observation_space, action_space)
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, td, deterministic=False, generator=None):
+        drawn = torch.multinomial(torch.ones(len(td), 3), 1, generator=generator)
+        td["action"] = drawn.float() - 1
+        td["sample_log_prob"] = torch.zeros(len(td))
+        return td
+
+    def get_value(self, td):
+        return td
+
+    def evaluate_actions(self, td):
+        return td
+
+
+def own_draws(env):
+    return Multinomial(env.single_observation_space, env.single_action_space)
+
+
+REFUSED = {
+    "a decision": (Decides, None, "test_compiled_steps.py, line "),
+    "a list": (Lists, None, "a step changes Lists.past, which is no part of its state"),
+    "an attribute": (Sets, None, "a step changes Sets.steps, which is no part of its state"),
+    "a tensor written": (Writes, None, "a step changes Writes.sum, which is no part of its state"),
+    "global draws": (Draws, None, "Draws draws random numbers by aten.randn.default"),
+    "a step of its own": (StepsItself, None, "StepsItself has a step of its own"),
+    "multinomial": (Walk, own_draws, "the policy draws by aten.multinomial.default"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_a_graph_runs_eagerly_and_says_why(name, traced_only):
+    make_env, make_policy, why = REFUSED[name]
+    with pytest.warns(
+        UserWarning, match="the env is stepped uncompiled|The env is stepped uncompiled"
+    ) as said:
+        ours = collector_of(make_env, True, 8, make_policy)
+    assert sum(why in str(one.message) for one in said) == 1, [str(one.message) for one in said]
+    assert not is_compiled(ours)
+    assert why in ours.compilation.why
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        theirs = collector_of(make_env, False, 8, make_policy)
+    for _ in range(3):
+        torch.manual_seed(5)
+        a = ours.collect()
+        torch.manual_seed(5)
+        assert_alike(a, theirs.collect(), 0)
+
+
+def test_a_state_of_another_shape_in_each_step_is_refused(traced_only):
+    why = "the state of Grows takes another shape or dtype in each step"
+    with pytest.warns(UserWarning, match=why):
+        ours = collector_of(Grows, True, 2)
+    assert_alike(ours.collect(), collector_of(Grows, False, 2).collect(), 0)
+
+
+def test_what_a_transition_allocates_is_allocated_by_the_graph(traced_only):
+    assert_follows(Allocates, 8, 4)
+
+
+def test_the_line_of_a_decision_is_named(traced_only):
+    with pytest.warns(UserWarning, match=r"`if \(state\[.x.\] > 1\)\.any\(\):`"):
+        collector_of(Decides, True, 8)
+
+
+def test_auto_compiles_the_steps_of_a_run_of_many_and_says_so(
+    tmp_path, capsys, traced_only, monkeypatch
+):
+    monkeypatch.setattr(StepsChoice, "pays_from", 30)
+    for count, way in ((96 * 2, "CompiledActor"), (96, "NumpyActor")):
+        data = {"num_envs": 6, "buffer_size": 16, "total_env_steps": count, "num_eval_episodes": 1}
+        module, *_ = train(
+            tmp_path / way, env=lambda n: PushCube(n), data=data, model={"compile": "auto"}
+        )
+        said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The env")]
+        compiled = way == "CompiledActor"
+        assert module.step_compilation.compiled is compiled
+        assert (
+            said
+            == [
+                "The env is stepped compiled (compile: auto): 32 steps of all envs, and it pays from 30."
+            ]
+            * compiled
+        )
+
+
+def test_gymnasiums_envs_are_stepped_as_ever_without_a_word(tmp_path, traced_only, recwarn):
+    module, *_ = train(tmp_path, data={"total_env_steps": 64}, model={"compile": True})
+    assert module.step_compilation.why == "GymnasiumEnv is not a batched env in torch"
+    assert not [one for one in recwarn if "stepped" in str(one.message)]
