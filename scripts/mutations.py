@@ -457,7 +457,7 @@ MUTATIONS = (
     Mutation(
         "optim/compiled/reads.py",
         "a compiled loss goes on with settings that have changed",
-        "            elif not _same(now, old):\n                return False\n",
+        "            elif not same(now, old):\n                return False\n",
         "",
         "numerics/test_reads.py",
     ),

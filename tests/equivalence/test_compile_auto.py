@@ -49,7 +49,7 @@ def said(capsys):
 
 @pytest.fixture
 def pays(monkeypatch):
-    monkeypatch.setattr(choice, "PAYS_FROM", STEPS)
+    monkeypatch.setattr(Choice, "pays_from", STEPS)
 
 
 def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
@@ -62,6 +62,8 @@ def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
         "why": why,
         "products": None,
         "products_why": None,
+        "steps_compiled": False,
+        "steps_why": "GymnasiumEnv is not a batched env in torch",
         "cuda_graphs": False,
         "flush_denormal": torch.set_flush_denormal(True),
         "keeps_freed_memory": computing(tmp_path)["keeps_freed_memory"],
@@ -161,10 +163,10 @@ def test_a_failure_without_a_word_is_named_by_its_kind(tmp_path, monkeypatch):
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_resumed_run_goes_on_as_it_began(compiled, tmp_path, monkeypatch, said, traced_only):
     """Also where its own config would have it otherwise."""
-    monkeypatch.setattr(choice, "PAYS_FROM", 1 if compiled else 10**9)
+    monkeypatch.setattr(Choice, "pays_from", 1 if compiled else 10**9)
     train(tmp_path / "whole")
     train(tmp_path / "parts", trainer={"max_epochs": 1})
-    monkeypatch.setattr(choice, "PAYS_FROM", 10**9 if compiled else 1)
+    monkeypatch.setattr(Choice, "pays_from", 10**9 if compiled else 1)
     module, *_ = train(tmp_path / "parts", ckpt_path=last(tmp_path / "parts"))
     assert (module._graphs is not None) is compiled
     how = "is compiled" if compiled else "runs uncompiled"
@@ -188,7 +190,7 @@ def test_who_asks_for_another_way_when_resuming_gets_it_and_is_told(
 def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what_that_means(
     tmp_path, monkeypatch, traced_only
 ):
-    monkeypatch.setattr(choice, "PAYS_FROM", 1)
+    monkeypatch.setattr(Choice, "pays_from", 1)
     train(tmp_path, trainer={"max_epochs": 1})
     monkeypatch.setattr(graphs, "standalone_compile", no_compiler)
     with warns(
@@ -263,6 +265,7 @@ def minibatches_of(config):
         trainer=SimpleNamespace(max_steps=-1, max_epochs=-1),
     )
     stand_in.minibatches_per_iteration = lambda: cls.minibatches_per_iteration(stand_in)
+    stand_in._iterations_of_run = lambda: Algorithm._iterations_of_run(stand_in)
     return Algorithm._minibatches(stand_in)
 
 

@@ -42,20 +42,23 @@ the envs alone that need one."""
 SENTINEL = 0x5EED_0F_A_7ACE
 """A seed that no other generator has."""
 
-DRIVEN = ("state", "final_state", "episode", "elapsed", "_key", "_restarts")
+DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
 """What a step writes of a `TorchEnv`: inputs and results of the graph."""
 
-COUNTERS = ("episode", "elapsed", "_key")
+COUNTERS = ("episode", "elapsed", "stream_key")
 """Of a `TorchEnv`, carried from step to step."""
 
 Keys = tuple[str, ...]
 """The keys under which a tensor lies in trees."""
 
 SEEN, FINAL = "observation", "final"
+"""The first key of what is observed, and of the true final observations."""
+
 MEMORY, SUCCESS = ("memory",), ("success",)
+"""Where a policy's state and the env's successes are found."""
+
 TOTAL, COUNT = SUMS = ("total",), ("count",)
-"""Where what a step takes and leaves is found: observations, true final ones, the policy's state,
-success, and the sums of what the env says."""
+"""Where what the env says is summed up, and how many numbers that are."""
 
 DRAWS = {
     torch.ops.aten.normal_.default: torch.ops.aten.normal_.default,
@@ -144,7 +147,7 @@ class CompiledSteps:
         TorchEnv.reset(trial, seed=0)  # by the class, as below
         largest = _LargestPerRow(self._num_envs)
         with largest:
-            trial.observed(trial._starts(trial._key, trial.episode))
+            trial.observed(trial.starts_of(trial.stream_key, trial.episode))
         everywhere = self._device.type != "cpu" or largest.size <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
         carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
@@ -152,7 +155,7 @@ class CompiledSteps:
         if "state" in self.policy.extra_fields:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
-        trial._restarts = Restarts.LATER  # so that its state is what the transition has made
+        trial.restarts = Restarts.LATER  # so that its state is what the transition has made
         before, versions = _attributes_of(trial), _versions_of(trial)
         draws = _RecordsDraws(self._sentinel)
         trial_root = _Root(self.policy, trial)
@@ -265,7 +268,7 @@ class CompiledSteps:
     def _driven(self) -> Iterator[None]:
         """Have the env step by what is traced, and be as it was afterwards."""
         kept = {name: vars(self.env)[name] for name in DRIVEN}
-        self.env._restarts = self.restarts
+        self.env.restarts = self.restarts
         try:
             yield
         finally:
@@ -283,7 +286,7 @@ class CompiledSteps:
     # --- what runs ---
 
     def slots_of(self, rollout: TensorDict) -> list[list[Tensor]]:
-        """Return, for each of the T steps of a rollout, where its graph is to write."""
+        """Return, for each of the T steps of a rollout [N, T+1], where its graph is to write."""
         storage = time_major(rollout.exclude("final_observation"))
         observation, names = _leaves(storage["observation"], SEEN), self.slot_names
         columns: dict[Keys, Sequence[Tensor]] = {
@@ -320,19 +323,19 @@ class CompiledSteps:
             carry[MEMORY].copy_(first["state"])
 
     def restart(self, done: Tensor, observation: Any) -> None:
-        """Begin the next episode of the rows [N] bool that finished, where the graph has not.
+        """Begin the next episode of the rows that finished, where the graph has not.
 
         Args:
-            done: which they are.
+            done: [N] bool, which they are.
             observation: [N, ...], in the rollout, of which their rows are written.
         """
         rows = done.nonzero().squeeze(1)
         if not len(rows):
             return
         carry = self.carry
-        episode, key_of_seed = carry["episode",], carry["_key",]
+        episode, key_of_seed = carry["episode",], carry["stream_key",]
         episode.index_add_(0, rows, torch.ones_like(rows))
-        starts = self.env._starts(key_of_seed[:, rows], episode[rows])
+        starts = self.env.starts_of(key_of_seed[:, rows], episode[rows])
         seen, places = _leaves(self.env.observed(starts), SEEN), _leaves(observation, SEEN)
         for key, leaf in (_leaves(starts, "state") | seen).items():
             carry[key].index_copy_(0, rows, leaf)

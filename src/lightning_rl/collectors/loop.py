@@ -251,7 +251,7 @@ class RolloutLoop:
             for segment in segments
         ]
         self._plain = self._writers
-        if compilation is not None and compilation.compiled:
+        if compilation is not None:
             ahead = take_up_weights is None and not plan.first_episode_only
             self._writers = self._compiled(segments, compilation, ahead)
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
@@ -271,11 +271,11 @@ class RolloutLoop:
     ) -> list[SegmentWriter]:
         """Return what steps by graphs where that can be, else what does it plainly."""
         env, policy = self._env, self._policy
-        if not settings().compiled_steps:
-            choice.does_not_apply("trainer.machine.compiled_steps: false")
-            return self._plain
         if not isinstance(env, TorchEnv):
             choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
+        elif not settings().compiled_steps:
+            choice.does_not_apply("trainer.machine.compiled_steps: false")
+        if not choice.compiled or not isinstance(env, TorchEnv):
             return self._plain
         try:
             steps = CompiledSteps(env, policy, segments[0].rollout, choice, ahead)

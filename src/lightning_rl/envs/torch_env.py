@@ -23,7 +23,7 @@ class Restarts(Enum):
 
     ROWS = "of those envs alone, which are looked up: where looking costs nothing"
     WHERE = "a start for every env, taken where it is needed: where looking would wait for a device"
-    LATER = "not at all: whoever steps does it, by `_starts`"
+    LATER = "not at all: whoever steps does it, by `starts_of`"
 
 
 class TorchEnv(VectorEnv):
@@ -58,7 +58,11 @@ class TorchEnv(VectorEnv):
         seed: [N] int64, the seed of each env; before the first `reset`, env i has the seed i.
         episode: [N] int64, how many episodes of that seed came before this one.
         elapsed: [N] int64, env steps since the episode began.
-        final_state: [N], the state that the last step led to, before finished envs were reset.
+        final_state: [N], the state that the last step led to, before finished envs were reset; not
+            kept by compiled steps.
+        stream_key: [2, N] int64, from which, by episode and step, the random numbers of each env
+            come.
+        restarts: how finished envs begin anew.
 
     Raises:
         ConfigurationError: for a number of envs or of steps below 1.
@@ -89,8 +93,8 @@ class TorchEnv(VectorEnv):
         self.episode = torch.full_like(self.seed, -1)
         self.elapsed = torch.zeros_like(self.seed)
         self.state = self.final_state = TensorDict({}, [num_envs], device=self.device)
-        self._key = key_of(self.seed)  # kept: each draw needs it
-        self._restarts = Restarts.ROWS if self.device.type == "cpu" else Restarts.WHERE
+        self.stream_key = key_of(self.seed)  # kept: each draw needs it
+        self.restarts = Restarts.ROWS if self.device.type == "cpu" else Restarts.WHERE
 
     @abstractmethod
     def initial_state(self, uniform: Tensor) -> TensorDict:
@@ -124,7 +128,7 @@ class TorchEnv(VectorEnv):
 
         They depend on seed, episode and step: asked again within one step, the same come again.
         """
-        return uniforms(self._key, self.episode, self.elapsed + 1, count)
+        return uniforms(self.stream_key, self.episode, self.elapsed + 1, count)
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -135,9 +139,9 @@ class TorchEnv(VectorEnv):
         else:
             self.seed = self._one_per_env(seed)
             self.episode = torch.zeros_like(self.seed)
-            self._key = key_of(self.seed)
+            self.stream_key = key_of(self.seed)
         self.elapsed = torch.zeros_like(self.seed)
-        self.state = self.final_state = self._starts(self._key, self.episode)
+        self.state = self.final_state = self.starts_of(self.stream_key, self.episode)
         return self.observed(self.state), {}
 
     def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -146,13 +150,13 @@ class TorchEnv(VectorEnv):
         done = terminated | truncated
         self.final_state = moved
         final = info["final_obs"] = self.observed(moved)
-        if self._restarts is Restarts.ROWS:
+        if self.restarts is Restarts.ROWS:
             observation = self._restart_rows(done.nonzero().squeeze(1), moved, final)
-        elif self._restarts is Restarts.LATER:
+        elif self.restarts is Restarts.LATER:
             self.state, observation = moved, final
         else:
             self.episode = self.episode + done
-            starts = self._starts(self._key, self.episode)
+            starts = self.starts_of(self.stream_key, self.episode)
             self.state = TensorDict(_where(done, starts, moved), [self.num_envs])
             observation = self.observed(self.state)
         self.elapsed = elapsed.masked_fill_(done, 0)  # in place: it was made above
@@ -198,7 +202,7 @@ class TorchEnv(VectorEnv):
         self.seed, self.episode, self.elapsed = (
             state[key].to(self.device, copy=True) for key in ("seed", "episode", "elapsed")
         )
-        self._key = key_of(self.seed)
+        self.stream_key = key_of(self.seed)
         return self.observed(self.state)
 
     def _move(
@@ -274,7 +278,8 @@ class TorchEnv(VectorEnv):
         """Return the observation [M, ...] of a state [M], with what is kept beside it."""
         return self.observe(state)
 
-    def _starts(self, key: Tensor, episode: Tensor) -> TensorDict:
+    def starts_of(self, key: Tensor, episode: Tensor) -> TensorDict:
+        """Return the starts [M] of episodes [M] of M streams, by their `stream_key` [2, M]."""
         return self.started(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
@@ -283,7 +288,7 @@ class TorchEnv(VectorEnv):
         if not len(rows):
             return final
         self.episode = self.episode.index_add(0, rows, torch.ones_like(rows))
-        starts = self._starts(self._key[:, rows], self.episode[rows])
+        starts = self.starts_of(self.stream_key[:, rows], self.episode[rows])
         self.state = TensorDict(_with_rows(moved, rows, starts), [self.num_envs])
         observation = _with_rows(final, rows, self.observed(starts))
         if isinstance(observation, dict):
