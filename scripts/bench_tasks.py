@@ -1,11 +1,14 @@
-"""Measure how many env steps per second the tasks take, with random actions.
+"""Measure how many env steps per second the tasks take, with random actions, or in rollouts.
 
     python scripts/bench_tasks.py --threads 2
     python scripts/bench_tasks.py --device cuda --num-envs 4096 16384 65536
+    python scripts/bench_tasks.py --threads 1 --num-envs 8 64 256 1024 --rollouts 32
 
 Prints a Markdown table, in thousands of env steps per second. A measurement is the best of several
 rounds, since what else runs on the machine only ever takes away; the time of all of `step` counts,
-with rewards, metrics and the starts of new episodes.
+with rewards, metrics and the starts of new episodes. With `--rollouts` a policy acts, two
+perceptrons of 64x64, and rollouts of so many steps are written: eagerly, compiled, and the ratio,
+rollout by rollout in turns.
 """
 
 import argparse
@@ -13,8 +16,10 @@ import time
 
 import torch
 
+from lightning_rl import ActorCritic, SyncCollector
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
+from lightning_rl.optim.compiled.choice import Choice, StepsChoice
 
 TASKS = (CartPole, PushCube, PointMass)
 
@@ -26,6 +31,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 1024, 4096])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rollouts", type=int, help="collect, in rollouts of so many steps")
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
     parser.add_argument("--rounds", type=int, default=5, help="of a measurement, the best counts")
     args = parser.parse_args()
@@ -36,12 +42,41 @@ def main() -> None:
     print("| Task | " + " | ".join(f"{n:,} envs" for n in args.num_envs) + " |")
     print("|---" * (len(args.num_envs) + 1) + "|")
     for make in TASKS:
-        rates = [
-            measure(make(n, device=args.device), args.seconds / args.rounds, args.rounds)
-            for n in args.num_envs
-        ]
-        cells = [make.__name__, *(f"{rate / 1000:,.0f}" for rate in rates)]
+        cells = [make.__name__]
+        for n in args.num_envs:
+            if args.rollouts:
+                eager, compiled = collect(make, n, args)
+                ratio = f"{compiled / eager:.1f}"
+                cells.append(f"{eager / 1000:,.0f}, {compiled / 1000:,.0f} ({ratio})")
+            else:
+                rate = measure(make(n, device=args.device), args.seconds / args.rounds, args.rounds)
+                cells.append(f"{rate / 1000:,.0f}")
         print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def collect(make: type[Task], num_envs: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Return the env steps per second of the best rollout, eagerly and compiled."""
+    collectors = []
+    for compiled in (False, True):
+        env = make(num_envs, device=args.device)
+        torch.manual_seed(0)
+        policy = ActorCritic(env.single_observation_space, env.single_action_space)
+        choice = StepsChoice(compiled, None, Choice(compiled, None))
+        policy = policy.to(args.device)
+        collectors.append(SyncCollector(env, policy, args.rollouts, 1, compilation=choice))
+        if compiled and not choice.compiled:
+            raise SystemExit(f"{make.__name__} is not stepped compiled: {choice.why}")
+    best = [0.0, 0.0]
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < args.seconds * args.rounds:
+        for i, collector in enumerate(collectors):
+            start = time.perf_counter()
+            collector.collect()
+            if args.device != "cpu":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            best[i] = max(best[i], args.rollouts * num_envs / seconds)
+    return best[0], best[1]
 
 
 @torch.no_grad()

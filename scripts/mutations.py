@@ -462,6 +462,27 @@ MUTATIONS = (
         "numerics/test_reads.py",
     ),
     Mutation(
+        "collectors/compiled_steps.py",
+        "a compiled step keeps the policy's state over an episode's end",
+        'result["next_state"].masked_fill(ended, 0)',
+        'result["next_state"]',
+        "equivalence/test_compiled_steps.py",
+    ),
+    Mutation(
+        "collectors/compiled_steps.py",
+        "what a step changes of the env beside its state is not noticed",
+        "        if changed:\n            raise UntraceableError(",
+        "        if False:\n            raise UntraceableError(",
+        "equivalence/test_compiled_steps.py",
+    ),
+    Mutation(
+        "collectors/compiled_steps.py",
+        "steps are taken ahead although somebody looks at each",
+        "if self._slots % n == 0) if ahead else 1",
+        "if self._slots % n == 0)",
+        "equivalence/test_compiled_steps.py",
+    ),
+    Mutation(
         "optim/compiled/cuda_graphs.py",
         "a replayed graph reads the minibatch that it was captured with",
         "            place.copy_(value)\n        self._replay()",

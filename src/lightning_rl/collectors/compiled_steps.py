@@ -532,7 +532,7 @@ class Draw(NamedTuple):
     own: bool
 
     def empty(self, steps: int) -> Tensor:
-        """Return room for the draws of some steps."""
+        """Return room for the draws of S steps, [S, ...]."""
         return self.like.new_empty((steps, *self.like.shape))
 
     def fill(self, noise: Tensor, generator: torch.Generator) -> None:
