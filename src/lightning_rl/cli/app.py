@@ -234,6 +234,13 @@ class RLCLI(CommandLineAlone, LightningCLI):
         if any(finding.level == "error" for finding in findings):
             sys.exit(1)
 
+    def after_play(self) -> None:
+        """Say where the film is, if that was asked for and has become one."""
+        trainer = cast(RLTrainer, self.trainer)
+        film = trainer.run_dir / "videos" / f"validate_{self.model.env_steps}.mp4"
+        if self.config[self.subcommand].trainer.video and film.is_file():
+            print(f"Film: {film}", flush=True)
+
     def before_fit(self) -> None:
         """Check that output can go where it should: the loggers would not say it readably."""
         if self.trainer.is_global_zero:

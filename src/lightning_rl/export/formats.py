@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_rl.acting import TrainedPolicy
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.export.graph import ActingGraph, Ports, onnx_of, traced, unwrapped
+from lightning_rl.export.graph import ActingGraph, Ports, onnx_of, traced
 from lightning_rl.export.metadata import as_properties
 from lightning_rl.export.parity import Acts, Arrays, graph_acts, parity
 from lightning_rl.export.weights import MAKING, description_of, write_weights
@@ -136,16 +136,16 @@ def _onnx_runner(runtime: Any, path: Path, ports: Ports) -> Callable[[Arrays], A
 
 def _write_adapters(policy: Policy, path: Path) -> list[Path]:
     """Write the adapters of peft in a policy as peft does, each into a directory of its own."""
-    found = [
-        module
-        for module in unwrapped(policy).modules()
-        if hasattr(module, "peft_config") and hasattr(module, "save_pretrained")
-    ]
+    found: dict[str, Any] = {}
+    for name, module in policy.named_modules():
+        # The outermost: what is inside of it passes such questions on.
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if not inside and hasattr(module, "peft_config") and hasattr(module, "save_pretrained"):
+            found[name] = module
     directories = []
-    for number, module in enumerate(found):
-        name = f"{path.stem}.adapter{number or ''}"
-        cast(Any, module).save_pretrained(path.with_name(name))
-        directories.append(path.with_name(name))
+    for number, module in enumerate(found.values()):
+        directories.append(path.with_name(f"{path.stem}.adapter{number or ''}"))
+        module.save_pretrained(directories[-1])
     return directories
 
 

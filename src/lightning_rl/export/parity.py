@@ -8,7 +8,15 @@ import numpy as np
 import torch
 
 from lightning_rl.acting import TrainedPolicy
-from lightning_rl.export.graph import ACTION, NEXT_STATE, OBSERVATION, STATE, Port, Ports
+from lightning_rl.export.graph import (
+    ACTION,
+    NEXT_STATE,
+    OBSERVATION,
+    STATE,
+    Port,
+    Ports,
+    why_not_traced,
+)
 from lightning_rl.policies import Policy
 from lightning_rl.policies.normalization import ObservationNormalizer
 
@@ -31,11 +39,12 @@ DIFFERING_CHOICES = 1e-3
 """Share of the choices that may differ: where two are as good to the last digit."""
 
 
-def parity(policy: Policy, make: Callable[[], Acts], seed: int = 0) -> dict[str, Any]:
+def parity(policy: Policy, make: Callable[[], Acts], *, seed: int = 0) -> dict[str, Any]:
     """Return how far an exported policy is from `load_policy`'s, both acting by the mode.
 
     Args:
-        policy: in torch.
+        policy: in torch. Where it cannot be traced, it is one that takes its time, and one
+            observation has to do.
         make: returns what acts by the export, from the beginning of episodes.
         seed: of the observations.
 
@@ -43,13 +52,14 @@ def parity(policy: Policy, make: Callable[[], Acts], seed: int = 0) -> dict[str,
         `observations`, how many; and of each part of an action `largest_difference`,
         `in_units_of` and `equal`, the share of entries that are the same bit for bit; `passed`.
     """
+    steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
     space = policy.acting_space
     generator = np.random.default_rng(seed)
     normalizer = getattr(policy, "normalizer", None)
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for rows in ROWS:
+    for rows in batches:
         reference, exported = TrainedPolicy(policy), make()
-        for _ in range(STEPS):
+        for _ in range(steps):
             observation = drawn(space, rows, generator, normalizer)
             ours, theirs = (flat(act(observation)) for act in (reference.act, exported))
             for name in ours:
@@ -57,10 +67,10 @@ def parity(policy: Policy, make: Callable[[], Acts], seed: int = 0) -> dict[str,
     limits = _half_ranges(TrainedPolicy(policy).action_space, ACTION)
     compared = {name: _compared(pairs, limits[name]) for name, pairs in parts.items()}
     return {
-        "observations": STEPS * sum(ROWS),
+        "observations": steps * sum(batches),
         "seed": seed,
-        "batches": list(ROWS),
-        "steps": STEPS,
+        "batches": list(batches),
+        "steps": steps,
         "tolerance": TOLERANCE,
         "differing_choices_allowed": DIFFERING_CHOICES,
         "actions": compared,

@@ -5,6 +5,7 @@ The one place that knows about autoreset and clipping.
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -262,13 +263,19 @@ class GymnasiumEnv(VectorEnv):
         """Make the envs anew, each with a window.
 
         Raises:
-            ConfigurationError: where an env has none, or a package that draws is missing.
+            ConfigurationError: where an env has none, or there is no screen.
         """
         modes = self.metadata.get("render_modes", [])
         require(
             "human" in modes,
             f"Env '{self.id}' has no window to be shown in: its render modes are {modes}, without "
             "human. Film it: --video true.",
+        )
+        screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+        require(
+            sys.platform != "linux" or any(os.environ.get(name) for name in screen),
+            "There is no screen here to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is "
+            "set). Film it: --video true.",
         )
         self.env_kwargs = {**self.env_kwargs, "render_mode": "human"}
         self._make_anew()
