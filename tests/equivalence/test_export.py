@@ -46,8 +46,8 @@ BUDGET = {"total_env_steps": 64, "num_eval_episodes": 2}
 
 NUMBERS = spaces.Box(-np.inf, np.inf, (6,), np.float64)
 BOX = spaces.Box(np.float32([-2, -1, 0]), np.float32([5, 1, 0.3]))
-PRIVILEGED = spaces.Dict({"joints": NUMBERS, "secret": NUMBERS})
 MASKED = spaces.Dict({"joints": NUMBERS, "action_mask": spaces.MultiBinary(4)})
+PRIVILEGED = spaces.Dict({**MASKED.spaces, "secret": NUMBERS})
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 SEEN = spaces.Dict({"rgb": PICTURE, "joints": NUMBERS, "goal": spaces.Discrete(4)})
 STRUCTURE = spaces.Dict(
@@ -58,13 +58,15 @@ STRUCTURE = spaces.Dict(
 )
 
 POLICIES = {
-    "normalised choices, masked": (
-        lambda: ActorCritic(MASKED, spaces.Discrete(4, start=2), normalize_observation=True),
+    "normalised choices, masked; a privileged critic": (
+        lambda: ActorCritic(
+            PRIVILEGED,
+            spaces.Discrete(4, start=2),
+            normalize_observation=True,
+            actor_keys=["joints"],
+            critic_keys=["secret"],
+        ),
         (["observation.action_mask", "observation.joints"], ["action"]),
-    ),
-    "privileged critic": (
-        lambda: ActorCritic(PRIVILEGED, BOX, actor_keys=["joints"], critic_keys=["secret"]),
-        (["observation.joints"], ["action"]),
     ),
     "parts": (
         lambda: ActorCritic(NUMBERS, STRUCTURE),
@@ -155,15 +157,15 @@ def test_each_policy_acts_as_in_torch(name, tmp_path):
 
 
 def test_a_program_of_torch_acts_bit_for_bit_and_holds_no_critic(tmp_path):
-    policy, _ = made("privileged critic")
+    policy, _ = made("normalised choices, masked; a privileged critic")
     files, report = exported(policy, "torch", tmp_path / "policy.pt2")
     assert report["actions"]["action"]["equal"] == 1.0
     program = torch.export.load(files[0])
     assert not [name for name in program.state_dict if "critic" in name]
-    seen = torch.randn(3, 6)
-    (action,) = program.module()({"observation.joints": seen}).values()
-    both = {"joints": seen, "secret": seen}
-    assert_same(action, TrainedPolicy(policy).act(both))
+    seen = {"joints": torch.randn(3, 6), "action_mask": torch.ones(3, 4, dtype=torch.int8)}
+    inputs = {f"observation.{key}": value for key, value in seen.items()}
+    (action,) = program.module()(inputs).values()
+    assert_same(action, TrainedPolicy(policy).act({**seen, "secret": torch.zeros(3, 6)}))
     assert policy.critic is not None, "the policy itself keeps its own"
 
 
