@@ -90,16 +90,20 @@ def load_trained(
     trust_code: bool = False,
     output_dir: str | Path = "outputs",
     policy: Policy | None = None,
+    cure: str = CURE_IN_PYTHON,
 ) -> Trained:
-    """Make the policy of a checkpoint, and return what else the file says; see `load_policy`."""
+    """Make the policy of a checkpoint, and return what else the file says; see `load_policy`.
+
+    `cure` is what a refusal of code of others ends with.
+    """
     path = find_checkpoint(str(checkpoint), output_dir)
     content = read_exported(path) if is_exported(path) else read_checkpoint(path)
     given = {} if policy is None else {"policy": policy}
     settings = settings_of(config_of(content, path), path) if CONFIG_KEY in content else {}
-    with _locked(trust_code):
+    with _locked(trust_code, cure):
         config = _of_the_policy(_config(path, content, given))
         if not trust_code:
-            config = _checked(path, config)
+            config = _checked(path, config, cure)
         lacks = {**lacks_of(content), **of_a_script(config)}
         if not given and "policy" not in config["model"]["init_args"]:
             lacks.setdefault("model.policy", "it holds no configuration of it")
@@ -121,8 +125,8 @@ def load_trained(
     return Trained(policy, path, content, settings)
 
 
-def env_of(trained: Trained, trust_code: bool = False) -> VectorEnv:
-    """Make one env of those that a policy was trained in.
+def env_of(trained: Trained, trust_code: bool = False, cure: str = CURE_IN_PYTHON) -> VectorEnv:
+    """Make one env of those that a policy was trained in; `cure` as in `load_trained`.
 
     Raises:
         ConfigurationError: where the file names none, or one that cannot be made here, or that is
@@ -130,9 +134,9 @@ def env_of(trained: Trained, trust_code: bool = False) -> VectorEnv:
     """
     data = trained.settings.get("data")
     config = {"data": {"env": data.get("env") if isinstance(data, dict) else None}}
-    with _locked(trust_code):
+    with _locked(trust_code, cure):
         if not trust_code:
-            config = _checked(trained.path, config)
+            config = _checked(trained.path, config, cure)
         return _made_env(trained.path, config["data"]["env"], LOAD_POLICY)
 
 
@@ -178,9 +182,9 @@ def load_algorithm(
     return module.to(map_location).eval()
 
 
-def _locked(trust_code: bool) -> AbstractContextManager[None]:
+def _locked(trust_code: bool, cure: str = CURE_IN_PYTHON) -> AbstractContextManager[None]:
     """Have what is built inside run no code of others, unless that is trusted."""
-    return nullcontext() if trust_code else only_allowed_imports((), CURE_IN_PYTHON)
+    return nullcontext() if trust_code else only_allowed_imports((), cure)
 
 
 def _of_the_policy(config: dict[str, Any]) -> dict[str, Any]:
@@ -212,9 +216,9 @@ def _config(path: Path, content: Mapping[str, Any], given: Mapping[str, Any]) ->
     return {"model": model, "data": {"env": data.get("env")}}
 
 
-def _checked(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, config: dict[str, Any], cure: str = CURE_IN_PYTHON) -> dict[str, Any]:
     """Return the configuration, if it names no code of others."""
-    checked = checked_config(dump_yaml(config), path, CURE_IN_PYTHON)
+    checked = checked_config(dump_yaml(config), path, cure)
     if checked.reads:
         reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
         rank_zero_info(f"The checkpoint {path} reads, as data: {reads}.")

@@ -16,14 +16,19 @@ from gymnasium import spaces
 from lightning_rl import (
     GRU,
     LSTM,
+    ActionChunk,
     ActorCritic,
     ActorOnly,
     CustomVLA,
     DeterministicActorCritic,
     DictEncoder,
     DiscreteActorCritic,
+    EncodedObservations,
     GripperActorCritic,
+    GymnasiumEnv,
     NatureCNN,
+    PerceptronEncoder,
+    PushCube,
     SlowPolicy,
     SquashedActorCritic,
     TinyVLA,
@@ -35,6 +40,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.export.formats import export_policy
 from lightning_rl.export.graph import ports_of
+from lightning_rl.export.metadata import metadata_of
 from lightning_rl.export.parity import port_array
 from tests.helpers import assert_same, last, train
 
@@ -258,7 +264,14 @@ class Arm(gymnasium.Env):
         return self.np_random.normal(size=6), 1.0, self.steps == 5, False, {}
 
 
+class Silent(Arm):
+    """Says nothing of itself."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+
 gymnasium.register("tests/Arm-v0", Arm)
+gymnasium.register("tests/Arm-v1", Silent)
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +314,28 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     assert {"torch", "onnxruntime", "lightning-rl", "python"} <= set(said["versions"])
 
 
+@pytest.mark.parametrize(
+    ("env", "period"),
+    [
+        (GymnasiumEnv(1, "CartPole-v1"), 0.02),
+        (GymnasiumEnv(1, "tests/Arm-v1"), None),
+        (PushCube(1), 0.1),
+        (ActionChunk(1, PushCube, 4, execute=2), 0.1),
+        (EncodedObservations(1, PushCube, encoder=PerceptronEncoder), 0.1),
+    ],
+    ids=["Gymnasium", "it does not say", "task", "chunks", "encoded"],
+)
+def test_the_control_period_is_that_of_the_env(env, period):
+    torch.manual_seed(0)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
+    said = metadata_of(policy, ports_of(policy), Path("nowhere/x.ckpt"), content, {}, env)
+    env.close()
+    assert said["control_period"] == pytest.approx(period)
+    assert said["actions_executed_of_a_chunk"] == (2 if env.steps_per_action == 2 else None)
+    assert (said["evaluation"], said["env"], said["run"]["name"]) == (None, None, "nowhere")
+
+
 def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     path = tmp_path / "walker.safetensors"
     (arm_run / "evaluation.json").unlink(missing_ok=True)
@@ -310,6 +345,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
         "Without what the env says (control period, joints), as it is not here: The configuration "
         f"in {last(arm_run)} names 'tests/Arm-v0' as data.env"
     )
+    assert "code that it names is not run. Add --trust_code true if you know where it comes" in out
     said = json.loads(Path(f"{path}.json").read_text())
     assert said["control_period"] is None
     assert said["evaluation"]["avg_reward"] == 5.0, "as it was while it was trained"
@@ -357,6 +393,21 @@ def test_what_cannot_be_exported_is_refused(arm_run, capsys):
         "rl-cli: error: --path policy.pt does not end with .onnx, as a file of --format onnx does.\n"
     )
     assert "ckpt_path" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("package", "kind"),
+    [("onnxruntime", "onnx"), ("onnxscript", "onnx"), ("safetensors.torch", "safetensors")],
+)
+def test_a_package_that_is_missing_is_named(package, kind, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigurationError) as error:
+        exported(made("a gripper")[0], kind, tmp_path / "policy")
+    assert "pip install 'lightning-rl[export]'" in str(error.value)
+    assert package.split(".")[0] in str(error.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 class Looks(ActorCritic):

@@ -28,6 +28,10 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
 """By their names: type, default (None of the first: it must be given) and help."""
 
 
+CURE = "Add --trust_code true if you know where it comes from."
+"""What to do where a checkpoint names code of others."""
+
+
 def export(options: Sequence[str]) -> None:
     """Export a policy, as options of the command line say, and print what was written.
 
@@ -53,7 +57,10 @@ def export(options: Sequence[str]) -> None:
     if settings.trust_code:
         sys.path.append(os.getcwd())  # where code of one's own lies
     trained = load_trained(
-        settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
+        settings.ckpt_path,
+        trust_code=settings.trust_code,
+        output_dir=settings.output_dir,
+        cure=CURE,
     )
     path = _path_of(trained, settings.format, settings.path)
     done = _exported(trained, settings.format, path, settings.trust_code)
@@ -90,7 +97,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
 def _env_for(trained: Trained, trust_code: bool) -> tuple[VectorEnv | None, str | None]:
     """Return an env that says more of the policy; or None, and why there is none here."""
     try:
-        return env_of(trained, trust_code), None
+        return env_of(trained, trust_code, CURE), None
     except ConfigurationError as error:
         return None, str(error)
 
