@@ -1,5 +1,6 @@
 """Act with a trained policy: it takes what an env gives, and gives what an env takes."""
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -53,14 +54,13 @@ class TrainedPolicy:
             ConfigurationError: for rows of another number than acted.
         """
         if rows is not None:
-            ended = torch.as_tensor(rows, dtype=torch.bool)
-            acted = 0 if self._actor is None else self._actor.num_envs
-            require(
-                ended.shape == (acted,),
-                f"reset(rows) has the shape {list(ended.shape)}, and the last observation was of "
-                f"{acted} rows: give a bool for each of them.",
-            )
-            if self._actor is not None:
+            if self._actor is not None:  # else there is nothing to forget
+                ended = torch.as_tensor(rows, dtype=torch.bool)
+                require(
+                    ended.shape == (self._actor.num_envs,),
+                    f"reset(rows) has the shape {list(ended.shape)}, and the last observation was "
+                    f"of {self._actor.num_envs} rows: give a bool for each of them.",
+                )
                 self._actor.begin(ended)
             return
         self._actor: EpisodeActor | None = None
@@ -182,7 +182,8 @@ def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Lea
         tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given).copy())
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"The observation's '{name}' is no array of numbers: {error}."
+            f"The observation's '{name}' is {textwrap.shorten(repr(given), 60)}, which is no array "
+            f"of numbers {list(shape)}."
         ) from error
     batched = tuple(tensor.shape[1:]) == shape and tensor.dim() > len(shape)
     require(

@@ -410,6 +410,15 @@ def test_a_package_that_is_missing_is_named(package, kind, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_policy_of_a_run_in_bfloat16_is_a_graph_in_float32(tmp_path):
+    policy, _ = made("a gripper")
+    policy.compute_in("bf16-mixed")
+    report = exported(policy, "torch", tmp_path / "policy.pt2").report
+    assert (report["computed_in"], report["passed"]) == ("float32", True)
+    assert report["actions"]["action"]["equal"] == 1.0
+    assert policy.autocast_dtype is torch.bfloat16, "the policy itself is left as it is"
+
+
 class Looks(ActorCritic):
     """Looks at a number of a tensor, which no graph can."""
 

@@ -80,6 +80,8 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     finally:
         if env is not None:
             env.close()
+    if kind != "safetensors" and trained.policy.autocast_dtype is not None:
+        print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
     if why_none is not None:
         print(f"Without what the env says (control period, joints), as it is not here: {why_none}")
     making = making_of(trained.content, trained.settings)

@@ -72,8 +72,8 @@ def export_policy(
         files += [beside, *_write_adapters(policy, path)]
         acts = _acting_by(lambda: read_again(path))
     elif kind == "torch":
-        content = io.BytesIO()
-        torch.export.save(traced(ActingGraph(policy, ports)), content)
+        content, graph = io.BytesIO(), ActingGraph(policy, ports)
+        torch.export.save(traced(graph), content)
         write_atomically(path, lambda file: file.write(content.getvalue()))
         _write_json(beside, metadata)
         files.append(beside)
@@ -83,7 +83,10 @@ def export_policy(
         content_of_onnx = onnx_of(traced(graph), graph, as_properties(metadata))
         write_atomically(path, lambda file: file.write(content_of_onnx))
         acts = graph_acts(ports, _onnx_runner(runtime, path, ports))
-    report = {"format": kind, "versions": metadata["versions"], **parity(policy, acts)}
+    reference = policy if kind == "safetensors" else graph.policy  # in float32, as the graph is
+    dtype = str(reference.autocast_dtype or torch.float32).removeprefix("torch.")
+    said = {"format": kind, "versions": metadata["versions"], "computed_in": dtype}
+    report = said | parity(reference, acts)
     files.append(path.with_name(f"{path.name}.parity.json"))
     _write_json(files[-1], report)
     _refuse_differing(path, report)

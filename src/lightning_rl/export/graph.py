@@ -253,8 +253,12 @@ def _observed(
 
 
 def _acting_alone(policy: Policy) -> Policy:
-    """Return a copy without what only critics need."""
+    """Return a copy without what only critics need, which computes in the dtype of its weights.
+
+    Few runtimes compute in bfloat16 on a CPU, and none of these to the same bits.
+    """
     alone = copy.deepcopy(policy)
+    alone.compute_in("32-true")
     for name in alone.critic_modules:
         owner, _, child = name.rpartition(".")
         module = alone.get_submodule(owner)
