@@ -90,6 +90,56 @@ MUTATIONS = (
         "return self._begun <= updates + 1 + (self.max_staleness if updates else 0)",
         "numerics/test_staleness.py",
     ),
+    # --- acting outside of training ---
+    Mutation(
+        "acting.py",
+        "what a policy of chosen actions gives counts from 0, and not as the env does",
+        'return (action + np.asarray(getattr(space, "start", 0))).astype(space.dtype)',
+        "return action.astype(space.dtype)",
+        "equivalence/test_load_policy.py",
+    ),
+    Mutation(
+        "acting.py",
+        "what acts alone is not clipped to the bounds of the env",
+        "return action.astype(space.dtype).clip(space.low, space.high)",
+        "return action.astype(space.dtype)",
+        "equivalence/test_load_policy.py",
+    ),
+    Mutation(
+        "evaluation.py",
+        "an episode begins with what was remembered of the one before it",
+        "self._state[key] = state.masked_fill(ended, 0)",
+        "pass",
+        "equivalence/test_load_policy.py",
+    ),
+    Mutation(
+        "loading.py",
+        "a policy that was trained in bfloat16 acts in float32",
+        'policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")',
+        "pass",
+        "equivalence/test_load_policy.py",
+    ),
+    Mutation(
+        "export/graph.py",
+        "an exported policy is not clipped to the bounds of the env",
+        "executed_tensors(self.policy.action_space, result[ACTION])",
+        "result[ACTION]",
+        "equivalence/test_export.py",
+    ),
+    Mutation(
+        "export/graph.py",
+        "an exported program holds the critic",
+        "            setattr(module, child, None)",
+        "            pass",
+        "equivalence/test_export.py",
+    ),
+    Mutation(
+        "export/parity.py",
+        "an export that acts otherwise passes",
+        '"passed": largest <= TOLERANCE,',
+        '"passed": True,',
+        "equivalence/test_export.py",
+    ),
     # --- recurrent policies ---
     Mutation(
         "algorithms/sequence_cut.py",
@@ -299,8 +349,10 @@ MUTATIONS = (
     Mutation(
         "loading.py",
         "to load a policy moves torch's random stream",
-        "with torch.random.fork_rng(devices=[]):",
-        "with nullcontext():",
+        """with torch.random.fork_rng(devices=[]):  # of weights that are replaced at once
+            arguments""",
+        """with nullcontext():
+            arguments""",
         "numerics/test_reward_classifier.py",
     ),
     Mutation(

@@ -52,6 +52,7 @@ LEVELS = {
     "optim": 2,
     "collectors": 3,
     "evaluation": 3,
+    "acting": 4,
     "offline": 3,
     "data": 4,
     "algorithms": 4,
@@ -59,7 +60,8 @@ LEVELS = {
     "checking": 5,
     "trainer": 6,
     "cli": 7,
-    "loading": 8,
+    "export": 7,
+    "loading": 7,
     "__main__": 8,
     "__init__": 8,
 }

@@ -19,7 +19,7 @@ INTERNAL = (
     "__main__.py",
     "cli/*",
     # what the package does for itself, which nobody imports
-    *(f"{name}.py" for name in ("checkpoint_format", "construction", "files", "loading")),
+    *(f"{name}.py" for name in ("checkpoint_format", "construction", "files")),
     *(f"{name}.py" for name in ("permission", "phases", "plain_yaml", "process")),
     *(f"{name}.py" for name in ("registration", "runs")),
     "*_private.py",

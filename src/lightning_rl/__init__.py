@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
+    from lightning_rl.loading import load_policy
     from lightning_rl.offline import (
         Demonstrations,
         Episode,
@@ -131,6 +132,7 @@ _HOMES = {
     "PushBlocks": "envs",
     "TinyVLA": "policies",
     "TransformersBackbone": "policies",
+    "load_policy": "loading",
     "load_vla_model": "policies",
     "VLAPolicy": "policies",
     "AsyncCollector": "collectors",
@@ -255,6 +257,7 @@ __all__ = [
     "VectorEnv",
     "check_env",
     "label_dataset",
+    "load_policy",
     "load_vla_model",
     "read_episodes",
     "read_replay",

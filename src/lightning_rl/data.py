@@ -363,6 +363,15 @@ class RLDataModule(LightningDataModule):
                 )
         return self._eval_env
 
+    def show_evaluation(self) -> None:
+        """Have the evaluation play one episode after the other, in a window.
+
+        Raises:
+            ConfigurationError: where its env has none.
+        """
+        self.num_eval_envs = 1
+        self.eval_env.show()
+
     def train_dataloader(self) -> RolloutDataset:
         """Make the collector: by now the policy's weights are restored and on their device."""
         assert self.trainer is not None

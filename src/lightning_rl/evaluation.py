@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -106,41 +107,76 @@ def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Ch
         seeds: of the episodes, which row by row draw their actions from generators of their own;
             None acts by the mode of the distribution.
     """
-    generators = [torch.Generator(policy.version.device).manual_seed(int(s)) for s in seeds or ()]
-    state = first_state(policy, num_envs)
-    keys = ("action", "next_state") if state else ("action",)
+    actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
+    return partial(actor.choose, deterministic=seeds is None)
 
-    def draw(td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
+
+def generators_of(policy: Policy, seeds: Sequence[int]) -> list[torch.Generator]:
+    """Return a generator of each seed, on the device of a policy."""
+    return [torch.Generator(policy.version.device).manual_seed(int(seed)) for seed in seeds]
+
+
+class EpisodeActor:
+    """Chooses the actions of a policy, step by step, and keeps its state from step to step.
+
+    It is what evaluations, recordings and `load_policy` act by.
+
+    Args:
+        policy: acts.
+        num_envs: N.
+        generators: that of each row, where actions are drawn.
+    """
+
+    def __init__(
+        self, policy: Policy, num_envs: int, generators: Sequence[torch.Generator]
+    ) -> None:
+        self.num_envs = num_envs
+        self._policy, self._generators = policy, generators
+        self._state = first_state(policy, num_envs)
+        self._step = itertools.count()
+
+    def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:
+        """Return actions [N, *A].
+
+        Args:
+            observation: [N, ...].
+            running: [N] bool, the rows that somebody looks at.
+            deterministic: act by the mode; else each running row draws by itself.
+        """
+        t, policy = next(self._step), self._policy
+        if policy.masks_actions:  # of the episodes that run: nobody looks at the others
+            mask = cast(TensorDict, observation)[MASK]
+            allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
+            refuse_empty_masks("The env", allowed[None], policy.action_space, t)
+        td = TensorDict({"observation": observation, **self._state}, [self.num_envs])
+        td = td.to(policy.version.device)
+        if deterministic:
+            result = policy(td, deterministic=True)
+        else:
+            result = self._draw(td, running.nonzero().flatten())
+        if self._state:
+            self._state["state"] = result["next_state"]
+        action: Tensor = result["action"]
+        return action
+
+    def begin(self, rows: Tensor) -> None:
+        """Have another episode begin in some rows [N] bool: their state is zero again."""
+        for key, state in self._state.items():
+            ended = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
+            self._state[key] = state.masked_fill(ended, 0)
+
+    def _draw(self, td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
         """Have each of the rows [M] that run act by itself."""
-        results = [policy(td[i : i + 1], generator=generators[i]) for i in rows.tolist()]
+        results = [
+            self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
+        ]
         everyone = {}
-        for key in keys:
+        for key in ("action", "next_state") if self._state else ("action",):
             drawn = torch.cat([result[key] for result in results])
             # Rows that no longer run do as the first that does: nobody looks at them.
             like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
             everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
         return everyone
-
-    step = itertools.count()
-
-    def choose(observation: Observation, running: Tensor) -> Tensor:
-        t = next(step)
-        if policy.masks_actions:  # of the episodes that run: nobody looks at the others
-            mask = cast(TensorDict, observation)[MASK]
-            allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
-            refuse_empty_masks("The env", allowed[None], policy.action_space, t)
-        td = TensorDict({"observation": observation, **state}, [num_envs])
-        td = td.to(policy.version.device)
-        if seeds is None:
-            result = policy(td, deterministic=True)
-        else:
-            result = draw(td, running.nonzero().flatten())
-        if state:
-            state["state"] = result["next_state"]
-        action: Tensor = result["action"]
-        return action
-
-    return choose
 
 
 def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:

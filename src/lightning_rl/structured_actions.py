@@ -74,8 +74,8 @@ class StructuredActions(spaces.Box):
         return flat
 
     def unflatten(self, flat: np.ndarray) -> Any:
-        """Return a flat action [A] in the structure of the env, in dtypes of its spaces."""
-        return self._build(lambda part: _array(part.space, flat[part.start : part.stop]))
+        """Return flat actions [*batch, A] in the structure of the env, in dtypes of its spaces."""
+        return self._build(lambda part: _array(part.space, flat[..., part.start : part.stop]))
 
     def tensors(self, flat: Tensor) -> Any:
         """Return flat actions [N, A] in the structure, with tensors [N, ...] as its parts.
@@ -84,7 +84,9 @@ class StructuredActions(spaces.Box):
         """
 
         def of_part(part: ActionPart) -> Tensor:
-            value = flat[:, part.start : part.stop].reshape(len(flat), *(part.space.shape or ()))
+            # By `shape`: `len` would write a number of rows into a graph that is traced.
+            value = flat[:, part.start : part.stop]
+            value = value.reshape(flat.shape[0], *(part.space.shape or ()))
             if not part.counts:
                 return value
             first = torch.as_tensor(getattr(part.space, "start", 0), device=flat.device)
@@ -223,11 +225,12 @@ def _leaves(space: spaces.Space[Any], action: Any) -> list[Any]:
 
 
 def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
-    """Return a part of a flat action as its space has it."""
-    shaped = flat.reshape(space.shape or ())
+    """Return a part of flat actions [*batch, A] as its space has it."""
+    shape = space.shape or ()
+    shaped = flat.reshape((*flat.shape[:-1], *shape))
     if isinstance(space, spaces.Box):
         # In its own precision: a bound of float64 may lie within the float32 next to it.
         return shaped.astype(space.dtype).clip(space.low, space.high)
-    most = np.array(choices_of(space)).reshape(shaped.shape) - 1
+    most = np.array(choices_of(space)).reshape(shape) - 1
     category = np.rint(shaped).clip(0, most) + getattr(space, "start", 0)
     return category.astype(space.dtype)[()]  # a number is one, and no array without dimensions

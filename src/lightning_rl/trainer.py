@@ -35,6 +35,7 @@ from lightning_rl.callbacks import (
     VideoRecorder,
     VideoSettings,
     WarmStart,
+    Window,
 )
 from lightning_rl.callbacks.checkpoints import WEIGHTS_ONLY
 from lightning_rl.callbacks.typed import algorithm_of
@@ -424,6 +425,34 @@ class RLTrainer(Trainer, Constructed):
         with self._evaluating("limit_test_batches"):
             logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
         return self._with_evaluation(logged)
+
+    def play(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | Path | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Play the episodes of an evaluation in a window, one by one; with `video`, film them.
+
+        A line tells how each episode ended. No `evaluation.json` is written: that of `validate`
+        stays.
+
+        Args:
+            model: an algorithm.
+            datamodule: an `RLDataModule`; its `num_eval_episodes` are played.
+            ckpt_path: of the checkpoint whose policy plays.
+
+        Returns:
+            what `validate` returns.
+
+        Raises:
+            ConfigurationError: where the env has no window, or a package that draws is missing.
+        """
+        callbacks = cast(list[Callback], cast(Any, self).callbacks)
+        callbacks[:] = [one for one in callbacks if not isinstance(one, EvaluationReport)]
+        if not any(isinstance(one, VideoRecorder) for one in callbacks):
+            callbacks.append(Window())
+        return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
         """Add the evaluation to what Lightning returns, which leaves out what no logger gets."""

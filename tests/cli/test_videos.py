@@ -1,5 +1,7 @@
 """Films of evaluations: they play, they show what happened, and they change nothing."""
 
+import re
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
@@ -16,6 +19,7 @@ from lightning_rl import LSTM, GymnasiumEnv, RLTrainer
 from lightning_rl.callbacks import VideoSettings
 from lightning_rl.callbacks.film import CAPTION, GAP, Film
 from lightning_rl.callbacks.video import _TimeShare
+from lightning_rl.cli.app import run
 from lightning_rl.envs import PushCube, TorchEnv
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
@@ -320,3 +324,75 @@ def test_no_film_where_nobody_asked_for_one(tmp_path):
     trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
     trainer.fit(make_ppo(data), data)
     assert not (tmp_path / "videos").exists()
+
+
+# --- rl-cli play ---
+
+
+def play(*options):
+    """Run the command on a checkpoint whose evaluation is there already."""
+    run(["play", "--ckpt_path", "last", *options])
+
+
+@pytest.fixture
+def evaluated(tmp_path, monkeypatch, finished_run):
+    """Stand where a run lies with an evaluation of its own; return that file."""
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.total_env_steps", "64", "--data.num_envs", "2", "--data.buffer_size", "16"]
+    small += ["--data.num_eval_episodes", "2", "--model.batch_size", "16"]
+    run_dir = finished_run("--config", "ppo.yaml", *small)
+    (run_dir / "evaluation.json").write_text("of more episodes")
+    yield run_dir / "evaluation.json"
+    assert (run_dir / "evaluation.json").read_text() == "of more episodes"
+
+
+def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, monkeypatch, capfd):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    opened = []
+    make = GymnasiumEnv.show
+    monkeypatch.setattr(GymnasiumEnv, "show", lambda env: (opened.append(env), make(env)))
+    monkeypatch.setattr(CartPoleEnv, "metadata", {**CartPoleEnv.metadata, "render_fps": 10_000})
+    play()
+    (env,) = opened
+    assert (env.num_envs, env.env_kwargs["render_mode"]) == (1, "human")
+    out = capfd.readouterr().out
+    seeds = re.findall(
+        r"^Episode (\d) of 2 \(seed (\d+)\): return ([\d.]+) after (\d+) env steps$", out, re.M
+    )
+    assert [(one[0], one[1]) for one in seeds] == [("1", "10001"), ("2", "10002")]
+    returns = [float(one[2]) for one in seeds]
+    assert returns == [float(one[3]) for one in seeds]
+    assert f"\nAverage return: {sum(returns) / 2:.2f}\n" in out
+    assert not list(evaluated.parent.glob("videos/*"))
+
+
+def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
+    play("--video", "true")
+    film = evaluated.parent.absolute() / "videos" / "validate_64.mp4"
+    assert capfd.readouterr().out.endswith(f"Film: {film}\n")
+    assert decode(film)[0].shape[0] > 4
+
+
+def refused(capfd, *options):
+    with pytest.raises(SystemExit) as stop:
+        play(*options)
+    assert stop.value.code == 1
+    return capfd.readouterr().err
+
+
+def test_without_a_window_it_says_how_to_film(evaluated, monkeypatch, capfd):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert refused(capfd).endswith(
+        "rl-cli: error: There is no screen here to open a window on (neither DISPLAY nor "
+        "WAYLAND_DISPLAY is set). Film it: --video true.\n"
+    )
+    task = ["--data.eval_env", "GymnasiumEnv", "--data.eval_env.id", "lightning_rl/CartPole-v0"]
+    assert refused(capfd, "--data.env.id", "lightning_rl/CartPole-v0", *task).endswith(
+        "rl-cli: error: Env 'lightning_rl/CartPole-v0' has no window to be shown in: its render "
+        "modes are ['rgb_array'], without human. Film it: --video true.\n"
+    )
+    assert refused(capfd, "--data.env", "CartPole").endswith(
+        "rl-cli: error: CartPole has no window to be shown in: film it, --video true.\n"
+    )

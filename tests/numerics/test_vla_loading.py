@@ -13,12 +13,12 @@ import yaml
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import PPO, TransformersBackbone, load_vla_model
+from lightning_rl import PPO, TransformersBackbone, load_policy, load_vla_model
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.errors import ConfigurationError
-from tests.helpers import assert_same_run, last, scalars
+from tests.helpers import assert_same, assert_same_run, last, scalars
 from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES
 
@@ -163,6 +163,27 @@ def test_lora_trains_its_own_parameters_and_nothing_else_of_the_model(directorie
         assert torch.equal(loaded[name], policy.backbone.model.get_parameter(name)), name
     base = load_vla_model("hf", str(directories / "smolvlm"))
     assert peft.PeftModel.from_pretrained(base, str(tmp_path / "adapter")) is not None
+
+
+def test_exported_as_weights_its_adapter_lies_beside_as_peft_writes_it(directories, tmp_path):
+    pytest.importorskip("peft")
+    pytest.importorskip("safetensors", reason="the extra `export` is not installed")
+    policy = policy_of(directories, "smolvlm", lora={"r": 4})
+    fit(tmp_path, PPO(policy, n_epochs=1, batch_size=16), data_module(iterations=1))
+    path = tmp_path / "arm.safetensors"
+    with pytest.raises(SystemExit):
+        run_cli(["export", "--ckpt_path", str(last(tmp_path)), "--format", "onnx"])
+    run_cli(
+        ["export", "--ckpt_path", str(last(tmp_path)), "--format=safetensors", f"--path={path}"]
+    )
+    report = json.loads((tmp_path / "arm.safetensors.parity.json").read_text())
+    assert (report["observations"], report["actions"]["action"]["equal"]) == (1, 1.0)
+    found = load_policy(path).module.state_dict()
+    assert_same(dict(found), dict(policy.state_dict()))
+    again = policy_of(directories, "smolvlm", adapter=str(tmp_path / "arm.adapter"))
+    for name, own in policy.backbone.model.named_parameters():
+        if "lora_" in name:
+            assert torch.equal(again.backbone.model.get_parameter(name), own), name
 
 
 def test_the_reference_of_a_fresh_adapter_is_the_model_with_the_adapter_off(directories):

@@ -18,6 +18,7 @@ from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.callbacks.report import EvaluationReport
 from lightning_rl.callbacks.settings import SettingsWriter
 from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
+from lightning_rl.callbacks.window import Window
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -38,4 +39,5 @@ __all__ = [
     "VideoRecorder",
     "VideoSettings",
     "WarmStart",
+    "Window",
 ]

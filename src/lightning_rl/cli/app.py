@@ -1,4 +1,4 @@
-"""Run `rl-cli fit`, `validate`, `test`, `check`; the others have files of their own."""
+"""Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have files of their own."""
 
 import os
 import re
@@ -23,6 +23,7 @@ from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
 from lightning_rl.cli.arguments import complete
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.collect import collect
+from lightning_rl.cli.export import export
 from lightning_rl.cli.help_pages import (
     TITLES_OF,
     HelpFormatter,
@@ -132,7 +133,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
         self,
     ) -> dict[str, set[str]]:
         """Offer the one that was asked for: to build the parsers of all takes 0.25 s more."""
-        known = LightningCLI.subcommands() | {"check": {"model", "datamodule"}}
+        own = {name: {"model", "datamodule"} for name in ("check", "play")}
+        known = LightningCLI.subcommands() | own
         return {self._asked: known[self._asked]}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -232,6 +234,13 @@ class RLCLI(CommandLineAlone, LightningCLI):
         if any(finding.level == "error" for finding in findings):
             sys.exit(1)
 
+    def after_play(self) -> None:
+        """Say where the film is, if that was asked for and has become one."""
+        trainer = cast(RLTrainer, self.trainer)
+        film = trainer.run_dir / "videos" / f"validate_{self.model.env_steps}.mp4"
+        if self.config[self.subcommand].trainer.video and film.is_file():
+            print(f"Film: {film}", flush=True)
+
     def before_fit(self) -> None:
         """Check that output can go where it should: the loggers would not say it readably."""
         if self.trainer.is_global_zero:
@@ -293,7 +302,7 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     return lines
 
 
-APART = {"record": record, "label": label, "collect": collect}
+APART = {"record": record, "label": label, "collect": collect, "export": export}
 """Subcommands that train nothing."""
 
 

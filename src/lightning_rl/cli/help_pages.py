@@ -45,6 +45,7 @@ DOES = {
     "validate": "Evaluate the policy of a checkpoint.",
     "test": "Evaluate the policy of a checkpoint on seeds that no evaluation has used.",
     "check": "Play the env of a run for some seconds, and say what training would meet.",
+    "play": "Watch the policy of a checkpoint play the episodes of its evaluation, or film it.",
 }
 
 SETTINGS = (

@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 import yaml
 from jsonargparse import Namespace
 
-from lightning_rl.algorithms import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import find_config
@@ -29,6 +28,7 @@ from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.evaluation import chooser_of
+from lightning_rl.loading import load_trained
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
 from lightning_rl.runs import find_checkpoint
@@ -172,10 +172,9 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
     if settings.ckpt_path is None:
         script = settings.script or (lambda observation: neutral_action(space))
         return lambda _: script_chooser(script, space)
-    algorithm = Algorithm.load_from_checkpoint(
+    policy = load_trained(
         settings.ckpt_path, trust_code=settings.trust_code, output_dir=settings.output_dir
-    )
-    policy = algorithm.policy
+    ).policy
     for kind, theirs in {"observation": env.single_observation_space, "action": space}.items():
         own = getattr(policy, f"{kind}_space")
         require(
@@ -183,7 +182,6 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
             f"The policy of {settings.ckpt_path} has the {kind} space {own}, and the env has "
             f"{theirs}: record in the env that it was trained in.",
         )
-    policy.put_in_eval_mode()
 
     def choose_for(number: int) -> Chooser:
         return chooser_of(policy, 1, None if settings.deterministic else [settings.seed + number])

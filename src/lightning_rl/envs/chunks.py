@@ -91,6 +91,7 @@ class ActionChunk(VectorEnv):
         self.reports_interventions = self.env.reports_interventions
         self.max_episode_steps = self.env.max_episode_steps
         self.chunk_size = chunk_size
+        self.metadata = self.env.metadata
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
         if isinstance(self.env, WrapsEach):
             self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
@@ -158,6 +159,9 @@ class ActionChunk(VectorEnv):
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         return self.env.render(rows)
+
+    def show(self) -> None:
+        self.env.show()
 
     def stop_interventions(self) -> None:
         self.env.stop_interventions()

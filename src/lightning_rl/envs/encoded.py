@@ -63,6 +63,7 @@ class EncodedObservations(VectorEnv):
             self.single_observation_space = gymnasium.spaces.Dict({**whole.spaces, key: features})
         self.single_action_space = self.env.single_action_space
         self.num_envs, self.device = num_envs, self.env.device
+        self.metadata = self.env.metadata
         self.render_fps, self.max_episode_steps = self.env.render_fps, self.env.max_episode_steps
         self.steps_per_action = self.env.steps_per_action
         self.reports_interventions = self.env.reports_interventions
@@ -101,6 +102,9 @@ class EncodedObservations(VectorEnv):
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         return self.env.render(rows)
+
+    def show(self) -> None:
+        self.env.show()
 
     def stop_interventions(self) -> None:
         self.env.stop_interventions()

@@ -4,7 +4,7 @@ And how it is stepped through a rollout, with what comes of each step written in
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -58,6 +58,10 @@ class VectorEnv(ABC):
     single_action_space: gymnasium.Space[Any]
     render_fps: float = 30.0
     """Env steps per second of real time, where pictures of them are to move as fast."""
+
+    metadata: Mapping[str, Any] = {}  # of a class or an instance, never written
+    """What an env says of itself, as Gymnasium's do: `control_period` in seconds, or `render_fps`;
+    `joint_names`, `joint_stiffness` and others, which an exported policy takes along."""
 
     max_episode_steps: int | None = None
     """Env steps after which time cuts an episode; None where it does not, or nobody knows."""
@@ -159,6 +163,16 @@ class VectorEnv(ABC):
         raise ConfigurationError(
             f"{type(self).__name__} cannot be drawn: it has no render(rows). Give it one, or make "
             "no videos of it."
+        )
+
+    def show(self) -> None:
+        """Open a window that shows each step from the next `reset` on; all envs begin anew.
+
+        Raises:
+            ConfigurationError: where this env has no window.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} has no window to be shown in: film it, --video true."
         )
 
     def stop_interventions(self) -> None:  # noqa: B027  # in most envs nobody takes over

@@ -32,6 +32,7 @@ WATCHED = {
     "step_arrays": "step",
     "render": "render",
     "make_renderable": "make_renderable",
+    "show": "opening of a window",
     "state_dict": "state_dict",
     "load_state_dict": "load_state_dict",
     "replay_some": "replay of an episode",

@@ -97,6 +97,16 @@ class Policy(nn.Module, ABC, Constructed):
         state, _ = self.extra_fields.get("state", ((noise,), None))
         return state != (noise,)
 
+    @property
+    def acting_space(self) -> gymnasium.Space[Any]:
+        """What acting reads of `observation_space`: no key of a Dict that a critic alone reads."""
+        keys = getattr(self, "actor_keys", None)
+        if keys is None or not isinstance(self.observation_space, gymnasium.spaces.Dict):
+            return self.observation_space
+        read = {*keys, *((MASK,) if self.masks_actions else ())}
+        known = self.observation_space.items()
+        return gymnasium.spaces.Dict({key: space for key, space in known if key in read})
+
     @abstractmethod
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None

@@ -57,10 +57,15 @@ def differences(own: Description, saved: Description) -> Differences:
             continue  # so its settings have other names
         for name in here["settings"].keys() & there["settings"].keys():
             new, old = here["settings"][name], there["settings"][name]
-            if new != old:
+            if _as_lists(new) != _as_lists(old):
                 at = f"{path}.{name}" if path else name
                 settings.append(f"{at} is {new} and was {old}")
     return Differences(sorted(classes), sorted(settings))
+
+
+def _as_lists(value: Any) -> Any:
+    """Return a setting as JSON has it, which knows no tuples."""
+    return [_as_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _add(

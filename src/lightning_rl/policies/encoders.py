@@ -159,7 +159,7 @@ class OneHot(Encoder):
         chosen = cast(Tensor, observation)
         batch = chosen.shape[:batch_dims]
         choices = chosen.reshape(-1, len(self.offset))
-        features = torch.zeros(len(choices), self.size, device=choices.device)
+        features = torch.zeros(choices.shape[0], self.size, device=choices.device)
         return features.scatter(1, choices + self.offset, 1.0).view(*batch, self.size)
 
 
@@ -289,7 +289,7 @@ class PictureEncoder(Encoder):
         # A view: the numbers stay channels-last, which is how convolutions are fastest.
         planes = pictures.permute(0, *(axis + 1 for axis in self._axes))
         if len(self._axes) != 3:  # grey, or a stack of coloured ones
-            planes = planes.reshape(len(planes), -1, *planes.shape[-2:])
+            planes = planes.reshape(planes.shape[0], -1, *planes.shape[-2:])
         rows, columns = self._window
         return planes[:, :, rows, columns]
 

@@ -51,6 +51,7 @@ class PolicyWrapper(Policy):
     micro_batch_size = _of_inner("micro_batch_size")
     observation_space = _of_inner("observation_space")
     action_space = _of_inner("action_space")
+    acting_space = _of_inner("acting_space")
 
     @abstractmethod
     def __init__(self, inner: Policy) -> None:

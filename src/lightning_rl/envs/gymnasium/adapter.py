@@ -5,6 +5,7 @@ The one place that knows about autoreset and clipping.
 
 import atexit
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -119,7 +120,8 @@ class GymnasiumEnv(VectorEnv):
         self._take_spaces()
         self._observation: Any = None
         self.mujoco_profiler: bool | None = None
-        self.render_fps = float(self._env.metadata.get("render_fps", self.render_fps))
+        self.metadata = dict(self._env.metadata)
+        self.render_fps = float(self.metadata.get("render_fps", self.render_fps))
         self._forget_episodes()
         self.max_episode_steps = self._time_limit()
 
@@ -255,6 +257,27 @@ class GymnasiumEnv(VectorEnv):
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
         self.env_kwargs = {**self.env_kwargs, "render_mode": "rgb_array"}
+        self._make_anew()
+
+    def show(self) -> None:
+        """Make the envs anew, each with a window.
+
+        Raises:
+            ConfigurationError: where an env has none, or there is no screen.
+        """
+        modes = self.metadata.get("render_modes", [])
+        require(
+            "human" in modes,
+            f"Env '{self.id}' has no window to be shown in: its render modes are {modes}, without "
+            "human. Film it: --video true.",
+        )
+        screen = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+        require(
+            sys.platform != "linux" or any(os.environ.get(name) for name in screen),
+            "There is no screen here to open a window on (neither DISPLAY nor WAYLAND_DISPLAY is "
+            "set). Film it: --video true.",
+        )
+        self.env_kwargs = {**self.env_kwargs, "render_mode": "human"}
         self._make_anew()
 
     def wrap_each(self, wrapper: EnvWrapper) -> None:

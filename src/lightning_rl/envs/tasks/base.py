@@ -95,6 +95,7 @@ class Task(TorchEnv):
         observations = state if pictures is None else pictures.space(state)
         actions = action.space(action_size)
         super().__init__(num_envs, observations, actions, max_episode_steps, device)
+        self.metadata = {"render_fps": self.render_fps}
         self.action = action
         self.pictures = pictures
         self.rewards = RewardTerms(self.reward_weights, rewards, name)

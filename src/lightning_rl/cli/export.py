@@ -1,0 +1,135 @@
+"""Run `rl-cli export`: write the policy of a checkpoint for where this package is not."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser, check_names
+from lightning_rl.cli.parsing import Refusal
+from lightning_rl.envs import VectorEnv
+from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.export.formats import SUFFIXES, Exported, Format, export_policy
+from lightning_rl.export.graph import ports_of, why_not_traced
+from lightning_rl.export.metadata import directory_of, metadata_of
+from lightning_rl.export.weights import making_of
+from lightning_rl.loading import Trained, env_of, load_trained
+
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "ckpt_path": (str, None, "a checkpoint, a run directory, or last or best of the newest run"),
+    "format": (Format, "onnx", "for onnxruntime; for torch alone; or weights for load_policy"),
+    "path": (str | None, None, "of the file; export/ in the run's directory where not given"),
+    "output_dir": (str, "outputs", "where last and best are looked for"),
+    "trust_code": (bool, False, "run whatever code the configuration in a checkpoint names"),
+}
+"""By their names: type, default (None of the first: it must be given) and help."""
+
+
+CURE = "Add --trust_code true if you know where it comes from."
+"""What to do where a checkpoint names code of others."""
+
+
+def export(options: Sequence[str]) -> None:
+    """Export a policy, as options of the command line say, and print what was written.
+
+    Raises:
+        ConfigurationError: for a checkpoint that `load_policy` refuses, and a policy that the
+            format cannot hold.
+    """
+    check_names("export", options, OPTIONS)
+    parser = OptionParser(
+        prog="rl-cli export",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        description="Write the policy of a checkpoint for where this package is not.",
+    )
+    for name, (kind, default, text) in OPTIONS.items():
+        given: dict[str, Any] = {"required": True} if name == "ckpt_path" else {"default": default}
+        parser.add_argument(f"--{name}", type=kind, help=text, **given)
+    try:
+        settings = parser.parse_args(list(options))
+    except Refusal as refusal:
+        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
+        sys.exit(2)
+    if settings.trust_code:
+        sys.path.append(os.getcwd())  # where code of one's own lies
+    trained = load_trained(
+        settings.ckpt_path,
+        trust_code=settings.trust_code,
+        output_dir=settings.output_dir,
+        cure=CURE,
+    )
+    path = _path_of(trained, settings.format, settings.path)
+    done = _exported(trained, settings.format, path, settings.trust_code)
+    print("\n".join(_told(done)), flush=True)
+
+
+def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
+    if kind != "safetensors":  # before an env is made
+        why = why_not_traced(trained.policy)
+        require(why is None, str(why))
+    ports = ports_of(trained.policy)
+    env, why_none = _env_for(trained, trust_code)
+    try:
+        metadata = metadata_of(
+            trained.policy, ports, trained.path, trained.content, trained.settings, env
+        )
+    finally:
+        if env is not None:
+            env.close()
+    if kind != "safetensors" and trained.policy.autocast_dtype is not None:
+        print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
+    if why_none is not None:
+        print(f"Without what the env says (control period, joints), as it is not here: {why_none}")
+    making = making_of(trained.content, trained.settings)
+    return export_policy(
+        trained.policy,
+        ports,
+        kind,
+        path,
+        metadata,
+        making,
+        lambda file: load_trained(file, trust_code=trust_code).policy,
+    )
+
+
+def _env_for(trained: Trained, trust_code: bool) -> tuple[VectorEnv | None, str | None]:
+    """Return an env that says more of the policy; or None, and why there is none here."""
+    try:
+        return env_of(trained, trust_code, CURE), None
+    except ConfigurationError as error:
+        return None, str(error)
+
+
+def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
+    """Return where the policy goes."""
+    suffix = SUFFIXES[kind]
+    if given is None:
+        found = directory_of(trained.path) / "export" / f"{trained.path.stem}{suffix}"
+        return found if Path.cwd() not in found.parents else found.relative_to(Path.cwd())
+    path = Path(given)
+    require(
+        path.suffix == suffix,
+        f"--path {given} does not end with {suffix}, as a file of --format {kind} does.",
+    )
+    return path
+
+
+def _told(done: Exported) -> list[str]:
+    """Say what was written, and how near it is."""
+    report = done.report
+    assert report is not None
+    parts = [
+        f"{name}: at most {one['largest_difference']:.2g} off"
+        if "largest_difference" in one
+        else f"{name}: {one['equal']:.1%} the same choices"
+        for name, one in report["actions"].items()
+    ]
+    return [
+        f"Policy:  {done.files[0]}",
+        *(f"Beside:  {file}" for file in done.files[1:]),
+        f"Parity:  {report['observations']:,} observations, {', '.join(parts)}",
+    ]

@@ -1,0 +1,478 @@
+"""What `rl-cli export` writes acts as the policy does: in ONNX without torch, in torch alone, as weights."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lightning_rl import (
+    GRU,
+    LSTM,
+    ActionChunk,
+    ActorCritic,
+    ActorOnly,
+    CustomVLA,
+    DeterministicActorCritic,
+    DictEncoder,
+    DiscreteActorCritic,
+    EncodedObservations,
+    GripperActorCritic,
+    GymnasiumEnv,
+    NatureCNN,
+    PerceptronEncoder,
+    PushCube,
+    SlowPolicy,
+    SquashedActorCritic,
+    TinyVLA,
+    VLAPolicy,
+    load_policy,
+)
+from lightning_rl.acting import TrainedPolicy
+from lightning_rl.cli.app import run
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.export.formats import export_policy
+from lightning_rl.export.graph import ports_of
+from lightning_rl.export.metadata import metadata_of
+from lightning_rl.export.parity import port_array
+from tests.helpers import assert_same, last, train
+
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
+pytest.importorskip("onnx", reason="the extra `export` is not installed")
+pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
+
+BUDGET = {"total_env_steps": 64, "num_eval_episodes": 2}
+
+NUMBERS = spaces.Box(-np.inf, np.inf, (6,), np.float64)
+BOX = spaces.Box(np.float32([-2, -1, 0]), np.float32([5, 1, 0.3]))
+MASKED = spaces.Dict({"joints": NUMBERS, "action_mask": spaces.MultiBinary(4)})
+PRIVILEGED = spaces.Dict({**MASKED.spaces, "secret": NUMBERS})
+PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+SEEN = spaces.Dict({"rgb": PICTURE, "joints": NUMBERS, "goal": spaces.Discrete(4)})
+STRUCTURE = spaces.Dict(
+    {
+        "arm": BOX,
+        "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
+    }
+)
+
+POLICIES = {
+    "normalised choices, masked; a privileged critic": (
+        lambda: ActorCritic(
+            PRIVILEGED,
+            spaces.Discrete(4, start=2),
+            normalize_observation=True,
+            actor_keys=["joints"],
+            critic_keys=["secret"],
+        ),
+        (["observation.action_mask", "observation.joints"], ["action"]),
+    ),
+    "parts": (
+        lambda: ActorCritic(NUMBERS, STRUCTURE),
+        (["observation"], ["action.arm", "action.rest.0", "action.rest.1"]),
+    ),
+    "LSTM, noise, chunks": (
+        lambda: ActorCritic(
+            NUMBERS,
+            spaces.Box(-1, 1, (4, 3)),
+            memory=partial(LSTM, size=8),
+            noise_correlation=0.9,
+        ),
+        (["observation", "state"], ["action", "next_state"]),
+    ),
+    "SAC, residual, noise, GRU": (
+        lambda: SquashedActorCritic(
+            NUMBERS,
+            BOX,
+            (16, 16),
+            network="residual",
+            actor_normalization="rms",
+            noise_correlation=0.5,
+            memory=partial(GRU, size=8),
+        ),
+        (["observation", "state"], ["action", "next_state"]),
+    ),
+    "noise alone is no state; TD3": (
+        lambda: DeterministicActorCritic(NUMBERS, BOX, noise_correlation=0.5),
+        (["observation"], ["action"]),
+    ),
+    "discrete SAC": (
+        lambda: DiscreteActorCritic(MASKED, spaces.Discrete(4)),
+        (["observation.action_mask", "observation.joints"], ["action"]),
+    ),
+    "a gripper": (lambda: GripperActorCritic(NUMBERS, BOX), (["observation"], ["action"])),
+    "pictures, choices and numbers": (
+        lambda: ActorCritic(SEEN, BOX, encoder=partial(DictEncoder, encoders={"rgb": SMALL})),
+        (["observation.goal", "observation.joints", "observation.rgb"], ["action"]),
+    ),
+    "in a wrapper": (
+        lambda: SlowPolicy(NUMBERS, BOX, ActorOnly, delay_ms=0.0),
+        (["observation"], ["action"]),
+    ),
+}
+SMALL = partial(NatureCNN, size=8, channels=(4, 4, 4), resize=(40, 40), normalize=True)
+
+
+def made(name):
+    torch.manual_seed(0)
+    make, names = POLICIES[name]
+    policy = make().eval()
+    for parameter in policy.parameters():
+        parameter.data.mul_(3.0)  # so that some actions are clipped
+    return policy, names
+
+
+def exported(policy, kind, path):
+    metadata = {"policy": type(policy).__name__, "versions": {}}
+    return export_policy(policy, ports_of(policy), kind, path, metadata, {}, None)
+
+
+OF_TORCH_ALONE = ("TD3", "discrete SAC", "a gripper", "in a wrapper")
+"""Whose operations others have too: the graph is the same, and what torch writes of it takes a second each."""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_policy_acts_as_in_torch(name, tmp_path):
+    policy, (inputs, outputs) = made(name)
+    if name.endswith(OF_TORCH_ALONE):
+        files, report = exported(policy, "torch", tmp_path / "policy.pt2")
+        program = torch.export.load(files[0]).module()
+        example = {port.name: port_array(port, 3) for port in ports_of(policy).inputs}
+        given = {key: torch.as_tensor(np.ones_like(one)) for key, one in example.items()}
+        assert list(given) == inputs
+        assert list(program(given)) == outputs
+    else:
+        files, report = exported(policy, "onnx", tmp_path / "policy.onnx")
+        session = onnxruntime.InferenceSession(files[0])
+        assert [one.name for one in session.get_inputs()] == inputs
+        assert [one.name for one in session.get_outputs()] == outputs
+        assert {one.shape[0] for one in session.get_inputs()} == {"batch"}
+    assert report == json.loads(files[-1].read_text())
+    assert (report["observations"], report["passed"]) == (1000, True)
+    assert list(report["actions"]) == [one for one in outputs if one != "next_state"]
+    for part in report["actions"].values():
+        assert part.get("largest_difference", 0.0) <= 1e-5
+        assert "largest_difference" in part or part["equal"] >= 0.999
+
+
+def test_a_program_of_torch_acts_bit_for_bit_and_holds_no_critic(tmp_path):
+    policy, _ = made("normalised choices, masked; a privileged critic")
+    files, report = exported(policy, "torch", tmp_path / "policy.pt2")
+    assert report["actions"]["action"]["equal"] == 1.0
+    program = torch.export.load(files[0])
+    assert not [name for name in program.state_dict if "critic" in name]
+    seen = {"joints": torch.randn(3, 6), "action_mask": torch.ones(3, 4, dtype=torch.int8)}
+    inputs = {f"observation.{key}": value for key, value in seen.items()}
+    (action,) = program.module()(inputs).values()
+    assert_same(action, TrainedPolicy(policy).act({**seen, "secret": torch.zeros(3, 6)}))
+    assert policy.critic is not None, "the policy itself keeps its own"
+
+
+# --- without torch ---
+
+ALONE = """
+import json, sys
+
+for name in ("torch", "lightning_rl", "tensordict", "gymnasium", "onnx", "onnxscript"):
+    sys.modules[name] = None  # to import it is an error
+
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession(sys.argv[1])
+inputs = dict(np.load(sys.argv[2]))
+meta = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
+state = meta["state"]
+actions = []
+feed = {}
+if state:
+    feed[state["input"]] = np.zeros((len(inputs["steps"][0]), *state["shape"]), np.float32)
+for observation in inputs["steps"]:
+    feed[meta["observations"][0]["name"]] = observation.astype(meta["observations"][0]["dtype"])
+    outputs = dict(zip([o.name for o in session.get_outputs()], session.run(None, feed)))
+    actions.append(outputs["action"])
+    if state:
+        feed[state["input"]] = outputs[state["output"]]
+np.save(sys.argv[3], np.stack(actions))
+"""
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("CartPole-v1", {"policy": {"memory": partial(GRU, size=8)}}),
+        ("InvertedPendulum-v5", {"policy": {"normalize_observation": True}}),
+    ],
+)
+def test_without_torch_it_does_what_validate_does(env, settings, tmp_path):
+    """By what stands in the file alone: names, dtypes, and what is handed on."""
+    if env != "CartPole-v1":
+        pytest.importorskip("mujoco")
+    module, _, _ = train(tmp_path, env=env, data=BUDGET, **settings)
+    run(["export", "--ckpt_path", str(last(tmp_path))])
+    policy = load_policy(last(tmp_path))
+    assert_same(policy.module.state_dict(), module.policy.state_dict())
+    made = gymnasium.make_vec(env, num_envs=3, vectorization_mode="sync")
+    observation, _ = made.reset(seed=5)
+    steps, actions = [], []
+    for _ in range(15):
+        steps.append(observation)
+        actions.append(policy.act(observation))
+        observation, *_ = made.step(actions[-1])
+    np.savez(tmp_path / "seen.npz", steps=np.stack(steps))
+    (tmp_path / "alone.py").write_text(ALONE)
+    words = ["alone.py", tmp_path / "export" / "last.onnx", "seen.npz", "done.npy"]
+    outcome = subprocess.run(
+        [sys.executable, "-I", *words], cwd=tmp_path, capture_output=True, text=True, env=os.environ
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    theirs, ours = np.load(tmp_path / "done.npy"), np.stack(actions)
+    assert theirs.shape == ours.shape
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-5)
+
+
+# --- the command, and what it writes ---
+
+
+class Arm(gymnasium.Env):
+    """Says of its joints what a robot needs."""
+
+    metadata = {  # noqa: RUF012
+        "render_modes": [],
+        "control_period": 0.05,
+        "joint_names": ["hip", "knee", "ankle"],
+        "joint_stiffness": np.array([80.0, 80.0, 20.0]),
+        "joint_damping": (2.0, 2.0, np.inf),
+    }
+    observation_space = NUMBERS
+    action_space = BOX
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.normal(size=6), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.np_random.normal(size=6), 1.0, self.steps == 5, False, {}
+
+
+class Silent(Arm):
+    """Says nothing of itself."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+
+gymnasium.register("tests/Arm-v0", Arm)
+gymnasium.register("tests/Arm-v1", Silent)
+
+
+@pytest.fixture(scope="module")
+def arm_run(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("arm_run")
+    train(run_dir, env="tests/Arm-v0", data=BUDGET, policy={"normalize_observation": True})
+    return run_dir
+
+
+def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
+    path = str(last(arm_run))
+    run(["validate", "--ckpt_path", path, "--trust_code", "true"])
+    capsys.readouterr()
+    run(["export", "--ckpt_path", path, "--trust_code", "true"])
+    out = capsys.readouterr().out
+    file = arm_run / "export" / "last.onnx"
+    assert out.startswith(f"Policy:  {file}\nBeside:  {file}.parity.json\n")
+    assert "Parity:  1,000 observations, action: at most " in out
+    session = onnxruntime.InferenceSession(file)
+    said = {k: json.loads(v) for k, v in session.get_modelmeta().custom_metadata_map.items()}
+    assert (said["policy"], said["algorithm"], said["env"]) == (
+        "ActorCritic",
+        "PPO",
+        "tests/Arm-v0",
+    )
+    assert said["observations"] == [
+        {"name": "observation", "shape": [6], "dtype": "float32", "low": None, "high": None}
+    ]
+    (action,) = said["actions"]
+    assert (action["name"], action["shape"], action["dtype"]) == ("action", [3], "float32")
+    for name, numbers in {"low": [-2, -1, 0], "high": [5, 1, 0.3], "scale": [3.5, 1, 0.15]}.items():
+        assert action[name] == pytest.approx(numbers)
+    assert action["center"] == pytest.approx([1.5, 0, 0.15])
+    assert (said["control_period"], said["state"]) == (0.05, None)
+    assert said["joint_names"] == ["hip", "knee", "ankle"]
+    assert (said["joint_stiffness"], said["joint_damping"]) == ([80, 80, 20], [2, 2, None])
+    assert said["run"]["env_steps"] == 64
+    assert (said["run"]["checkpoint"], said["run"]["seed"]) == ("last.ckpt", 3)
+    assert (said["evaluation"]["episodes"], said["evaluation"]["avg_reward"]) == (2, 5.0)
+    assert {"torch", "onnxruntime", "lightning-rl", "python"} <= set(said["versions"])
+
+
+@pytest.mark.parametrize(
+    ("env", "period"),
+    [
+        (GymnasiumEnv(1, "CartPole-v1"), 0.02),
+        (GymnasiumEnv(1, "tests/Arm-v1"), None),
+        (PushCube(1), 0.1),
+        (ActionChunk(1, PushCube, 4, execute=2), 0.1),
+        (EncodedObservations(1, PushCube, encoder=PerceptronEncoder), 0.1),
+    ],
+    ids=["Gymnasium", "it does not say", "task", "chunks", "encoded"],
+)
+def test_the_control_period_is_that_of_the_env(env, period):
+    torch.manual_seed(0)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
+    said = metadata_of(policy, ports_of(policy), Path("nowhere/x.ckpt"), content, {}, env)
+    env.close()
+    assert said["control_period"] == pytest.approx(period)
+    assert said["actions_executed_of_a_chunk"] == (2 if env.steps_per_action == 2 else None)
+    assert (said["evaluation"], said["env"], said["run"]["name"]) == (None, None, "nowhere")
+
+
+def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
+    path = tmp_path / "walker.safetensors"
+    (arm_run / "evaluation.json").unlink(missing_ok=True)
+    run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "Without what the env says (control period, joints), as it is not here: The configuration "
+        f"in {last(arm_run)} names 'tests/Arm-v0' as data.env"
+    )
+    assert "code that it names is not run. Add --trust_code true if you know where it comes" in out
+    said = json.loads(Path(f"{path}.json").read_text())
+    assert said["control_period"] is None
+    assert said["evaluation"]["avg_reward"] == 5.0, "as it was while it was trained"
+    report = json.loads(Path(f"{path}.parity.json").read_text())
+    assert report["actions"]["action"]["equal"] == 1.0
+    again, first = load_policy(path), load_policy(arm_run)
+    assert_same(again.module.state_dict(), first.module.state_dict())
+    assert again.action_space == first.action_space
+    assert again.module.observation_space == first.module.observation_space
+    Path(f"{path}.json").unlink()
+    with pytest.raises(ConfigurationError) as error:
+        load_policy(path)
+    assert str(error.value).startswith(
+        f"{path}.json does not say how the policy of walker.safetensors is made: FileNotFoundError"
+    )
+
+
+def test_exported_weights_are_data(arm_run, tmp_path):
+    """Of a JSON that names code of others nothing is imported."""
+    path = tmp_path / "walker.safetensors"
+    run(["export", "--ckpt_path", str(last(arm_run)), "--format", "safetensors", f"--path={path}"])
+    beside = Path(f"{path}.json")
+    said = json.loads(beside.read_text())
+    said["making"]["config"]["model"]["init_args"]["policy"]["class_path"] = "os.system"
+    beside.write_text(json.dumps(said))
+    with pytest.raises(ConfigurationError, match=r"names 'os.system' as model.init_args.policy"):
+        load_policy(path)
+    path.write_bytes(b"nothing")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_policy(path)
+
+
+def refused(capsys, *options):
+    with pytest.raises(SystemExit) as stop:
+        run(["export", *options])
+    assert stop.value.code in (1, 2)
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_exported_is_refused(arm_run, capsys):
+    path = str(last(arm_run))
+    assert "has no option --fromat; close matches: format" in refused(capsys, "--fromat", "onnx")
+    assert "onnx" in refused(capsys, "--ckpt_path", path, "--format", "onxx")
+    assert refused(capsys, "--ckpt_path", path, "--path", "policy.pt") == (
+        "rl-cli: error: --path policy.pt does not end with .onnx, as a file of --format onnx does.\n"
+    )
+    assert "ckpt_path" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("package", "kind"),
+    [("onnxruntime", "onnx"), ("onnxscript", "onnx"), ("safetensors.torch", "safetensors")],
+)
+def test_a_package_that_is_missing_is_named(package, kind, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigurationError) as error:
+        exported(made("a gripper")[0], kind, tmp_path / "policy")
+    assert "pip install 'lightning-rl[export]'" in str(error.value)
+    assert package.split(".")[0] in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_of_a_run_in_bfloat16_is_a_graph_in_float32(tmp_path):
+    policy, _ = made("a gripper")
+    policy.compute_in("bf16-mixed")
+    report = exported(policy, "torch", tmp_path / "policy.pt2").report
+    assert (report["computed_in"], report["passed"]) == ("float32", True)
+    assert report["actions"]["action"]["equal"] == 1.0
+    assert policy.autocast_dtype is torch.bfloat16, "the policy itself is left as it is"
+
+
+class Looks(ActorCritic):
+    """Looks at a number of a tensor, which no graph can."""
+
+    def forward(self, td, deterministic=False, generator=None):
+        if td["observation"].sum().item() > 0:
+            return super().forward(td, deterministic, generator)
+        return super().forward(td, True, generator)
+
+
+def test_a_policy_that_cannot_be_traced_says_so(tmp_path):
+    with pytest.raises(ConfigurationError) as error:
+        exported(Looks(NUMBERS, BOX), "onnx", tmp_path / "policy.onnx")
+    message = str(error.value)
+    assert message.startswith("Looks cannot be traced into a graph by torch.export: ")
+    assert message.endswith("or export it with --format safetensors, which load_policy reads.")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Odd(ActorCritic):
+    """Acts in another way where it is traced."""
+
+    def forward(self, td, deterministic=False, generator=None):
+        result = super().forward(td, deterministic, generator)
+        if torch.compiler.is_exporting():
+            result["action"] = result["action"] + 1e-3
+        return result
+
+
+def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_much(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "policy.pt2"
+    with pytest.raises(ConfigurationError) as error:
+        exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
+    assert str(error.value) == (
+        f"{path} acts otherwise than the policy in torch, on 1,000 observations: action by 0.0001; "
+        "1e-05 are allowed, in units of half the range of an action. Do not use it; "
+        "policy.pt2.parity.json says more."
+    )
+    assert not json.loads(Path(f"{path}.parity.json").read_text())["passed"]
+
+
+# --- VLAs ---
+
+VLA = spaces.Dict({"rgb": PICTURE, "proprio": spaces.Box(-1, 1, (3,), np.float32)})
+CHUNK = spaces.Box(-1, 1, (2, 3), np.float32)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "torch"])
+def test_a_vla_is_refused_as_a_graph(kind, tmp_path):
+    with pytest.raises(ConfigurationError) as error:
+        exported(VLAPolicy(VLA, CHUNK, TinyVLA()), kind, tmp_path / "x")
+    assert str(error.value) == (
+        "A VLAPolicy is not traced into one graph: its model has code of its own, and is larger "
+        "than an ONNX file may be. Export it with --format safetensors, which load_policy reads, "
+        "and which writes an adapter as peft does."
+    )
+    assert issubclass(CustomVLA, torch.nn.Module)

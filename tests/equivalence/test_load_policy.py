@@ -1,0 +1,388 @@
+"""`load_policy` acts as `rl-cli validate` does: by its own checkpoint, alone, one observation or many."""
+
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from lightning_rl import (
+    GRU,
+    LSTM,
+    PPO,
+    SAC,
+    ActionChunk,
+    ActorCritic,
+    GymnasiumEnv,
+    NatureCNN,
+    ReplayBuffer,
+    RLTrainer,
+    SlowPolicy,
+    SquashedActorCritic,
+    load_policy,
+)
+from lightning_rl.acting import TrainedPolicy
+from lightning_rl.collectors.loop import FirstEpisodes
+from lightning_rl.errors import ConfigurationError
+from tests.helpers import assert_same, last, make_data, train
+
+BUDGET = {"total_env_steps": 64, "num_eval_episodes": 3}
+
+
+class Pictures(gymnasium.Env):
+    """Sees 3 pictures a step, and is over after five steps."""
+
+    observation_space = spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    action_space = spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 5.0]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return self._seen(), float(action.sum()), self.steps == 5, False, {}
+
+    def _seen(self):
+        return self.np_random.integers(0, 256, (40, 40, 3), np.uint8)
+
+
+gymnasium.register("tests/Pictures-v0", Pictures)
+
+RUNS = {
+    "CartPole": {},
+    "MuJoCo, normalised": {"env": "InvertedPendulum-v5", "policy": {"normalize_observation": True}},
+    "squashed SAC": {
+        "env": "Pendulum-v1",
+        "data": {"replay": partial(ReplayBuffer, capacity=60)},
+        "model": {"algorithm": SAC},
+    },
+    "GRU": {"policy": {"memory": partial(GRU, size=8), "normalize_observation": True}},
+    "LSTM, noise": {
+        "env": "Pendulum-v1",
+        "policy": {"memory": partial(LSTM, size=8), "noise_correlation": 0.9},
+    },
+    "CNN": {
+        "env": "tests/Pictures-v0",
+        "policy": {"encoder": partial(NatureCNN, size=16, channels=(4, 4, 4))},
+    },
+    "chunks": {
+        "env": partial(ActionChunk, env=partial(GymnasiumEnv, id="Pendulum-v1"), chunk_size=4)
+    },
+    "bfloat16": {"trainer": {"precision": "bf16-mixed"}},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return what trains each of these once: (its module, its data module, its run directory)."""
+    made = {}
+
+    def give(name):
+        settings = RUNS[name]
+        if settings.get("env") == "InvertedPendulum-v5":
+            pytest.importorskip("mujoco")
+        if name not in made:
+            run_dir = tmp_path_factory.mktemp("run")
+            data = BUDGET | settings.get("data", {})
+            module, datamodule, _ = train(run_dir, **{**settings, "data": data})
+            made[name] = module, datamodule, run_dir
+        return made[name]
+
+    return give
+
+
+def validated(run_dir, data, module):
+    """What `validate` observes and executes: of each step, what the env was given."""
+    seen = []
+    env = data.eval_env
+    inner = getattr(env, "env", env)
+    step = inner._env.step
+
+    def stepping(actions):
+        seen.append(np.array(actions))
+        return step(actions)
+
+    observed = []
+    advance = FirstEpisodes.act
+
+    def acting(self, t):
+        observed.append(self.observation.clone())
+        advance(self, t)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inner._env, "step", stepping)
+        patch.setattr(FirstEpisodes, "act", acting)
+        trainer = RLTrainer(run_dir=str(run_dir), enable_progress_bar=False, accelerator="cpu")
+        trainer.validate(module, data, ckpt_path=last(run_dir))
+    return observed, seen
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "bfloat16"])
+def test_it_executes_what_validate_does_bit_for_bit(name, runs):
+    module, data, run_dir = runs(name)
+    observed, executed = validated(run_dir, data, module)
+    policy, alone = load_policy(last(run_dir)), load_policy(last(run_dir))
+    assert len(observed) >= 5
+    for observation, theirs in zip(observed[:60], executed, strict=False):
+        ours = policy.act(observation.numpy())
+        assert_same(torch.as_tensor(ours).double(), torch.as_tensor(theirs).double())
+        one = alone.act(observation[0].numpy())
+        np.testing.assert_allclose(one, ours[0], rtol=1e-6, atol=1e-6)
+        space = data.action_space
+        assert space.contains(one if space.shape else np.int64(one)), one
+
+
+@pytest.mark.parametrize("name", ["CartPole", "LSTM, noise"])
+def test_drawn_actions_are_those_of_an_evaluation_of_the_same_seeds(name, runs):
+    module, data, run_dir = runs(name)
+    data.eval_deterministic = False
+    try:
+        observed, executed = validated(run_dir, data, module)
+    finally:
+        data.eval_deterministic = True
+    policy = load_policy(last(run_dir))
+    for _ in range(2):  # and again, from the same seed
+        policy.reset(seed=data.eval_seed)
+        for observation, theirs in list(zip(observed, executed, strict=True))[:5]:
+            ours = policy.act(observation.numpy(), deterministic=False)
+            assert_same(torch.as_tensor(ours), torch.as_tensor(theirs))
+    again = policy.act(observed[0].numpy(), deterministic=False)
+    policy.reset(seed=7)
+    other = policy.act(observed[0].numpy(), deterministic=False)
+    assert name == "CartPole" or (again != other).all()
+
+
+def test_it_computes_in_the_precision_of_its_run(runs):
+    module, _, run_dir = runs("bfloat16")
+    policy = load_policy(run_dir)
+    assert policy.module.autocast_dtype is torch.bfloat16
+    features = []
+    policy.module.actor.register_forward_hook(lambda *hook: features.append(hook[2].dtype))
+    policy.act(np.zeros(4, np.float32))
+    assert features == [torch.bfloat16]
+    assert_same(policy.module.state_dict(), module.policy.state_dict())
+
+
+def test_by_each_of_its_names(runs, tmp_path, monkeypatch):
+    _, _, run_dir = runs("CartPole")
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "run_20260101_000000").symlink_to(run_dir)
+    monkeypatch.chdir(tmp_path)
+    for name in ("last", "best", str(run_dir), last(run_dir)):
+        assert load_policy(name).act(np.zeros(4, np.float32)) in (0, 1)
+    policy = load_policy("best", device="cpu")
+    observation = gymnasium.make("CartPole-v1").reset(seed=1)[0]
+    assert type(policy.act(observation)) is np.int64
+    assert type(policy.act(torch.as_tensor(observation))) is torch.Tensor
+    assert policy.act([0.0, 0.0, 0.0, 0.0]).shape == ()
+
+
+# --- what an env gives, and takes ---
+
+
+def of(observation_space, action_space, cls=ActorCritic, **settings):
+    torch.manual_seed(0)
+    return TrainedPolicy(cls(observation_space, action_space, **settings))
+
+
+NUMBERS = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+BOX = spaces.Box(-0.1, 0.1, (2,), np.float64)
+
+
+def test_tensors_come_back_as_tensors_and_batches_as_batches():
+    policy = of(NUMBERS, BOX)
+    many = np.random.default_rng(0).normal(size=(7, 3)) * 50
+    actions = policy.act(many)
+    assert (actions.shape, actions.dtype) == ((7, 2), np.float64)
+    tensors = policy.act(torch.as_tensor(many))
+    assert (tensors.shape, tensors.dtype) == ((7, 2), torch.float32)
+    np.testing.assert_allclose(tensors, actions, atol=1e-7)
+    for one, action, drawn in zip(
+        many, actions, policy.act(many * 100, deterministic=False), strict=True
+    ):
+        np.testing.assert_allclose(policy.act(one), action, atol=1e-6)
+        assert BOX.contains(action)
+        assert BOX.contains(drawn), "clipped"
+    assert bool((tensors.double() <= 0.1).all())
+
+
+def test_choices_count_as_the_env_does():
+    assert of(NUMBERS, spaces.Discrete(3, start=5)).act(np.zeros(3)) in (5, 6, 7)
+    assert of(NUMBERS, spaces.Discrete(3, start=5)).act(torch.zeros(2, 3)).min() >= 5
+
+
+STRUCTURE = spaces.Dict(
+    {
+        "arm": spaces.Box(-0.5, 0.5, (2, 2), np.float32),
+        "rest": spaces.Tuple([spaces.Discrete(3, start=1), spaces.MultiBinary(2)]),
+    }
+)
+
+
+def test_an_action_of_several_parts_has_the_structure_of_the_env():
+    policy = of(NUMBERS, STRUCTURE)
+    assert policy.action_space == STRUCTURE
+    one, many = policy.act(np.zeros(3)), policy.act(np.zeros((4, 3)), deterministic=False)
+    assert STRUCTURE.contains(one)
+    assert many["arm"].shape == (4, 2, 2)
+    assert many["rest"][0].shape == (4,)
+    assert abs(many["arm"]).max() <= 0.5
+    tensors = policy.act(torch.zeros(4, 3))
+    assert [part.shape for part in (tensors["arm"], *tensors["rest"])] == [(4, 2, 2), (4,), (4, 2)]
+    torch.testing.assert_close(tensors["arm"][0], torch.as_tensor(one["arm"]))
+
+
+SEEN = spaces.Dict({"joints": NUMBERS, "secret": NUMBERS, "action_mask": spaces.MultiBinary(3)})
+
+
+def test_what_a_critic_alone_reads_may_be_missing_and_a_mask_is_held_to():
+    policy = of(SEEN, spaces.Discrete(3), actor_keys=["joints"], critic_keys=["secret"])
+    assert list(policy.observation_space) == ["action_mask", "joints"]
+    for allowed in range(3):
+        mask = np.eye(3, dtype=np.int8)[allowed]
+        seen = {"joints": np.zeros(3), "action_mask": mask}
+        assert policy.act(seen) == policy.act({**seen, "secret": np.ones(3)}) == allowed
+        assert policy.act(TensorDict({k: torch.as_tensor(v) for k, v in seen.items()})) == allowed
+    with pytest.raises(ConfigurationError, match="The env"):
+        policy.act({"joints": np.zeros(3), "action_mask": np.zeros(3, np.int8)})
+
+
+def test_an_observation_that_is_none_is_refused():
+    policy = of(SEEN, spaces.Discrete(3), actor_keys=["joints"], critic_keys=["secret"])
+    mask, three = np.ones(3, np.int8), np.zeros(3)
+    wrong = {
+        "The observation is ndarray, and the policy reads a dict with action_mask, joints.": three,
+        "The observation has no 'joints', which the policy reads; it has action_mask.": {
+            "action_mask": mask
+        },
+        "The observation's 'joints' has the shape [2], and the policy was trained with [3]: give "
+        "one like that, or a batch [N, ...] of them.": {"joints": three[:2], "action_mask": mask},
+        "The observation's 'joints' is of one env, and 'action_mask' of 2 envs: give one "
+        "observation, or as many of each.": {"joints": three, "action_mask": np.stack([mask] * 2)},
+        "The observation's 'action_mask' is of torch.float64, and the policy was trained with "
+        "torch.int8, which cannot hold that.": {"joints": three, "action_mask": np.ones(3)},
+    }
+    for message, observation in wrong.items():
+        with pytest.raises(ConfigurationError) as error:
+            policy.act(observation)
+        assert str(error.value) == message
+    with pytest.raises(ConfigurationError) as error:
+        policy.act({"joints": ["a", "b", "c"], "action_mask": mask})
+    assert str(error.value) == (
+        "The observation's 'joints' is ['a', 'b', 'c'], which is no array of numbers [3]."
+    )
+
+
+# --- what is remembered ---
+
+
+def test_it_remembers_until_it_is_told_of_another_episode():
+    policy = of(NUMBERS, BOX, memory=partial(GRU, size=8))
+    policy.reset(rows=[True, True])
+    seen = np.random.default_rng(1).normal(size=(3, 2, 3)) * 5
+
+    def run(batches):
+        return [policy.act(batch) for batch in batches]
+
+    third = run(seen)[2]
+    policy.reset()
+    assert_same(torch.as_tensor(run(seen)[2]), torch.as_tensor(third))
+    policy.reset()
+    run(seen[:2])
+    policy.reset(rows=[False, True])
+    after = policy.act(seen[2])
+    policy.reset()
+    fresh = policy.act(seen[2])
+    np.testing.assert_array_equal(after[0], third[0])
+    np.testing.assert_array_equal(after[1], fresh[1])
+    assert (after[1] != third[1]).any()
+    with pytest.raises(ConfigurationError) as error:
+        policy.act(seen[0][0])
+    assert str(error.value) == (
+        "ActorCritic remembers 2 episodes, and this is an observation of 1: reset() where others "
+        "begin."
+    )
+    with pytest.raises(ConfigurationError, match=r"reset\(rows\) has the shape \[3\]"):
+        policy.reset(rows=[True] * 3)
+
+
+def test_without_a_memory_any_number_of_rows_follows_any_other():
+    policy = of(NUMBERS, BOX, SquashedActorCritic, noise_correlation=0.5)
+    for rows in (3, 1, 5):
+        assert policy.act(np.zeros((rows, 3))).shape == (rows, 2)
+    policy.act(np.zeros((2, 3)), deterministic=False)
+    with pytest.raises(ConfigurationError, match="remembers 2 episodes"):
+        policy.act(np.zeros((3, 3)), deterministic=False)
+
+
+def test_a_wrapper_acts_as_what_is_inside():
+    inner = partial(ActorCritic, actor_keys=["joints"], critic_keys=["secret"])
+    policy = TrainedPolicy(SlowPolicy(SEEN, spaces.Discrete(3), inner, delay_ms=0.0))
+    assert list(policy.observation_space) == ["action_mask", "joints"]
+
+
+# --- whose code is run ---
+
+
+class Mine(ActorCritic):
+    """A policy of one's own."""
+
+
+class MyPPO(PPO):
+    """An algorithm of one's own: a policy of this package acts without it."""
+
+
+def trained_by(tmp_path, policy=ActorCritic, algorithm=PPO):
+    data = make_data(**BUDGET)
+    module = algorithm(policy(data.observation_space, data.action_space), batch_size=32)
+    trainer = RLTrainer(run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu")
+    trainer.fit(module, data)
+    return last(tmp_path)
+
+
+def test_a_class_of_the_users_own_needs_trust(tmp_path):
+    path = trained_by(tmp_path, Mine)
+    with pytest.raises(ConfigurationError) as error:
+        load_policy(path)
+    assert "names 'tests.equivalence.test_load_policy.Mine' as model.init_args.policy" in str(
+        error.value
+    )
+    assert str(error.value).endswith(
+        "Pass trust_code=True if you know where it comes from, or what it names yourself: "
+        "policy=..."
+    )
+    assert type(load_policy(path, trust_code=True).module) is Mine
+    given = Mine(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+    assert load_policy(path, policy=given).module is given
+
+
+def test_an_algorithm_of_the_users_own_is_not_asked_for(tmp_path):
+    path = trained_by(tmp_path, algorithm=MyPPO)
+    before = torch.get_rng_state()
+    assert load_policy(path).act(np.zeros(4)) in (0, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_a_run_in_python_could_not_say_is_named(tmp_path):
+    class Local(ActorCritic):
+        pass
+
+    path = trained_by(tmp_path, Local)
+    with pytest.raises(ConfigurationError) as error:
+        load_policy(path)
+    assert str(error.value) == (
+        f"The checkpoint {path} cannot hold policy (an object of Local), "
+        "and does not say how to make it. Pass it: load_policy(path, policy=...)."
+    )
+    narrow = ActorCritic(spaces.Box(-1, 1, (4,)), spaces.Discrete(2), (8,))
+    with pytest.raises(ConfigurationError, match="entries differ") as error:
+        load_policy(path, policy=narrow)
+    assert str(error.value).endswith(
+        "Give the policy that it was trained with, or none where the file says how it is made."
+    )
