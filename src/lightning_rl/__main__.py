@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lightning_rl.cli import quick_help
 
-USAGE = """usage: rl-cli {fit,validate,test,check,record,label,collect} [options]
+USAGE = """usage: rl-cli {fit,validate,test,check,sweep,report,record,label,collect} [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
             change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
@@ -16,6 +16,8 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record,label,collect} [options
   validate  evaluate:            rl-cli validate --ckpt_path last
   test      evaluate on seeds that no evaluation has used
   check     try an env out:      rl-cli check --config ppo.yaml --data.env.id Acrobot-v1
+  sweep     several seeds and settings:  rl-cli sweep --config ppo.yaml --sweep.seeds 5
+  report    compare runs:        rl-cli report outputs --output report.html
   record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
   label     label them:          rl-cli label demos --success 0 3 7 --failure all
   collect   for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot
@@ -34,7 +36,10 @@ USAGE = """usage: rl-cli {fit,validate,test,check,record,label,collect} [options
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 
-SUBCOMMANDS = ("fit", "validate", "test", "check", "record", "label", "collect")
+SUBCOMMANDS = (
+    *("fit", "validate", "test", "check", "sweep", "report"),
+    *("record", "label", "collect"),
+)
 
 
 def main() -> None:
