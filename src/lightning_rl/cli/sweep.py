@@ -1,5 +1,6 @@
 """Run `rl-cli sweep`: train by several seeds and settings, some at a time, and go on after a kill."""
 
+import gc
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from lightning_rl.cli.messages import explain
 from lightning_rl.cli.options import OptionParser
 from lightning_rl.cli.parsing import Refusal, check_duplicate_keys
 from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, space_of
-from lightning_rl.cli.trials import Begin, TrialProcess, cores_of, usable_cores
+from lightning_rl.cli.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.files import lock_file, write_atomically
 from lightning_rl.plain_yaml import load_yaml
@@ -35,9 +36,6 @@ from lightning_rl.runs import CHECKPOINTS, new_run_dir
 
 STATE, BASE = "sweep.json", "base.yaml"
 """Files of a sweep: what became of its trials, and the configuration that all of them begin with."""
-
-POLL_SECONDS = 0.05
-"""Between two looks at the trials that run."""
 
 SHARE_OF_READING = 0.02
 """Of the time, at most, that reading curves for the pruner takes; a curve may have 100,000 rows."""
@@ -417,6 +415,8 @@ class _Sweep:
         left = f", {done} of them done" if done else ""
         print(f"Sweep directory: {self.directory}")
         print(f"{len(self.trials)} trials{left}, {self.jobs} at a time", flush=True)
+        # Or each fork looks for garbage among all that is imported, and copies its pages.
+        gc.freeze()
         with self._signals():
             try:
                 self._run(begin)
@@ -477,7 +477,7 @@ class _Sweep:
             time.sleep(POLL_SECONDS)
             for running in list(self._running.values()):
                 self._look_at(running)
-                if running.process.exit_code is not None:
+                if running.process.poll() is not None:
                     del self._running[running.trial.number]
                     free.append(running.cores)
                     self._finish(running)
@@ -519,17 +519,17 @@ class _Sweep:
             running.pruned = True
             running.process.terminate()
         now = time.monotonic()
-        running.next_look = now + max(0.5, (now - began) / SHARE_OF_READING)
+        running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: "_Running") -> None:
         """Note what came of a trial."""
         trial, code = running.trial, running.process.exit_code
         trial.seconds += round(time.monotonic() - running.began, 1)
         trial.run = self._run_of(trial)
-        if running.pruned and trial.run is not None:
-            self._note(trial, "pruned")
-        elif code == 0 and trial.run is not None:
+        if code == 0 and trial.run is not None:
             self._note(trial, "finished")
+        elif running.pruned and trial.run is not None:
+            self._note(trial, "pruned")
         elif code is not None and (code < 0 or code > 128):
             name = signal.Signals(-code if code < 0 else code - 128).name
             trial.outcome = f"failed: ended by {name}"
@@ -601,7 +601,7 @@ class _Sweep:
             while not running.process.wait(0.1) and time.monotonic() < deadline:
                 pass
             running.process.kill()
-            running.process.wait(SAVING_SECONDS)
+            running.process.wait(SAVING_SECONDS)  # for the system to do so
             running.trial.seconds += round(time.monotonic() - running.began, 1)
             running.trial.run = self._run_of(running.trial)
         if self._running:

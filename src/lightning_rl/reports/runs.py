@@ -90,9 +90,9 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
         if not runs:
             parent = one.parent
             there = [path.name for path in parent.iterdir()] if parent.is_dir() else []
-            what = "holds no run" if one.is_dir() else "does not exist"
+            missing = f"does not exist{closest(one.name, there)}"
             raise ConfigurationError(
-                f"No run at {one}: it {what}{closest(one.name, there)}. Give run directories "
+                f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run directories "
                 f"(with a {MANIFEST}), the directory of a sweep, or one with runs in it, such as "
                 "outputs."
             )
@@ -137,7 +137,7 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
         ConfigurationError: where there is no such table, or it is damaged: naming the line.
     """
     rows: list[list[float]] = []
-    line = 0
+    lines = None
     try:
         with path.open(newline="") as file:
             lines = csv.reader(one for one in file if one.endswith("\n"))
@@ -145,7 +145,7 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
             at = [header.index(name) if name in header else None for name in ("env_steps", *names)]
             if at[0] is None:
                 raise ValueError("it has no column env_steps")
-            for line, cells in enumerate(lines, 2):
+            for cells in lines:
                 rows.append(
                     [float(cells[i]) if i is not None and cells[i] else np.nan for i in at]
                 )
@@ -155,7 +155,7 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
             "(trainer.logger: false)."
         ) from error
     except (OSError, ValueError, IndexError, csv.Error, UnicodeDecodeError) as error:
-        where = f", line {line + 1}" if line else ""
+        where = f", line {lines.line_num}" if lines is not None else ""
         raise ConfigurationError(
             f"{path} cannot be read{where}: {error}. It is a table that the run writes; leave the "
             "run out, or mend the line."
