@@ -243,13 +243,15 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rl-cli", "--help"])
     main()
     out = capsys.readouterr().out
-    assert "usage: rl-cli {fit,validate,test,check,record,label,collect} [options]" in out
+    assert (
+        "usage: rl-cli {fit,validate,test,check,sweep,report,record,label,collect} [options]" in out
+    )
     assert "\n  check     try an env out:" in out
     monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == (
-        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, record, label, collect.\n"
+        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, sweep, report, record, label, collect.\n"
     )
     with pytest.raises(SystemExit):
         run(["check", "--help"])

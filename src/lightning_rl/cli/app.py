@@ -296,7 +296,7 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     return lines
 
 
-class _Parsed(Exception):
+class _ParsedError(Exception):
     """The options of several runs have been parsed."""
 
 
@@ -306,7 +306,7 @@ class _Options(RLCLI):
     def __init__(self, args: Sequence[str], others: Sequence[Sequence[str]]) -> None:
         self._others = others
         self.text = ""
-        with suppress(_Parsed):
+        with suppress(_ParsedError):
             super().__init__(args)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -316,7 +316,7 @@ class _Options(RLCLI):
         text = parser.dump(self.config, skip_none=False, skip_validation=True)
         found = load_yaml(text)[self.config.subcommand]
         self.text = dump_yaml({key: found[key] for key in SECTIONS if key in found})
-        raise _Parsed
+        raise _ParsedError
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:

@@ -36,6 +36,10 @@ class Range:
     step: float | None = None
 
     @property
+    def _ends(self) -> tuple[int, int]:
+        return int(self.low), int(self.high)
+
+    @property
     def whole(self) -> bool:
         """Whether only whole numbers are meant."""
         return isinstance(self.low, int) and isinstance(self.high, int)
@@ -46,7 +50,7 @@ class Range:
         if self.step is not None:
             return low + self.step * generator.randrange(int((high - low) / self.step + 1e-9) + 1)
         if not self.log:
-            return generator.randint(low, high) if self.whole else generator.uniform(low, high)
+            return generator.randint(*self._ends) if self.whole else generator.uniform(low, high)
         if self.whole:  # as wide a share for the ends as for those between
             drawn = math.exp(generator.uniform(math.log(low - 0.5), math.log(high + 0.5)))
             return min(max(round(drawn), low), high)
@@ -249,8 +253,8 @@ def _study(
         made["sampler"] = _made(optuna.samplers, "search", how, args, (GRID, RANDOM))
     if pruner:
         made["pruner"] = _made(optuna.pruners, "pruner", pruner, pruner_args)
-    direction = "maximize" if mode == "max" else "minimize"
-    return optuna.create_study(direction=direction, **made)
+    made["direction"] = "maximize" if mode == "max" else "minimize"
+    return optuna.create_study(**made)
 
 
 def _takes_seed(module: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Run `rl-cli sweep`: train by several seeds and settings, some at a time, and go on after a kill."""
+"""Run `rl-cli sweep`: train by several seeds and settings, and go on after a kill."""
 
 import gc
 import json
@@ -35,7 +35,7 @@ from lightning_rl.reports.statistics import interval_of_iqm, iqm
 from lightning_rl.runs import CHECKPOINTS, new_run_dir
 
 STATE, BASE = "sweep.json", "base.yaml"
-"""Files of a sweep: what became of its trials, and the configuration that all of them begin with."""
+"""Files of a sweep: what became of its trials, and the configuration that all begin with."""
 
 SHARE_OF_READING = 0.02
 """Of the time, at most, that reading curves for the pruner takes; a curve may have 100,000 rows."""
@@ -548,8 +548,8 @@ class _Sweep:
         if not trial.done:
             return f"{trial.outcome} (all of it: {self.directory / f'{trial.name}.log'})"
         return (
-            f"{trial.outcome}: {self.metric} {trial.score:.6g} after {trial.env_steps:,} env steps, "
-            f"{trial.seconds:.0f} s"
+            f"{trial.outcome}: {self.metric} {trial.score:.6g} after {trial.env_steps:,} env "
+            f"steps, {trial.seconds:.0f} s"
         )
 
     def _note(self, trial: Trial, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Run the trials of a sweep as processes of their own, pinned to cores, none of which outlives it."""
+"""Run the trials of a sweep as processes of their own, none of which outlives it."""
 
 import ctypes
 import os
@@ -30,8 +30,8 @@ class TrialProcess:
     """A process that runs `rl-cli`, and ends when this one does, however that ends.
 
     It is a fork of this one, which has imported everything: that takes 5 s else. A sweep computes
-    nothing, starts no thread and touches no GPU, which a fork could not go on with. It is not one of
-    `multiprocessing`, in which the env of a trial would take itself for a worker's.
+    nothing, starts no thread and touches no GPU, which a fork could not go on with. It is not one
+    of `multiprocessing`, in which the env of a trial would take itself for a worker's.
 
     Args:
         begin: runs the command line.

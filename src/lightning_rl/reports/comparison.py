@@ -252,7 +252,9 @@ def _word(settings: Mapping[str, Any], name: str) -> str:
 
 def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
     """Name groups: by their settings where that is short, or as their runs are called."""
-    called = [{str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members]
+    called = [
+        {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
+    ]
     if all(len(names) == 1 for names in called):
         own = [next(iter(names)) for names in called]
     else:
@@ -289,7 +291,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _evaluated(run: RunRecord, metric: str) -> float | None:
-    """Return what `validate` found of the last weights, if it was asked, and not before their end."""
+    """Return what `validate` found of the last weights, where it was asked of these."""
     evaluation = run.evaluation
     if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
         return None
@@ -321,7 +323,14 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
         result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
     counts = there.sum(axis=0)
     summed = np.where(there, seconds, 0.0).sum(axis=0)
-    return Curve(steps, summed / np.maximum(counts, 1), *result, counts)
+    return Curve(
+        env_steps=steps,
+        seconds=summed / np.maximum(counts, 1),
+        centre=result[0],
+        low=result[1],
+        high=result[2],
+        runs=counts,
+    )
 
 
 def _at(
@@ -348,6 +357,11 @@ def _improvements(
             continue  # one run says nothing of how others would do
         x, y = ([[sign * score for score in one.scores]] for one in (group, other))
         found.append(
-            (group.name, other.name, probability_of_improvement(x, y), interval_of_improvement(x, y))
+            (
+                group.name,
+                other.name,
+                probability_of_improvement(x, y),
+                interval_of_improvement(x, y),
+            )
         )
     return found

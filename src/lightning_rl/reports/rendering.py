@@ -19,6 +19,7 @@ from lightning_rl.reports.comparison import ABSENT, Comparison, Curve, Group, sh
 from lightning_rl.reports.runs import RunRecord
 
 MIB = 2**20
+"""Bytes."""
 
 TITLES = {
     "eval/avg_reward": "Return of an episode",
@@ -28,10 +29,11 @@ TITLES = {
 """How axes are called."""
 
 METHOD = (
-    "Scores and curves are interquartile means over the runs of a group, with 95 % intervals by the "
-    "stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time is that of "
-    "collecting and updating, without evaluations."
+    "Scores and curves are interquartile means over the runs of a group, with 95 % intervals by "
+    "the stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time is "
+    "that of collecting and updating, without evaluations."
 )
+"""What is said of how it was worked out."""
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:
@@ -52,9 +54,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
             {"group": group, "other": other, "probability": share, "interval": list(interval)}
             for group, other, share, interval in comparison.improvements
         ],
-        "left_out": [
-            {"run": str(path), "reason": reason} for path, reason in comparison.left_out
-        ],
+        "left_out": [{"run": str(path), "reason": reason} for path, reason in comparison.left_out],
     }
 
 
@@ -113,8 +113,8 @@ def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str,
 def _thinned(values: np.ndarray, most: int = 200) -> np.ndarray:
     if len(values) <= most:
         return values
-    index: np.ndarray = np.linspace(0, len(values) - 1, most).round().astype(int)
-    return values[index]
+    thinned: np.ndarray = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
+    return thinned
 
 
 def _plain(values: np.ndarray) -> list[float | int | None]:
@@ -179,7 +179,8 @@ def tables_of(comparison: Comparison) -> list[Table]:
     if groups[0].settings:
         short = short_names(list(groups[0].settings))
         rows = [
-            [short[name], *(group.settings[name] for group in groups)] for name in groups[0].settings
+            [short[name], *(group.settings[name] for group in groups)]
+            for name in groups[0].settings
         ]
         if len(groups) > len(rows):  # the longer way down
             columns = ["group", *(row[0] for row in rows)]
@@ -376,7 +377,9 @@ def _bars(
     bars = []
     for score, interval, i in rows:
         colour = f"var(--c{i})" if i is not None and i < 8 else "var(--muted)"
-        line = f'<line x1="{x(0.5)}" x2="{x(0.5)}" y1="0" y2="16" class="mid"/>' if i is None else ""
+        line = (
+            f'<line x1="{x(0.5)}" x2="{x(0.5)}" y1="0" y2="16" class="mid"/>' if i is None else ""
+        )
         if interval is not None:
             line += (
                 f'<line x1="{x(interval[0])}" x2="{x(interval[1])}" y1="8" y2="8" '
@@ -400,11 +403,13 @@ def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
             if size <= left:
                 left -= size
                 source = f"data:video/mp4;base64,{base64.b64encode(film.read_bytes()).decode()}"
+                preload = "metadata"  # its first picture is shown
             else:
+                preload = "none"
                 source = quote(os.path.relpath(film, output.absolute().parent))
             name = html.escape(f"{group.name}, {run.path.name}: {film.name}")
             shown.append(
-                f'<figure><video controls preload="none" src="{source}"></video>'
+                f'<figure><video controls preload="{preload}" src="{source}"></video>'
                 f"<figcaption>{name}</figcaption></figure>"
             )
     if not shown:

@@ -19,6 +19,7 @@ MANIFEST, NUMBERS = "run.json", Path("logs", "metrics.csv")
 SPEED = "charts/SPS"
 """The metric that gives training time: env steps of an iteration by the seconds that it took."""
 
+
 @dataclass
 class RunRecord:
     """What a run wrote.
@@ -92,9 +93,9 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
             there = [path.name for path in parent.iterdir()] if parent.is_dir() else []
             missing = f"does not exist{closest(one.name, there)}"
             raise ConfigurationError(
-                f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run directories "
-                f"(with a {MANIFEST}), the directory of a sweep, or one with runs in it, such as "
-                "outputs."
+                f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run "
+                f"directories (with a {MANIFEST}), the directory of a sweep, or one with runs in "
+                "it, such as outputs."
             )
         found |= dict.fromkeys(runs)
     return list(found)
@@ -146,9 +147,7 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
             if at[0] is None:
                 raise ValueError("it has no column env_steps")
             for cells in lines:
-                rows.append(
-                    [float(cells[i]) if i is not None and cells[i] else np.nan for i in at]
-                )
+                rows.append([float(cells[i]) if i is not None and cells[i] else np.nan for i in at])
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} does not exist: the run ended before its first iteration, or wrote none "

@@ -1,8 +1,8 @@
 """Aggregate the scores of several seeds, with intervals: Agarwal et al. 2021, as rliable does.
 
-"Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv:2108.13264. Scores come
-by task: a sequence of tasks, each with the scores of its runs. Scores of several tasks have to be
-of one scale.
+"Deep Reinforcement Learning at the Edge of the Statistical Precipice", arXiv:2108.13264. Scores
+come by task: a sequence of tasks, each with the scores of its runs. Scores of several tasks have to
+be of one scale.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ def _resampled(
 
 
 def _share_above(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return for each sample [B] the share of pairs of x [B, X] and y [B, Y] in which x is higher."""
+    """Return the share [B] of pairs of x [B, X] and y [B, Y] in which x is higher."""
     higher = np.zeros(len(x))
     for column in y.T[:, :, None]:  # [Y, B, 1]: no array of all pairs of all samples
         higher += (x > column).mean(axis=1) + 0.5 * (x == column).mean(axis=1)
