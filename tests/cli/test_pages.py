@@ -499,7 +499,7 @@ def test_the_settings_that_a_page_names_exist(page):
         assert name in known, f"{section}.{name}"
 
 
-WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", *FILES)
+WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", *FILES)
 
 
 @pytest.mark.parametrize("page", PAGES)
