@@ -237,7 +237,9 @@ def follow_here(arguments):
     elif arguments[0] == "sweep":
         without_trials(arguments)
     else:
-        if not list(Path("outputs").glob("*/checkpoints")) or "--video" in arguments:  # MuJoCo takes 7 s to draw
+        if (
+            not list(Path("outputs").glob("*/checkpoints")) or "--video" in arguments
+        ):  # MuJoCo takes 7 s to draw
             run(FIRST)
         run(arguments)
 

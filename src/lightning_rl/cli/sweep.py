@@ -132,8 +132,7 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     """
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
-        _parser().print_help()
-        return
+        _parser().parse_args(["--help"])  # which ends the process
     settings = _settings(own)
     resumed = value_of("--resume", own)
     if resumed is None:
