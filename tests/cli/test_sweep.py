@@ -17,6 +17,7 @@ from lightning_rl.cli.app import run
 from lightning_rl.cli.search import Range, Search, space_of
 from lightning_rl.cli.trials import TrialProcess, cores_of
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import lock_file
 from tests.commands import Command, rl_cli
 
 SMALL = [
@@ -248,6 +249,7 @@ def refused(*arguments, capsys, code=1):
             1,
             "sweep.cores_per_trial is 1, and trainer.num_threads 4: its threads would wait",
         ),
+        (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: leave it"),
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),
         (["--resume", "nowhere"], 1, "A sweep is resumed as it was begun: --config, --data.buffer"),
     ],
@@ -316,6 +318,32 @@ def test_random_points_lie_in_their_ranges_and_are_the_same_again():
     assert sum(number <= 31 for number in drawn) == pytest.approx(150, abs=40)
 
 
+def test_a_search_goes_on_with_more_trials_and_alone():
+    space = "{model.gamma: {low: 0.9, high: 0.99}}"
+    options = ["--sweep.space", space, "--sweep.trials", "1", "--data.total_env_steps", "64"]
+    assert rl_cli("sweep", *SMALL, *options).returncode == 0
+    directory, before = state()
+    less = rl_cli("sweep", "--resume", directory, "--sweep.trials", "0")
+    assert "sweep.trials was 1, and can only grow: got 0." in less.stderr
+    refusal = f"Sweep {directory} is being run by "
+    lock = lock_file(directory / ".lock", "")
+    assert refusal in rl_cli("sweep", "--resume", "last").stderr
+    os.close(lock)
+    assert rl_cli("sweep", "--resume", directory, "--sweep.trials", "2").returncode == 0
+    _, after = state()
+    assert after[0] == before[0]
+    assert [trial["outcome"] for trial in after] == ["finished", "finished"]
+
+
+def test_a_sampler_alone_prunes_nothing(optuna):
+    search = Search(space_of({"x": [1]}), "TPESampler", {}, None, {}, "max", 1)
+    for score in [9.0] * 8:
+        _, known = search.begin({"x": 1})
+        search.report(known, [(1, score)])
+        search.end(known, score)
+    assert not search.report(search.begin({"x": 1})[1], [(1, 0.0)])
+
+
 @pytest.fixture
 def optuna():
     return pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
@@ -355,8 +383,8 @@ def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(opt
     longest = "data.eval_env.init_args.env_kwargs"
     space = f"{{{longest}: [{{max_episode_steps: 20}}, {{max_episode_steps: 5}}]}}"
     options = ["--sweep.space", space, "--sweep.jobs", "1", "--sweep.pruner", "MedianPruner"]
-    options += ["--sweep.pruner_args", "{n_startup_trials: 1}", "--data.iterations_per_epoch", "10"]
-    sweep = rl_cli("sweep", *SMALL, *options, "--data.total_env_steps", str(64 * 10 * 12))
+    options += ["--sweep.pruner_args", "{n_startup_trials: 1}", "--data.iterations_per_epoch", "5"]
+    sweep = rl_cli("sweep", *SMALL, *options, "--data.total_env_steps", str(64 * 5 * 16))
     assert sweep.returncode == 0, sweep.stderr
     directory, (first, second) = state()
     assert (first["outcome"], second["outcome"]) == ("finished", "pruned")

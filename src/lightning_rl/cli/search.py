@@ -247,7 +247,10 @@ def _study(
             "sweep.search: grid and random, and no pruning."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep says what it does itself
-    made: dict[str, Any] = {"sampler": optuna.samplers.RandomSampler(seed=seed)}
+    made: dict[str, Any] = {
+        "sampler": optuna.samplers.RandomSampler(seed=seed),
+        "pruner": optuna.pruners.NopPruner(),  # a study that is given none has one of Optuna's own
+    }
     if samples:
         args = {"seed": seed, **how_args} if _takes_seed(optuna.samplers, how) else how_args
         made["sampler"] = _made(optuna.samplers, "search", how, args, (GRID, RANDOM))

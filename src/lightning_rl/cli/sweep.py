@@ -43,6 +43,9 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """How long trials may take to save once a signal has come, before they are killed."""
 
+TRIALS = 20
+"""Points of a search that is no grid, where not given."""
+
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that a space must not have: the sweep sets them."""
 
@@ -62,7 +65,7 @@ class SweepSettings:
         search: grid (all combinations of the values), random, or a class of optuna.samplers such
             as TPESampler; where not given grid, or random if there is a range.
         search_args: of that class.
-        trials: points that are tried where the search is no grid.
+        trials: points that are tried where the search is no grid; 20 where not given.
         pruner: a class of optuna.pruners, such as MedianPruner, that ends trials whose evaluations
             fall behind; its steps are env steps.
         pruner_args: of that class.
@@ -77,7 +80,7 @@ class SweepSettings:
     space: dict[str, Any] = field(default_factory=dict)
     search: str | None = None
     search_args: dict[str, Any] = field(default_factory=dict)
-    trials: int = 20
+    trials: int | None = None
     pruner: str | None = None
     pruner_args: dict[str, Any] = field(default_factory=dict)
     score: Literal["last", "best"] = "last"
@@ -137,10 +140,12 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     resumed = value_of("--resume", own)
     if resumed is None:
         made = _new(settings, rest, parse)
-    else:
-        made = _resumed(resumed, settings, own, rest)
-    with _alone_in(made.directory):
-        made.run(begin)
+        with _alone_in(made.directory):
+            made.run(begin)
+        return
+    directory = _resumable(resumed, own, rest)
+    with _alone_in(directory):  # before it is read, or written
+        _resumed(directory, settings, own).run(begin)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -244,6 +249,10 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
     if isinstance(seeds, int):
         check_range("sweep.seeds", seeds, least=1)
         seeds = list(range(1, seeds + 1))
+    require(
+        not any(isinstance(seed, bool) for seed in seeds),
+        "seed_everything is true or false in the configuration: say --sweep.seeds.",
+    )
     require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
     require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
     settings.seeds = seeds
@@ -269,26 +278,34 @@ def _typed(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _resumed(
-    given: str, settings: SweepSettings, own: Sequence[str], rest: Sequence[str]
-) -> "_Sweep":
-    """Go on with a sweep as it was begun."""
-    flags = {option.partition("=")[0] for option in own if option.startswith("--")}
+def _flags(options: Sequence[str]) -> set[str]:
+    return {option.partition("=")[0] for option in options if option.startswith("-")}
+
+
+def _resumable(given: str, own: Sequence[str], rest: Sequence[str]) -> Path:
+    """Return the directory of a sweep that is to go on as it was begun."""
     allowed = {"--resume", *(f"--sweep.{name}" for name in CHANGEABLE)}
-    output_dir = value_of("--output_dir", rest) or "outputs"
-    others = {option.partition("=")[0] for option in rest if option.startswith("-")}
-    wrong = sorted((flags - allowed) | (others - {"--output_dir"}))
+    wrong = sorted((_flags(own) - allowed) | (_flags(rest) - {"--output_dir"}))
     require(
         not wrong,
         f"A sweep is resumed as it was begun: {', '.join(wrong)} cannot be changed, but "
         f"{', '.join(sorted(allowed - {'--resume'}))} can.",
     )
-    directory = _found(given, output_dir)
+    return _found(given, value_of("--output_dir", rest) or "outputs")
+
+
+def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_Sweep":
+    """Read how far a sweep has come."""
     state = _state_of(directory / STATE)
     kept = SweepSettings(**state["settings"])
+    before = kept.trials
     for name in CHANGEABLE:
-        if f"--sweep.{name}" in flags:
+        if f"--sweep.{name}" in _flags(own):
             setattr(kept, name, getattr(settings, name))
+    require(
+        kept.trials is None or before is None or kept.trials >= before,
+        f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
+    )
     made = _Sweep(directory, kept, load_yaml((directory / BASE).read_text()), state)
     made.save()
     return made
@@ -364,8 +381,13 @@ class _Sweep:
             settings.seed,
         )
         check_range("sweep.trials", settings.trials, least=1)
+        require(
+            settings.search != GRID or settings.trials is None,
+            f"sweep.trials is {settings.trials}, but a grid tries every point: leave it out, or "
+            "choose sweep.search: random.",
+        )
         asked = [] if state is None else [point for point in state["points"] if point is not None]
-        self.points = list(self.search.points(settings.trials, asked))
+        self.points = list(self.search.points(settings.trials or TRIALS, asked))
         seeds = settings.seeds
         assert isinstance(seeds, list)
         numbered = [(point, seed) for point in range(len(self.points)) for seed in seeds]
