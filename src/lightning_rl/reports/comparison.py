@@ -247,6 +247,8 @@ def _word(settings: Mapping[str, Any], name: str) -> str:
     value = settings[name]
     if name.endswith("class_path"):
         return str(value).rpartition(".")[2]
+    if isinstance(value, float):
+        return f"{value:.6g}"  # one that a search has drawn has sixteen digits
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
