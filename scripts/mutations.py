@@ -68,6 +68,42 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # --- sweeps and reports ---
+    Mutation(
+        "reports/statistics.py",
+        "a bootstrap draws the first run again and again",
+        "generator.integers(len(values), size=(resamples, len(values)))",
+        "generator.integers(1, size=(resamples, len(values)))",
+        "numerics/test_report_statistics.py",
+    ),
+    Mutation(
+        "reports/statistics.py",
+        "a third of the scores is cut off at either end",
+        "cut = count // 4",
+        "cut = count // 3",
+        "numerics/test_report_statistics.py",
+    ),
+    Mutation(
+        "reports/comparison.py",
+        "a run that has not got there counts with its last value",
+        "np.where(within, np.interp(steps, own, of), np.nan)",
+        "np.where(steps >= own[0], np.interp(steps, own, of), np.nan)",
+        "cli/test_report.py",
+    ),
+    Mutation(
+        "cli/sweep.py",
+        "a resumed sweep begins trials anew that were cut off",
+        "        if trial.run is None:\n            arguments",
+        "        if trial.name:\n            arguments",
+        "cli/test_sweep.py",
+    ),
+    Mutation(
+        "cli/trials.py",
+        "trials go on when their sweep is killed",
+        "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)",
+        "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)",
+        "cli/test_sweep.py",
+    ),
     # --- off-policy in the background ---
     Mutation(
         "algorithms/off_policy.py",

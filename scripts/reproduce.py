@@ -6,17 +6,19 @@ Reports, per seed, the mean return of the last 100 training episodes (stochastic
 deterministic evaluation of the last checkpoint; and over the seeds the mean with its 95 % interval
 (Student's t).
 
-    python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5
+    python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5 --jobs 2
     python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
 
-With `--warm_start` each seed is trained by that config first, and goes on from there.
+The seeds are a sweep (`rl-cli sweep`), which goes on where the same command has begun one before
+and was killed. With `--warm_start` each seed is trained by that config first, and goes on from
+there: a sweep of its own for each seed, since each begins with another checkpoint.
 """
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gymnasium
@@ -34,15 +36,27 @@ def rl_cli(*arguments: str) -> None:
 
 
 def train(
-    config: str, seed: int, overrides: list[str], output_dir: Path, episodes: int
+    config: str, seeds: list[int], overrides: list[str], args: argparse.Namespace
+) -> list[tuple[dict, Path]]:
+    """Train and evaluate; return what came of each seed, and the run directories."""
+    settings = ["--config", config, *overrides, "--sweep.seeds", json.dumps(seeds)]
+    # By its settings, so that the same command finds what it has begun.
+    name = f"{Path(config).stem}_{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}"
+    found = sorted(args.output_dir.glob(f"{name}_sweep_*/sweep.json"))
+    begun = ["--resume", str(found[-1].parent)] if found else [*settings, "--exp_name", name]
+    jobs = [] if args.jobs is None else ["--sweep.jobs", str(args.jobs)]
+    rl_cli("sweep", *begun, *jobs, "--output_dir", str(args.output_dir))
+    sweep = max(args.output_dir.glob(f"{name}_sweep_*/sweep.json"))
+    return [
+        evaluated(config, overrides, trial, sweep.parent / trial["run"], args.episodes)
+        for trial in json.loads(sweep.read_text())["trials"]
+    ]
+
+
+def evaluated(
+    config: str, overrides: list[str], trial: dict, run_dir: Path, episodes: int
 ) -> tuple[dict, Path]:
-    """Train and evaluate; return what came of it, and the run directory."""
-    name = f"{Path(config).stem}_seed{seed}"
-    where = ["--exp_name", name, "--output_dir", str(output_dir)]
-    start = time.perf_counter()
-    rl_cli("fit", "--config", config, "--seed_everything", str(seed), *where, *overrides)
-    seconds = time.perf_counter() - start
-    run_dir = max(output_dir.glob(f"{name}_2*"), key=lambda path: path.stat().st_mtime)
+    """Evaluate the last policy of a trial; return what came of it, and its run directory."""
     rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
@@ -50,14 +64,14 @@ def train(
     row = {
         "config": Path(config).name,
         "overrides": overrides,
-        "seed": seed,
+        "seed": trial["seed"],
         "env_steps": evaluation["env_steps"],
         "train_return_last_100": mean(statistics["returns"]),
         "train_length_last_100": mean(statistics["lengths"]),
         "eval_return": evaluation["avg_reward"],
         "eval_length": evaluation["avg_length"],
         "eval_success": evaluation["success_rate"],
-        "seconds": round(seconds, 1),
+        "seconds": trial["seconds"],
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
     }
@@ -83,25 +97,29 @@ def main() -> None:
     parser.add_argument("--config", default="ppo.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")
+    parser.add_argument("--jobs", type=int, help="seeds at a time; as the cores allow")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
     parser.add_argument("--results", type=Path, default=Path("outputs/reproduce/results.jsonl"))
     parser.add_argument("--warm_start", metavar="CONFIG", help="trained first, with its defaults")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
 
-    def run(config: str, seed: int, settings: list[str]) -> tuple[dict, Path]:
-        row, run_dir = train(config, seed, settings, args.output_dir, args.episodes)
-        print(json.dumps(row), flush=True)
+    def run(config: str, seeds: list[int], settings: list[str]) -> list[tuple[dict, Path]]:
+        done = train(config, seeds, settings, args)
         with args.results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        return row, run_dir
+            for row, _ in done:
+                print(json.dumps(row), flush=True)
+                file.write(json.dumps(row) + "\n")
+        return done
 
-    rows = []
-    for seed in args.seeds:
-        start = []
-        if args.warm_start:
-            start = ["--trainer.init_from", str(run(args.warm_start, seed, [])[1])]
-        rows.append(run(args.config, seed, [*start, *overrides])[0])
+    if args.warm_start:
+        rows = []
+        for seed in args.seeds:
+            ((_, clone),) = run(args.warm_start, [seed], [])
+            rows += run(args.config, [seed], ["--trainer.init_from", str(clone), *overrides])
+    else:
+        rows = run(args.config, args.seeds, overrides)
+    rows = [row for row, _ in rows]
     for key in ("train_return_last_100", "eval_return", "eval_length", "eval_success", "seconds"):
         if rows[0][key] is None:
             continue

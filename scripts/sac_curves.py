@@ -13,6 +13,9 @@ than it has, goes on from its last checkpoint, replay included, bit for bit. One
 Stable-Baselines3 (`--peer`, an interpreter that has it), with the settings of `configs/sac.yaml`,
 is begun once, and never again where the file of curves holds it to that many env steps.
 
+It does not go through `rl-cli sweep`: a sweep has one budget, and these runs are trained on to
+larger ones, beside those of the peer, one run of each in turn.
+
 Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table.
 """
 

@@ -1,5 +1,6 @@
 """Float64 references, written from the definitions and not from the code under test."""
 
+import itertools
 import math
 
 import numpy as np
@@ -246,3 +247,59 @@ def masked_categorical(logits, allowed):
     ]
     p = np.array(weights) / sum(weights)
     return p, -sum(x * math.log(x) for x in p if x > 0)
+
+
+def iqm(tasks):
+    """Mean of what is left of all scores when a quarter, rounded down, is cut off at either end."""
+    ordered = sorted(score for task in tasks for score in task)
+    cut = math.floor(0.25 * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)
+
+
+def improvement(x_tasks, y_tasks):
+    """Mean over tasks of the share of pairs (x, y) with x > y, and half of those with x = y."""
+    shares = []
+    for xs, ys in zip(x_tasks, y_tasks, strict=True):
+        won = sum((x > y) + 0.5 * (x == y) for x in xs for y in ys)
+        shares.append(won / (len(xs) * len(ys)))
+    return sum(shares) / len(shares)
+
+
+def percentile(values, percent):
+    """The value at a rank of an ordered sample, on the line between its neighbours."""
+    ordered = sorted(values)
+    rank = percent / 100 * (len(ordered) - 1)
+    below = math.floor(rank)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
+
+
+def stratified_interval(statistic, samples, resamples, paired=False):
+    """The 95 % percentile interval of a statistic, of runs drawn with replacement task by task.
+
+    The numbers of the runs come from the generator seeded by 0, by task, and of two samples in turn.
+    """
+    generator = np.random.default_rng(0)
+    tasks = list(zip(*samples, strict=True)) if paired else [(task,) for task in samples[0]]
+    numbers = [
+        [generator.integers(len(task), size=(resamples, len(task))) for task in pair]
+        for pair in tasks
+    ]
+    found = []
+    for draw in range(resamples):
+        drawn = [
+            [
+                [pair[i][number] for number in index[i][draw]]
+                for pair, index in zip(tasks, numbers, strict=True)
+            ]
+            for i in range(len(samples))
+        ]
+        found.append(statistic(*drawn))
+    return percentile(found, 2.5), percentile(found, 97.5)
+
+
+def exact_interval(scores):
+    """The same of one task, of all samples that there are, each as often as another."""
+    found = [iqm([list(drawn)]) for drawn in itertools.product(scores, repeat=len(scores))]
+    return percentile(found, 2.5), percentile(found, 97.5)

@@ -58,6 +58,7 @@ LEVELS = {
     "algorithms": 4,
     "callbacks": 5,
     "checking": 5,
+    "reports": 6,
     "trainer": 6,
     "cli": 7,
     "export": 7,

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lightning_rl.cli import quick_help
 
-USAGE = """usage: rl-cli {fit,validate,test,check,play,export,record,label,collect} [options]
+USAGE = """usage: rl-cli {fit,validate,test,check,play,export,sweep,report,record,label,collect} [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
             change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
@@ -18,6 +18,8 @@ USAGE = """usage: rl-cli {fit,validate,test,check,play,export,record,label,colle
   check     try an env out:      rl-cli check --config ppo.yaml --data.env.id Acrobot-v1
   play      watch it:            rl-cli play --ckpt_path best   (--video true films it)
   export    for other machines:  rl-cli export --ckpt_path best --format onnx
+  sweep     several seeds and settings:  rl-cli sweep --config ppo.yaml --sweep.seeds 5
+  report    compare runs:        rl-cli report outputs --output report.html
   record    record episodes:     rl-cli record --path demos --config ppo.yaml --source Keyboard
   label     label them:          rl-cli label demos --success 0 3 7 --failure all
   collect   for a learner elsewhere:  rl-cli collect --address node0:6379 --run robot
@@ -36,7 +38,10 @@ USAGE = """usage: rl-cli {fit,validate,test,check,play,export,record,label,colle
   rl-cli fit --model.policy.help ActorCritic, --data.env.help PushCube, and so on
   rl-cli --version                   the version"""
 
-SUBCOMMANDS = ("fit", "validate", "test", "check", "play", "export", "record", "label", "collect")
+SUBCOMMANDS = (
+    *("fit", "validate", "test", "check", "play", "export"),
+    *("sweep", "report", "record", "label", "collect"),
+)
 
 
 def main() -> None:

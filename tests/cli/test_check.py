@@ -244,14 +244,16 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     main()
     out = capsys.readouterr().out
     assert (
-        "usage: rl-cli {fit,validate,test,check,play,export,record,label,collect} [options]" in out
+        "usage: rl-cli {fit,validate,test,check,play,export,sweep,report,record,label,collect} [options]"
+        in out
     )
     assert "\n  check     try an env out:" in out
     monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == (
-        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, play, export, record, label, collect.\n"
+        "rl-cli: unknown subcommand 'chek'; choose from fit, validate, test, check, play, export, sweep, report, "
+        "record, label, collect.\n"
     )
     with pytest.raises(SystemExit):
         run(["check", "--help"])

@@ -293,6 +293,9 @@ def test_the_manifest_says_what_ran_and_how_it_ended(tmp_path):
     assert manifest["command"] == sys.argv
     assert manifest["device"].startswith("cpu")
     assert 0 < manifest["seconds"]["evaluation"] < manifest["seconds"]["total"]
+    assert manifest["seconds"]["cpu"] > 0
+    assert manifest["peak_memory"]["process"] > 2**26  # torch alone takes more
+    assert manifest["peak_memory"]["cuda"] is None
     assert manifest["started"] <= manifest["ended"]
     assert set(manifest["versions"]) > {"python", "torch", "lightning", "lightning-rl"}
     assert all(manifest["versions"].values())

@@ -238,9 +238,22 @@ def follow_here(arguments):
             assert outcome.returncode == 0, outcome.stderr
         else:
             run(arguments)
+    elif arguments[0] == "sweep":
+        without_trials(arguments)
     else:
-        if not Path("outputs").exists() or "--video" in arguments:  # MuJoCo takes 7 s to draw
+        if (
+            not list(Path("outputs").glob("*/checkpoints")) or "--video" in arguments
+        ):  # MuJoCo takes 7 s to draw
             run(FIRST)
+        run(arguments)
+
+
+def without_trials(arguments):
+    """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_rl.cli.sweep._Sweep.run", lambda *_: None)
+        if "TPESampler" in arguments:
+            pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
         run(arguments)
 
 
@@ -314,6 +327,9 @@ def test_what_is_configured_could_be(block, capsys):
     if "policy" in content:
         content = {"model": {"class_path": "PPO", "init_args": content}}
     Path("block.yaml").write_text(yaml.safe_dump(content))
+    if "space" in content:
+        without_trials(["sweep", "--config", "ppo.yaml", "--sweep", "block.yaml"])
+        return
     with pytest.raises(SystemExit) as stop:
         run(["fit", "--config", "ppo.yaml", "--config", "block.yaml", "--print_config"])
     assert stop.value.code in (0, None)
@@ -489,7 +505,7 @@ def test_the_settings_that_a_page_names_exist(page):
         assert name in known, f"{section}.{name}"
 
 
-WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", *FILES)
+WRITTEN_BY_RUNS = ("config.yaml", "hparams.yaml", "base.yaml", *FILES)
 
 
 @pytest.mark.parametrize("page", PAGES)

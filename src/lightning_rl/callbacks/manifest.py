@@ -21,6 +21,11 @@ from lightning_rl.callbacks.computing import computing_of
 from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.files import write_atomically
 
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]  # asked for below
+
 PACKAGES = ("lightning-rl", "torch", "lightning", "tensordict", "gymnasium", "numpy")
 """Whose versions are noted."""
 
@@ -36,7 +41,9 @@ class RunManifest(Callback):
 
     `outcome` is `running`, `finished`, `stopped by SIGTERM` (or another signal), `interrupted`
     (Ctrl-C twice), or `failed: <error>`. Where a run is resumed, its earlier parts go to `earlier`;
-    one of them that still says `running` was killed.
+    one of them that still says `running` was killed. `seconds` are those of the whole run, of its
+    evaluations, and of the CPU; `peak_memory` is the largest there was, in bytes. Both are of this
+    process, its threads among them, without the workers of envs.
 
     Args:
         directory: of the run.
@@ -45,11 +52,11 @@ class RunManifest(Callback):
     def __init__(self, directory: Path) -> None:
         self.path = directory / "run.json"
         self._content: dict[str, Any] = {}
-        self._began = self._evaluation_began = 0.0
+        self._began = self._cpu_began = self._evaluation_began = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin the clock."""
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is known at the start."""
@@ -58,7 +65,8 @@ class RunManifest(Callback):
             "outcome": RUNNING,
             "started": _now(),
             "ended": None,
-            "seconds": {"total": 0.0, "evaluation": 0.0},
+            "seconds": {"total": 0.0, "evaluation": 0.0, "cpu": None},
+            "peak_memory": {"process": None, "cuda": None},
             "env_steps_at_start": algorithm_of(pl_module).env_steps,
             "env_steps": algorithm_of(pl_module).env_steps,
             "seed": data_of(trainer).seed,
@@ -121,6 +129,8 @@ class RunManifest(Callback):
             return  # deleted meanwhile: nothing of the run is left to tell of
         content, self._content = self._content, {}
         content["seconds"]["total"] = time.perf_counter() - self._began
+        content["seconds"]["cpu"] = time.process_time() - self._cpu_began
+        content["peak_memory"] = _peak_memory(trainer)
         steps = algorithm_of(pl_module).env_steps
         self._content = {**content, "outcome": outcome, "ended": _now(), "env_steps": steps}
         self._write(trainer)
@@ -138,6 +148,16 @@ class RunManifest(Callback):
             return [*last.pop("earlier"), last]
         except (OSError, ValueError, KeyError):
             return []  # none, or not one of ours
+
+
+def _peak_memory(trainer: Trainer) -> dict[str, int | None]:
+    """Return the bytes that the process, and what it has on its GPU, have had at most."""
+    device = trainer.strategy.root_device
+    cuda = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    if resource is None:
+        return {"process": None, "cuda": cuda}
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {"process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "cuda": cuda}
 
 
 def _now() -> str:

@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,6 +36,8 @@ from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
+from lightning_rl.cli.report import report
+from lightning_rl.cli.sweep import sweep
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
@@ -302,8 +305,43 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     return lines
 
 
-APART = {"record": record, "label": label, "collect": collect, "export": export}
-"""Subcommands that train nothing."""
+class _ParsedError(Exception):
+    """The options of several runs have been parsed."""
+
+
+class _Options(RLCLI):
+    """The options of `fit`, alone and with each of several others: parsed, and nothing made."""
+
+    def __init__(self, args: Sequence[str], others: Sequence[Sequence[str]]) -> None:
+        self._others = others
+        self.text = ""
+        with suppress(_ParsedError):
+            super().__init__(args)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        for other in self._others:
+            super().parse_arguments(parser, [*args, *other])
+        super().parse_arguments(parser, args)
+        text = parser.dump(self.config, skip_none=False, skip_validation=True)
+        found = load_yaml(text)[self.config.subcommand]
+        self.text = dump_yaml({key: found[key] for key in SECTIONS if key in found})
+        raise _ParsedError
+
+
+def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    """Check options of `fit`, alone and with each of several others; return the configuration."""
+    return _Options(complete(["fit", *options]).arguments, others).text
+
+
+APART: dict[str, Callable[[Sequence[str]], None]] = {
+    "record": record,
+    "label": label,
+    "collect": collect,
+    "export": export,
+    "sweep": lambda options: sweep(options, _parsed, run),
+    "report": report,
+}
+"""Subcommands that train nothing themselves."""
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -536,7 +536,7 @@ class Draw(NamedTuple):
         return self.like.new_empty((steps, *self.like.shape))
 
     def fill(self, noise: Tensor, generator: torch.Generator) -> None:
-        """Draw into a tensor."""
+        """Draw into a tensor `noise` [...], in place."""
         self.draw(noise, *self.numbers, generator=generator if self.own else None)
 
 

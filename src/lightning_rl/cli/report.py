@@ -1,0 +1,96 @@
+"""Run `rl-cli report`: one page on runs, their curves, scores, settings, costs and films."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser, check_names
+from lightning_rl.cli.parsing import Refusal
+from lightning_rl.errors import check_range, require
+from lightning_rl.files import write_atomically
+from lightning_rl.reports.comparison import METRIC, Comparison, compare
+from lightning_rl.reports.rendering import as_data, as_markdown, as_page
+
+Format = Literal["html", "md", "json"]
+
+OPTIONS: dict[str, tuple[Any, Any, str]] = {
+    "output": (str, None, "file that is written; md and json are printed where not given"),
+    "format": (Format, None, "html, md or json; where not given, by how the file's name ends"),
+    "metric": (str, METRIC, "of the evaluation, by which runs are compared"),
+    "group_by": (
+        str,
+        [],
+        "settings: runs that agree in them are a group; in all but the seed where not given",
+    ),
+    "films_mib": (float, 10.0, "MiB of films that lie in the page; the others are linked"),
+}
+"""By their names: type, default and help."""
+
+DEFAULT = "report.html"
+
+
+def report(options: Sequence[str]) -> None:
+    """Report on runs, as options of the command line say.
+
+    Raises:
+        ConfigurationError: where there is no run that can be shown, or runs cannot be compared.
+    """
+    check_names("report", options, OPTIONS)
+    parser = OptionParser(
+        prog="rl-cli report",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        description="Compare runs: learning curves with intervals, scores, settings, costs, films.",
+    )
+    parser.add_argument(
+        "runs", type=str, nargs="+", help="run directories, or directories with runs in them"
+    )
+    for name, (kind, default, text) in OPTIONS.items():
+        several: dict[str, Any] = {"nargs": "+"} if name == "group_by" else {}
+        kind = kind | None if default is None else kind
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text, **several)
+    try:
+        settings = parser.parse_args(list(options)).as_dict()
+    except Refusal as refusal:
+        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
+        sys.exit(2)
+    check_range("films_mib", settings["films_mib"], least=0)
+    wanted, output = _where(settings["format"], settings["output"])
+    compared = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
+    for _, reason in compared.left_out:
+        sys.stderr.write(f"Left out: {reason}\n")
+    text = _rendered(compared, wanted, output, settings["films_mib"])
+    if output is None:
+        print(text)
+        return
+    content = text.encode()
+    write_atomically(output, lambda file: file.write(content))
+    print(f"Report: {output} ({len(content) / 2**20:.2f} MiB)", flush=True)
+
+
+def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | None]:
+    """Return the format, and the file; None to print it."""
+    known: dict[str, Format] = {".html": "html", ".md": "md", ".json": "json"}
+    if wanted is None:
+        suffix = Path(output or DEFAULT).suffix
+        require(
+            suffix in known,
+            f"--output {output} ends in none of {', '.join(known)}: say --format html, md or json.",
+        )
+        wanted = known[suffix]
+    if output is None:
+        return wanted, Path(DEFAULT) if wanted == "html" else None
+    return wanted, Path(output)
+
+
+def _rendered(compared: Comparison, wanted: Format, output: Path | None, films_mib: float) -> str:
+    if wanted == "html":
+        assert output is not None
+        return as_page(compared, output, films_mib)
+    if wanted == "md":
+        return as_markdown(compared)
+    return json.dumps(as_data(compared), indent=1, allow_nan=False)

@@ -1,0 +1,688 @@
+"""Run `rl-cli sweep`: train by several seeds and settings, and go on after a kill."""
+
+import gc
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from lightning_rl.cli.arguments import value_of
+from lightning_rl.cli.config_files import find_config
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser
+from lightning_rl.cli.parsing import Refusal, check_duplicate_keys
+from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, space_of
+from lightning_rl.cli.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
+from lightning_rl.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.files import lock_file, write_atomically
+from lightning_rl.plain_yaml import load_yaml
+from lightning_rl.reports.runs import read_columns
+from lightning_rl.reports.statistics import interval_of_iqm, iqm
+from lightning_rl.runs import CHECKPOINTS, new_run_dir
+
+STATE, BASE = "sweep.json", "base.yaml"
+"""Files of a sweep: what became of its trials, and the configuration that all begin with."""
+
+SHARE_OF_READING = 0.02
+"""Of the time, at most, that reading curves for the pruner takes; a curve may have 100,000 rows."""
+
+SAVING_SECONDS = 60.0
+"""How long trials may take to save once a signal has come, before they are killed."""
+
+TRIALS = 20
+"""Points of a search that is no grid, where not given."""
+
+OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
+"""Settings that a space must not have: the sweep sets them."""
+
+CHANGEABLE = ("jobs", "cores_per_trial", "trials")
+"""Of the sweep, what may be said anew when it is resumed."""
+
+
+@dataclass
+class SweepSettings:
+    """Say which trials a sweep has, and how many run at a time.
+
+    Args:
+        seeds: of each point of the space: a number n for 1 to n, or a list of them; the
+            configuration's own where not given.
+        space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
+            {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
+        search: grid (all combinations of the values), random, or a class of optuna.samplers such
+            as TPESampler; where not given grid, or random if there is a range.
+        search_args: of that class.
+        trials: points that are tried where the search is no grid; 20 where not given.
+        pruner: a class of optuna.pruners, such as MedianPruner, that ends trials whose evaluations
+            fall behind; its steps are env steps.
+        pruner_args: of that class.
+        score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
+        jobs: trials at a time; as many as the cores allow where not given.
+        cores_per_trial: that a trial is pinned to; trainer.num_threads where not given, 0 to leave
+            it to the system.
+        seed: of what the search draws.
+    """
+
+    seeds: int | list[int] | None = None
+    space: dict[str, Any] = field(default_factory=dict)
+    search: str | None = None
+    search_args: dict[str, Any] = field(default_factory=dict)
+    trials: int | None = None
+    pruner: str | None = None
+    pruner_args: dict[str, Any] = field(default_factory=dict)
+    score: Literal["last", "best"] = "last"
+    jobs: int | None = None
+    cores_per_trial: int | None = None
+    seed: int = 1
+
+
+Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
+"""Checks options of `fit`, alone and with each of several others, and returns the configuration."""
+
+
+@dataclass
+class Trial:
+    """A run of a sweep: a point of its space, and a seed.
+
+    Attributes:
+        outcome: waiting, running, finished, pruned, or `failed: <why>`.
+        score: of its evaluation; None until there is one.
+    """
+
+    number: int
+    point: int
+    seed: int
+    outcome: str = "waiting"
+    score: float | None = None
+    env_steps: int | None = None
+    seconds: float = 0.0
+    run: str | None = None
+
+    @property
+    def name(self) -> str:
+        """First part of the name of its run directory."""
+        return f"trial_{self.number:03d}_seed{self.seed}"
+
+    @property
+    def done(self) -> bool:
+        """Whether it needs no more training."""
+        return self.outcome in ("finished", "pruned")
+
+
+def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
+    """Run a sweep, or go on with one.
+
+    Args:
+        options: of the command line: `--sweep...` and `--resume`; the others are those of `fit`.
+        parse: checks options of `fit`.
+        begin: runs `rl-cli fit`, in a process of its own.
+
+    Raises:
+        ConfigurationError: for what cannot be swept, before a trial begins.
+    """
+    own, rest = _apart(options)
+    if "-h" in options or "--help" in options:
+        _parser().parse_args(["--help"])  # which ends the process
+    settings = _settings(own)
+    resumed = value_of("--resume", own)
+    if resumed is None:
+        made = _new(settings, rest, parse)
+        with _alone_in(made.directory):
+            made.run(begin)
+        return
+    directory = _resumable(resumed, own, rest)
+    with _alone_in(directory):  # before it is read, or written
+        _resumed(directory, settings, own).run(begin)
+
+
+def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of the sweep, and those of its trials."""
+    own: list[str] = []
+    rest: list[str] = []
+    into = rest
+    for option in options:
+        if option.startswith("-"):
+            flag = option.partition("=")[0]
+            into = own if flag.split(".")[0] in ("--sweep", "--resume") else rest
+        into.append(option)
+    return own, rest
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(
+        prog="rl-cli sweep",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
+        "...]",
+        description="Train by several seeds and settings, some at a time. Other options are those "
+        "of fit, for all trials.",
+    )
+    parser.add_argument(
+        "--resume", type=str, default=None, help="Directory of a sweep to go on with, or last."
+    )
+    parser.add_class_arguments(SweepSettings, "sweep")
+    return parser
+
+
+def _settings(own: Sequence[str]) -> SweepSettings:
+    """Read what is said of the sweep."""
+    known = [one.name for one in fields(SweepSettings)]
+    arguments = list(own)
+    for i, option in enumerate(own):
+        flag, _, inline = option.partition("=")
+        if flag.startswith("--sweep."):
+            _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
+        elif flag == "--sweep":
+            at = i if inline else i + 1
+            require(at < len(own), "--sweep needs a YAML file, or YAML.")
+            text, name = _text_of(inline or own[at])
+            check_duplicate_keys(text, name)
+            content = _mapping(text, name)
+            for key in content:
+                _check_name(str(key), known, f"{name} has an unknown setting")
+            arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
+    try:
+        parsed = _parser().parse_args(arguments)
+    except Refusal as refusal:
+        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), own)}\n")
+        sys.exit(2)
+    return SweepSettings(**parsed.sweep.as_dict())
+
+
+def _check_name(name: str, known: Sequence[str], message: str) -> None:
+    require(
+        name.split(".")[0].rstrip("+") in known,
+        f"{message} '{name}'{closest(name, known)}. A sweep has {', '.join(known)}.",
+    )
+
+
+def _text_of(given: str) -> tuple[str, str]:
+    """Return YAML that stands there, or in the file of that name, and how to call it."""
+    if os.path.isfile(given):
+        return Path(given).read_text(), given
+    if given.endswith((".yaml", ".yml")):
+        path = find_config(given)
+        return path.read_text(), str(path)
+    return given, "--sweep"
+
+
+def _mapping(text: str, name: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(
+            f"{name} is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
+    require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
+    return dict(content)
+
+
+def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
+    """Make the directory of a sweep, once everything has been checked."""
+    for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
+        cure = {
+            "--ckpt_path": "trials begin with a policy by --trainer.init_from",
+            "--seed_everything": "say --sweep.seeds",
+        }.get(name, "each trial has a directory of its own, below --output_dir")
+        require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
+    space = space_of(settings.space)
+    for name in space:
+        path = ".".join(part for part in name.split(".") if part != "init_args")
+        require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
+    text = parse(rest, [[f"--{name}={_typed(v)}"] for name, v in _extremes(space)])
+    base = load_yaml(text)
+    seeds = settings.seeds if settings.seeds is not None else [base["seed_everything"]]
+    if isinstance(seeds, int):
+        check_range("sweep.seeds", seeds, least=1)
+        seeds = list(range(1, seeds + 1))
+    require(
+        not any(isinstance(seed, bool) for seed in seeds),
+        "seed_everything is true or false in the configuration: say --sweep.seeds.",
+    )
+    require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
+    require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
+    settings.seeds = seeds
+    ranged = any(isinstance(values, Range) for values in space.values())
+    settings.search = settings.search or (RANDOM if ranged else GRID)
+    made = _Sweep(Path(), settings, base)  # which refuses what does not go together
+    made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
+    made.directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
+    made.save()
+    return made
+
+
+def _extremes(space: Space) -> Iterator[tuple[str, Any]]:
+    """Yield each value that can be listed, and the ends of ranges, with their settings."""
+    for name, values in space.items():
+        ends = (values.low, values.high) if isinstance(values, Range) else values
+        yield from ((name, value) for value in ends)
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed behind an option: YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flags(options: Sequence[str]) -> set[str]:
+    return {option.partition("=")[0] for option in options if option.startswith("-")}
+
+
+def _resumable(given: str, own: Sequence[str], rest: Sequence[str]) -> Path:
+    """Return the directory of a sweep that is to go on as it was begun."""
+    allowed = {"--resume", *(f"--sweep.{name}" for name in CHANGEABLE)}
+    wrong = sorted((_flags(own) - allowed) | (_flags(rest) - {"--output_dir"}))
+    require(
+        not wrong,
+        f"A sweep is resumed as it was begun: {', '.join(wrong)} cannot be changed, but "
+        f"{', '.join(sorted(allowed - {'--resume'}))} can.",
+    )
+    return _found(given, value_of("--output_dir", rest) or "outputs")
+
+
+def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_Sweep":
+    """Read how far a sweep has come."""
+    state = _state_of(directory / STATE)
+    kept = SweepSettings(**state["settings"])
+    before = kept.trials
+    for name in CHANGEABLE:
+        if f"--sweep.{name}" in _flags(own):
+            setattr(kept, name, getattr(settings, name))
+    require(
+        kept.trials is None or before is None or kept.trials >= before,
+        f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
+    )
+    made = _Sweep(directory, kept, load_yaml((directory / BASE).read_text()), state)
+    made.save()
+    return made
+
+
+def _found(given: str, output_dir: str) -> Path:
+    if given == "last":
+        found = list(Path(output_dir).glob(f"*/{STATE}"))
+        require(len(found) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
+        return max(found, key=lambda path: path.stat().st_mtime).parent
+    directory = Path(given)
+    there = sorted(path.parent.name for path in directory.parent.glob(f"*/{STATE}"))
+    require(
+        (directory / STATE).is_file(),
+        f"No sweep at {directory}: it has no {STATE}{closest(directory.name, there)}. Give the "
+        "directory of a sweep, or last.",
+    )
+    return directory
+
+
+def _state_of(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_text())
+        known = {one.name for one in fields(SweepSettings)}
+        whole = set(state["settings"]) <= known and isinstance(state["trials"], list)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}. Begin a new sweep.") from error
+    require(whole, f"{path} is of another version of lightning_rl. Begin a new sweep.")
+    return state
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    path = directory / ".lock"
+    refusal = f"Sweep {directory} is being run by {{owner}}: wait for it, or end it."
+    descriptor = lock_file(path, refusal)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+class _Sweep:
+    """Trials, what became of them, and those that run.
+
+    Args:
+        directory: where they and `sweep.json` are.
+        settings: of the sweep.
+        base: configuration of all trials.
+        state: of `sweep.json`, where this goes on with one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: SweepSettings,
+        base: Mapping[str, Any],
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.directory, self.settings = directory, settings
+        trainer = base["trainer"]
+        self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
+        self._check_cores(trainer["num_threads"])
+        self.search = Search(
+            space_of(settings.space),
+            settings.search or GRID,
+            settings.search_args,
+            settings.pruner,
+            settings.pruner_args,
+            self.mode,
+            settings.seed,
+        )
+        check_range("sweep.trials", settings.trials, least=1)
+        require(
+            settings.search != GRID or settings.trials is None,
+            f"sweep.trials is {settings.trials}, but a grid tries every point: leave it out, or "
+            "choose sweep.search: random.",
+        )
+        asked = [] if state is None else [point for point in state["points"] if point is not None]
+        self.points = list(self.search.points(settings.trials or TRIALS, asked))
+        seeds = settings.seeds
+        assert isinstance(seeds, list)
+        numbered = [(point, seed) for point in range(len(self.points)) for seed in seeds]
+        self.trials = [Trial(i, *one) for i, one in enumerate(numbered)]
+        for i, kept in enumerate([] if state is None else state["trials"][: len(self.trials)]):
+            self.trials[i] = Trial(**kept)
+        self._running: dict[int, _Running] = {}
+        self._signal: int | None = None
+
+    def _check_cores(self, num_threads: int) -> None:
+        """Work out how many trials run at a time, and on how many cores each."""
+        given = self.settings
+        self.cores = num_threads if given.cores_per_trial is None else given.cores_per_trial
+        check_range("sweep.cores_per_trial", self.cores, least=0)
+        check_range("sweep.jobs", given.jobs, least=1)
+        usable = usable_cores()
+        self.jobs = given.jobs or max(1, usable // max(1, self.cores))
+        require(
+            self.cores == 0 or num_threads <= self.cores,
+            f"sweep.cores_per_trial is {self.cores}, and trainer.num_threads {num_threads}: its "
+            "threads would wait for each other. Set them alike.",
+        )
+        require(
+            self.jobs * self.cores <= usable,
+            f"sweep.jobs {self.jobs} of {self.cores} cores each (sweep.cores_per_trial) are "
+            f"{self.jobs * self.cores}, and this process may use {usable}: fewer of them, or "
+            "sweep.cores_per_trial 0, which pins none.",
+        )
+
+    def save(self) -> None:
+        """Write down what became of the trials."""
+        state = {
+            "settings": asdict(self.settings),
+            "metric": self.metric,
+            "mode": self.mode,
+            "points": self.points,
+            "trials": [asdict(trial) for trial in self.trials],
+        }
+        content = json.dumps(state, indent=1).encode()
+        write_atomically(self.directory / STATE, lambda file: file.write(content))
+
+    def run(self, begin: Begin) -> None:
+        """Run what is left, and print the table; leave with 1 where a trial has failed."""
+        self._take_stock()
+        done = sum(trial.done for trial in self.trials)
+        left = f", {done} of them done" if done else ""
+        print(f"Sweep directory: {self.directory}")
+        print(f"{len(self.trials)} trials{left}, {self.jobs} at a time", flush=True)
+        # Or each fork looks for garbage among all that is imported, and copies its pages.
+        gc.freeze()
+        with self._signals():
+            try:
+                self._run(begin)
+            finally:
+                self._end_all()
+        if self._signal is not None:
+            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+            sys.exit(128 + self._signal)
+        self._print_table()
+        failed = [trial for trial in self.trials if trial.outcome.startswith("failed")]
+        if failed:
+            print(
+                f"{len(failed)} of {len(self.trials)} trials failed; to try them again: rl-cli "
+                f"sweep --resume {self.directory}",
+                flush=True,
+            )
+            sys.exit(1)
+
+    def _take_stock(self) -> None:
+        """See how far trials came that were not noted, and tell the search of those that are."""
+        for trial in self.trials:
+            if not trial.done and trial.outcome != "waiting":
+                trial.outcome = "waiting"
+                trial.run = self._run_of(trial)
+                if trial.run is not None and self._outcome_of(trial) == "finished":
+                    self._note(trial, "finished")
+        for trial in self.trials:
+            if trial.done:
+                _, known = self.search.begin(self.points[trial.point])
+                self.search.report(known, self._curve(trial))
+                self.search.end(known, trial.score, pruned=trial.outcome == "pruned")
+        self.save()
+
+    def _run_of(self, trial: Trial) -> str | None:
+        """Return the run directory that a trial can go on in; remove those without a checkpoint."""
+        kept = None
+        for directory in sorted(self.directory.glob(f"{trial.name}_2*")):
+            if (directory / CHECKPOINTS / "last.ckpt").is_file():
+                kept = directory.name
+            else:
+                shutil.rmtree(directory)
+        return kept
+
+    def _outcome_of(self, trial: Trial) -> str:
+        try:
+            manifest = json.loads((self.directory / str(trial.run) / "run.json").read_text())
+            return str(manifest["outcome"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "unknown"
+
+    def _run(self, begin: Begin) -> None:
+        free = cores_of(self.jobs, self.cores)
+        waiting = [trial for trial in self.trials if not trial.done]
+        while (waiting or self._running) and self._signal is None:
+            while waiting and free:
+                trial = waiting.pop(0)
+                self._running[trial.number] = self._begin(trial, free.pop(0), begin)
+            time.sleep(POLL_SECONDS)
+            for running in list(self._running.values()):
+                self._look_at(running)
+                if running.process.poll() is not None:
+                    del self._running[running.trial.number]
+                    free.append(running.cores)
+                    self._finish(running)
+
+    def _begin(self, trial: Trial, cores: list[int] | None, begin: Begin) -> "_Running":
+        point, known = self.search.begin(self.points[trial.point])
+        self.points[trial.point] = point
+        if trial.run is None:
+            arguments = ["fit", "--config", str(self.directory / BASE)]
+            arguments += ["--exp_name", trial.name, "--output_dir", str(self.directory)]
+            arguments += ["--seed_everything", str(trial.seed)]
+            arguments += [f"--{name}={_typed(value)}" for name, value in point.items()]
+        else:
+            last = self.directory / trial.run / CHECKPOINTS / "last.ckpt"
+            # The configuration in it is ours, and may name code of the user's.
+            arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
+            arguments += ["--output_dir", str(self.directory)]
+        trial.outcome = "running"
+        self.save()
+        again = "goes on" if trial.run else "begins"
+        where = f", on core {', '.join(map(str, cores))}" if cores else ""
+        told = f", {_words(point)}" if point else ""
+        print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
+        log = self.directory / f"{trial.name}.log"
+        return _Running(trial, TrialProcess(begin, arguments, cores, log), cores, known)
+
+    def _title(self, trial: Trial) -> str:
+        return f"trial {trial.number + 1}/{len(self.trials)}"
+
+    def _look_at(self, running: "_Running") -> None:
+        """Ask the pruner about new evaluations."""
+        if running.known is None or running.pruned or time.monotonic() < running.next_look:
+            return
+        began = time.monotonic()
+        curve = self._curve(running.trial)
+        new = curve[running.reported :]
+        running.reported = len(curve)
+        if new and self.search.report(running.known, new):
+            running.pruned = True
+            running.process.terminate()
+        now = time.monotonic()
+        running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
+
+    def _finish(self, running: "_Running") -> None:
+        """Note what came of a trial."""
+        trial, code = running.trial, running.process.exit_code
+        trial.seconds += round(time.monotonic() - running.began, 1)
+        trial.run = self._run_of(trial)
+        if code == 0 and trial.run is not None:
+            self._note(trial, "finished")
+        elif running.pruned and trial.run is not None:
+            self._note(trial, "pruned")
+        elif code is not None and (code < 0 or code > 128):
+            name = signal.Signals(-code if code < 0 else code - 128).name
+            trial.outcome = f"failed: ended by {name}"
+        else:
+            trial.outcome = f"failed: {running.process.last_line()}"
+        if trial.done and trial.score is None:
+            trial.outcome = f"failed: it was not evaluated by {self.metric}"
+        new = self._curve(trial)[running.reported :]
+        if new:
+            self.search.report(running.known, new)
+        self.search.end(running.known, trial.score, pruned=trial.outcome == "pruned")
+        self.save()
+        print(f"{self._title(trial)} {self._told(trial)}", flush=True)
+
+    def _told(self, trial: Trial) -> str:
+        if not trial.done:
+            return f"{trial.outcome} (all of it: {self.directory / f'{trial.name}.log'})"
+        return (
+            f"{trial.outcome}: {self.metric} {trial.score:.6g} after {trial.env_steps:,} env "
+            f"steps, {trial.seconds:.0f} s"
+        )
+
+    def _note(self, trial: Trial, outcome: str) -> None:
+        trial.outcome = outcome
+        curve = self._curve(trial)
+        if curve:
+            better = max if self.mode == "max" else min
+            scores = [score for _, score in curve]
+            trial.score = scores[-1] if self.settings.score == "last" else better(scores)
+            trial.env_steps = curve[-1][0]
+
+    def _curve(self, trial: Trial) -> list[tuple[int, float]]:
+        """Return (env steps, score) of the evaluations so far."""
+        found = sorted(self.directory.glob(f"{trial.name}_2*/logs/metrics.csv"))
+        if not found:
+            return []
+        steps, columns = read_columns(found[-1], [self.metric])
+        scores = columns[self.metric]
+        return [(int(at), float(one)) for at, one in zip(steps, scores, strict=True) if one == one]
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have a signal end the sweep, and a second one end it at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._signal is not None:
+                for running in self._running.values():
+                    running.process.kill()
+                return
+            self._signal = number
+            again = " (again to end them at once)"
+            name = signal.Signals(number).name
+            os.write(2, f"\n{name}: the trials that run save, and end{again}\n".encode())
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, handle) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end_all(self) -> None:
+        """Leave no process: have each save, and kill those that take too long."""
+        for running in self._running.values():
+            running.process.terminate()
+        deadline = time.monotonic() + SAVING_SECONDS
+        for running in self._running.values():
+            while not running.process.wait(0.1) and time.monotonic() < deadline:
+                pass
+            running.process.kill()
+            running.process.wait(SAVING_SECONDS)  # for the system to do so
+            running.trial.seconds += round(time.monotonic() - running.began, 1)
+            running.trial.run = self._run_of(running.trial)
+        if self._running:
+            self.save()
+        self._running.clear()
+
+    def _print_table(self) -> None:
+        console = Console(highlight=False, soft_wrap=True)
+        table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
+        settings = list(self.search.space)
+        for name in (*_short(settings).values(), "seeds", "score", "95 % interval", "outcome"):
+            table.add_column(name)
+        rows = [self._row(i, point) for i, point in enumerate(self.points) if point is not None]
+        best_first = self.mode == "max"
+        rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
+        for _, cells in rows:
+            table.add_row(*cells)
+        console.print(table)
+        console.print(f"Written to {self.directory / STATE}")
+        console.print(f"Report:    rl-cli report {self.directory} --output report.html")
+
+    def _row(self, i: int, point: Point) -> tuple[float | None, list[str]]:
+        trials = [trial for trial in self.trials if trial.point == i]
+        scores = [trial.score for trial in trials if trial.done and trial.score is not None]
+        centre = iqm([scores]) if scores else None
+        low, high = interval_of_iqm([scores]) if len(scores) > 1 else (None, None)
+        outcomes = [trial.outcome.partition(":")[0] for trial in trials]
+        told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
+        interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
+        values = [_typed(_rounded(value)) for value in point.values()]
+        shown = "" if centre is None else f"{centre:.6g}"
+        return centre, [*values, str(len(scores)), shown, interval, told]
+
+
+@dataclass
+class _Running:
+    """A trial that runs, on its cores; what the search knows it by, and how far it was told."""
+
+    trial: Trial
+    process: TrialProcess
+    cores: list[int] | None
+    known: Any
+    reported: int = 0
+    pruned: bool = False
+    next_look: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+
+def _rounded(value: Any) -> Any:
+    """Return a number by as many digits as tell it from others."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _words(point: Point) -> str:
+    names = _short(list(point))
+    return ", ".join(f"{names[name]} {_typed(_rounded(value))}" for name, value in point.items())
+
+
+def _short(names: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each setting's path, or all of it where two have the same."""
+    last = {name: re.split(r"\.", name)[-1] for name in names}
+    ends = list(last.values())
+    return {name: end if ends.count(end) == 1 else name for name, end in last.items()}

@@ -1,0 +1,369 @@
+"""Compare runs: those of the same settings are a group, over whose seeds is aggregated."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.evaluation import logged_values
+from lightning_rl.reports.runs import RunRecord, find_runs, read_run
+from lightning_rl.reports.statistics import (
+    interval_of_improvement,
+    interval_of_iqm,
+    iqm,
+    iqm_curve,
+    probability_of_improvement,
+)
+
+METRIC = "eval/avg_reward"
+"""By which runs are compared where nothing else is said."""
+
+SHOWN_TOO = (METRIC, "eval/success_rate", "eval/avg_length")
+"""Metrics of which curves are shown beside it, where runs have them."""
+
+OF_A_RUN = ("exp_name", "output_dir", "seed_everything", "data.seed", "trainer.run_dir")
+"""Settings by which runs of one group differ."""
+
+MOST_POINTS = 40_000
+"""Points of all curves of a metric together, so that a page of a hundred runs stays small."""
+
+FEWEST_POINTS, ENOUGH_POINTS = 50, 300
+"""Of one curve."""
+
+LONGEST_NAME = 60
+"""Characters of a group's name that is made of its settings."""
+
+COMPARED = 8
+"""Groups that are compared each with each; of more of them, the first with each other."""
+
+ABSENT = "–"
+"""What a setting is called that a run does not have."""
+
+
+@dataclass
+class Curve:
+    """A metric of a group over env steps [T]; NaN where it is not known.
+
+    Attributes:
+        env_steps: [T].
+        seconds: of training, the mean over the runs [T].
+        centre: the interquartile mean over the runs [T].
+        low: of its 95 % interval [T].
+        high: of it [T].
+        runs: how many have got there [T].
+    """
+
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    centre: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    runs: np.ndarray
+
+
+@dataclass
+class Group:
+    """Runs with the same settings but for their seeds.
+
+    Attributes:
+        name: by what sets it apart from the other groups.
+        settings: those in which groups differ.
+        runs: of the group.
+        scores: of its runs, by the metric.
+        score: their interquartile mean.
+        interval: its 95 % interval; None of one run.
+        curves: by metric.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    runs: list[RunRecord]
+    scores: list[float] = field(default_factory=list)
+    score: float = float("nan")
+    interval: tuple[float, float] | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+
+@dataclass
+class Comparison:
+    """Groups of runs in one env, the best first.
+
+    Attributes:
+        env: that all were trained in.
+        metric: by which they are compared.
+        higher_is_better: of the metric.
+        scored_by: what the scores are, in words.
+        groups: the best first.
+        improvements: (group, other, probability that a run of the first is better than one of the
+            other, its interval).
+        left_out: runs that could not be read, and why.
+        metrics: of which there are curves.
+    """
+
+    env: str
+    metric: str
+    higher_is_better: bool
+    scored_by: str
+    groups: list[Group]
+    improvements: list[tuple[str, str, float, tuple[float, float]]]
+    left_out: list[tuple[Path, str]]
+    metrics: list[str]
+
+
+def compare(
+    given: Iterable[str | Path], metric: str = METRIC, group_by: Sequence[str] | None = None
+) -> Comparison:
+    """Read runs, and compare them.
+
+    Args:
+        given: run directories, or directories with runs in them.
+        metric: of the evaluation: `eval/...`.
+        group_by: settings, by their paths or the ends of these; runs that agree in them are a
+            group. Where not given, in all but those that name a run and its seed.
+
+    Raises:
+        ConfigurationError: where there is no run, none has the metric, they are of several envs,
+            or none has a setting.
+    """
+    runs, left_out = _read(find_runs(given), metric)
+    if not runs:
+        reasons = "\n".join(reason for _, reason in left_out[:5])
+        more = f"\nand {len(left_out) - 5} more" if len(left_out) > 5 else ""
+        raise ConfigurationError(f"None of the {len(left_out)} runs can be shown.\n{reasons}{more}")
+    env = _env_of(runs)
+    higher = not any(
+        run.settings.get("trainer.best_metric") == metric
+        and run.settings.get("trainer.best_mode") == "min"
+        for run in runs
+    )
+    groups = _grouped(runs, group_by)
+    shown = dict.fromkeys([metric, *SHOWN_TOO])
+    metrics = [name for name in shown if any(name in run.metrics for run in runs)]
+    evaluated = all(_evaluated(run, metric) is not None for run in runs)
+    most = max(FEWEST_POINTS, min(ENOUGH_POINTS, MOST_POINTS // len(runs)))
+    for group in groups:
+        of_each = [
+            _evaluated(run, metric) if evaluated else float(run.curve(metric)[2][-1])
+            for run in group.runs
+        ]
+        group.scores = [score for score in of_each if score is not None]
+        group.score = iqm([group.scores])
+        group.interval = interval_of_iqm([group.scores]) if len(group.scores) > 1 else None
+        group.curves = {name: aggregated(group.runs, name, most) for name in metrics}
+    groups.sort(key=lambda group: group.score, reverse=higher)
+    return Comparison(
+        env=env,
+        metric=metric,
+        higher_is_better=higher,
+        scored_by="evaluation.json of each run" if evaluated else "last evaluation of training",
+        groups=groups,
+        improvements=_improvements(groups, higher),
+        left_out=left_out,
+        metrics=metrics,
+    )
+
+
+def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
+    """Read runs; of those that cannot be shown return why."""
+    runs: list[RunRecord] = []
+    left_out: list[tuple[Path, str]] = []
+    for path in paths:
+        try:
+            run = read_run(path, list(dict.fromkeys([metric, *SHOWN_TOO])))
+        except ConfigurationError as error:
+            left_out.append((path, str(error)))
+            continue
+        if metric in run.metrics:
+            runs.append(run)
+        else:
+            has = ", ".join(run.metrics) or "no evaluation"
+            ended = run.manifest.get("outcome", "without an end")
+            left_out.append(
+                (path, f"{path} has no {metric}, but {has}; it is {ended}. Name another --metric.")
+            )
+    return runs, left_out
+
+
+def _env_of(runs: Sequence[RunRecord]) -> str:
+    """Return the env of all runs."""
+    envs: dict[str, list[Path]] = {}
+    for run in runs:
+        envs.setdefault(run.env, []).append(run.path)
+    if len(envs) > 1:
+        each = "; ".join(f"{env}: {paths[0]} ({len(paths)} runs)" for env, paths in envs.items())
+        raise ConfigurationError(
+            f"These runs are of {len(envs)} envs, whose returns cannot be compared: {each}. "
+            "Report on those of one env at a time."
+        )
+    return next(iter(envs))
+
+
+def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
+    """Put runs of the same settings together, and name them by what differs."""
+    known = sorted({name for run in runs for name in run.settings})
+    by = None if group_by is None else [_path_of(name, known) for name in group_by]
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        settings = {
+            name: run.settings.get(name)
+            for name in (known if by is None else by)
+            if by is not None or name not in OF_A_RUN
+        }
+        found.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+    members = list(found.values())
+    differ = [
+        name
+        for name in known
+        if name not in OF_A_RUN and len({_word(runs[0].settings, name) for runs in members}) > 1
+    ]
+    names = _names(members, by if by is not None else differ)
+    return [
+        Group(name, {one: _word(runs[0].settings, one) for one in differ}, runs)
+        for name, runs in zip(names, members, strict=True)
+    ]
+
+
+def _path_of(name: str, known: Sequence[str]) -> str:
+    """Return the path of the setting that has a name, or ends with it."""
+    found = [path for path in known if f".{path}".endswith(f".{name}")]
+    if len(found) != 1:
+        several = f"it may be {', '.join(found)}" if found else "no run has it"
+        ends = {path.rpartition(".")[2] for path in known} | set(known)
+        raise ConfigurationError(
+            f"--group_by {name}: {several}{'' if found else closest(name, ends)}."
+        )
+    return found[0]
+
+
+def _word(settings: Mapping[str, Any], name: str) -> str:
+    """Return the value of a setting in short: of a class its name."""
+    if name not in settings:
+        return ABSENT
+    value = settings[name]
+    if name.endswith("class_path"):
+        return str(value).rpartition(".")[2]
+    if isinstance(value, float):
+        return f"{value:.6g}"  # one that a search has drawn has sixteen digits
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> list[str]:
+    """Name groups: by their settings where that is short, or as their runs are called."""
+    called = [
+        {str(run.settings.get("exp_name", run.path.name)) for run in runs} for runs in members
+    ]
+    if all(len(names) == 1 for names in called):
+        own = [next(iter(names)) for names in called]
+    else:
+        own = [f"settings {i + 1}" for i in range(len(members))]
+    short = short_names(settings)
+    by_settings = [
+        ", ".join(f"{short[name]} {_word(runs[0].settings, name)}" for name in settings)
+        for runs in members
+    ]
+    longest = max(map(len, by_settings))
+    if len(set(by_settings)) == len(members) and 0 < longest <= LONGEST_NAME:
+        return by_settings
+    if len(set(own)) < len(own):
+        own = [f"{name} ({i + 1})" for i, name in enumerate(own)]
+    return own
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each setting's path, or more of it where two have the same.
+
+    Args:
+        paths: of settings.
+    """
+    plain = {path: path.removesuffix(".class_path").replace(".init_args", "") for path in paths}
+    short = {}
+    for path, words in plain.items():
+        parts = words.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        others = [other for other in plain.values() if other != words]
+        short[path] = next(
+            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in others)), words
+        )
+    return short
+
+
+def _evaluated(run: RunRecord, metric: str) -> float | None:
+    """Return what `validate` found of the last weights, where it was asked of these."""
+    evaluation = run.evaluation
+    if evaluation is None or evaluation.get("env_steps", 0) < run.curve(metric)[0][-1]:
+        return None
+    return logged_values(evaluation).get(metric)
+
+
+def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
+    """Aggregate a metric over runs, at all env steps at which one of them has it.
+
+    A run that was not evaluated there has what lies on the line between its evaluations before and
+    after; one that has not got there has no part in it.
+
+    Args:
+        runs: R of them.
+        metric: of the evaluation.
+        most: points at most, the last among them.
+    """
+    curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
+    steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
+    if len(steps) > most:
+        steps = steps[np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))]
+    at = [_at(steps, *curve) for curve in curves]
+    values = np.array([value for _, value in at]).reshape(len(curves), len(steps))
+    seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
+    there = ~np.isnan(values)
+    result = np.full((3, len(steps)), np.nan)
+    for pattern in np.unique(there, axis=1).T:  # points that the same runs have got to
+        columns = (there == pattern[:, None]).all(axis=0)
+        result[:, columns] = iqm_curve(values[np.ix_(pattern, columns)])
+    counts = there.sum(axis=0)
+    summed = np.where(there, seconds, 0.0).sum(axis=0)
+    return Curve(
+        env_steps=steps,
+        seconds=summed / np.maximum(counts, 1),
+        centre=result[0],
+        low=result[1],
+        high=result[2],
+        runs=counts,
+    )
+
+
+def _at(
+    steps: np.ndarray, own: np.ndarray, seconds: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return seconds [T] and values [T] of a run at env steps [T]; NaN where it has not been."""
+    within = (steps >= own[0]) & (steps <= own[-1])
+    return tuple(  # type: ignore[return-value]  # of two
+        np.where(within, np.interp(steps, own, of), np.nan) for of in (seconds, values)
+    )
+
+
+def _improvements(
+    groups: Sequence[Group], higher: bool
+) -> list[tuple[str, str, float, tuple[float, float]]]:
+    """Compare the best groups with each other, or the best with all where there are many."""
+    pairs = list(combinations(groups, 2))
+    if len(groups) > COMPARED:
+        pairs = [(groups[0], other) for other in groups[1:]]
+    sign = 1.0 if higher else -1.0
+    found = []
+    for group, other in pairs:
+        if len(group.scores) < 2 or len(other.scores) < 2:
+            continue  # one run says nothing of how others would do
+        x, y = ([[sign * score for score in one.scores]] for one in (group, other))
+        found.append(
+            (
+                group.name,
+                other.name,
+                probability_of_improvement(x, y),
+                interval_of_improvement(x, y),
+            )
+        )
+    return found

@@ -1,0 +1,417 @@
+"""Write a comparison: as a page that needs no network, as Markdown, or as JSON."""
+
+import base64
+import html
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from lightning_rl.checkpoint_format import own_version
+from lightning_rl.reports.comparison import ABSENT, Comparison, Curve, Group, short_names
+from lightning_rl.reports.runs import RunRecord
+
+MIB = 2**20
+"""Bytes."""
+
+TITLES = {
+    "eval/avg_reward": "Return of an episode",
+    "eval/success_rate": "Success rate",
+    "eval/avg_length": "Length of an episode, env steps",
+}
+"""How axes are called."""
+
+METHOD = (
+    "Scores and curves are interquartile means over the runs of a group, with 95 % intervals by "
+    "the stratified percentile bootstrap (Agarwal et al. 2021, as in rliable). Training time is "
+    "that of collecting and updating, without evaluations."
+)
+"""What is said of how it was worked out."""
+
+
+def as_data(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain values: what `--format json` writes.
+
+    Args:
+        comparison: of runs.
+    """
+    return {
+        "version": own_version(),
+        "env": comparison.env,
+        "metric": comparison.metric,
+        "higher_is_better": comparison.higher_is_better,
+        "scored_by": comparison.scored_by,
+        "metrics": {name: TITLES.get(name, name) for name in comparison.metrics},
+        "groups": [_group_data(group, comparison.metrics) for group in comparison.groups],
+        "improvements": [
+            {"group": group, "other": other, "probability": share, "interval": list(interval)}
+            for group, other, share, interval in comparison.improvements
+        ],
+        "left_out": [{"run": str(path), "reason": reason} for path, reason in comparison.left_out],
+    }
+
+
+def _group_data(group: Group, metrics: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "settings": group.settings,
+        "score": group.score,
+        "interval": None if group.interval is None else list(group.interval),
+        "curves": {name: _curve_data(group.curves[name]) for name in metrics},
+        "costs": costs_of(group.runs),
+        "runs": [
+            _run_data(run, score, metrics)
+            for run, score in zip(group.runs, group.scores, strict=True)
+        ],
+    }
+
+
+def _curve_data(curve: Curve) -> dict[str, Any]:
+    return {
+        "env_steps": _plain(curve.env_steps),
+        "seconds": _plain(curve.seconds),
+        "centre": _plain(curve.centre),
+        "low": _plain(curve.low),
+        "high": _plain(curve.high),
+        "runs": _plain(curve.runs),
+    }
+
+
+def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str, Any]:
+    curves = {}
+    for name in metrics:
+        steps, seconds, values = (_thinned(one) for one in run.curve(name))
+        curves[name] = {
+            "env_steps": _plain(steps),
+            "seconds": _plain(seconds),
+            "values": _plain(values),
+        }
+    evaluation = run.evaluation or {}
+    return {
+        "path": str(run.path),
+        "seed": run.seed,
+        "outcome": run.manifest.get("outcome"),
+        "score": score,
+        "costs": costs_of([run]),
+        "evaluation": {
+            name: evaluation.get(name)
+            for name in ("episodes", "avg_reward", "ci95", "success_rate", "env_steps")
+        }
+        if evaluation
+        else None,
+        "curves": curves,
+    }
+
+
+def _thinned(values: np.ndarray, most: int = 200) -> np.ndarray:
+    if len(values) <= most:
+        return values
+    thinned: np.ndarray = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
+    return thinned
+
+
+def _plain(values: np.ndarray) -> list[float | int | None]:
+    """Return numbers by six digits: a page of a hundred runs has a hundred thousand of them."""
+    return [
+        None if math.isnan(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
+        for x in values.tolist()
+    ]
+
+
+def costs_of(runs: Sequence[RunRecord]) -> dict[str, float | None]:
+    """Return what runs took, each the mean over those that say it.
+
+    `sps` (env steps per second of training), `seconds` (of all), `evaluation_seconds`,
+    `cpu_seconds`, `memory` and `gpu_memory` (peaks, bytes).
+
+    Args:
+        runs: of a group.
+    """
+
+    def mean(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None and not math.isnan(value)]
+        return float(np.mean(known)) if known else None
+
+    memory = [run.manifest.get("peak_memory") or {} for run in runs]
+    ends = [(run.env_steps[-1], run.seconds[-1]) for run in runs if len(run.env_steps)]
+    return {
+        "sps": mean([float(steps / seconds) if seconds else None for steps, seconds in ends]),
+        "seconds": mean([run.of_all_parts("total") for run in runs]),
+        "evaluation_seconds": mean([run.of_all_parts("evaluation") for run in runs]),
+        "cpu_seconds": mean([run.of_all_parts("cpu") for run in runs]),
+        "memory": mean([one.get("process") for one in memory]),
+        "gpu_memory": mean([one.get("cuda") for one in memory]),
+    }
+
+
+Table = tuple[str, list[str], list[list[str]]]
+"""A title, the names of the columns, and rows of cells."""
+
+
+def tables_of(comparison: Comparison) -> list[Table]:
+    """Return the tables of a report, as text.
+
+    Args:
+        comparison: of runs.
+    """
+    groups = comparison.groups
+    tables: list[Table] = [
+        (
+            f"Final evaluation: {TITLES.get(comparison.metric, comparison.metric)}",
+            ["group", "score", "95 % interval", "mean", "lowest to highest", "runs", "env steps"],
+            [_score_row(group, comparison.metric) for group in groups],
+        )
+    ]
+    if comparison.improvements:
+        rows = [
+            [group, other, f"{share:.2f}", f"[{low:.2f}, {high:.2f}]"]
+            for group, other, share, (low, high) in comparison.improvements
+        ]
+        names = ["a run of", "is better than one of", "with probability", "95 % interval"]
+        tables.append(("Probability of improvement", names, rows))
+    if groups[0].settings:
+        short = short_names(list(groups[0].settings))
+        rows = [
+            [short[name], *(group.settings[name] for group in groups)]
+            for name in groups[0].settings
+        ]
+        if len(groups) > len(rows):  # the longer way down
+            columns = ["group", *(row[0] for row in rows)]
+            rows = [[group.name, *group.settings.values()] for group in groups]
+        else:
+            columns = ["setting", *(group.name for group in groups)]
+        tables.append(("Settings that differ", columns, rows))
+    columns = ["group", "env steps/s", "wall clock", "evaluations", "CPU time", "memory", "GPU"]
+    tables.append(("Speed and memory", columns, [_cost_row(group) for group in groups]))
+    columns = ["run", "group", "seed", "outcome", "score", "best", "env steps", "evaluation.json"]
+    rows = [
+        _run_row(run, group, score, comparison)
+        for group in groups
+        for run, score in zip(group.runs, group.scores, strict=True)
+    ]
+    tables.append(("Runs", columns, rows))
+    if comparison.left_out:
+        rows = [[str(path), reason] for path, reason in comparison.left_out]
+        tables.append(("Left out", ["run", "why"], rows))
+    return tables
+
+
+def _score_row(group: Group, metric: str) -> list[str]:
+    low, high = group.interval or (None, None)
+    return [
+        group.name,
+        number(group.score),
+        "one run" if low is None else f"[{number(low)}, {number(high)}]",
+        number(float(np.mean(group.scores))),
+        f"{number(min(group.scores))} to {number(max(group.scores))}",
+        str(len(group.runs)),
+        number(float(group.curves[metric].env_steps[-1])),
+    ]
+
+
+def _cost_row(group: Group) -> list[str]:
+    costs = costs_of(group.runs)
+    return [
+        group.name,
+        number(costs["sps"]),
+        *(duration(costs[name]) for name in ("seconds", "evaluation_seconds", "cpu_seconds")),
+        *(_size(costs[name]) for name in ("memory", "gpu_memory")),
+    ]
+
+
+def _run_row(run: RunRecord, group: Group, score: float, comparison: Comparison) -> list[str]:
+    steps, _, values = run.curve(comparison.metric)
+    best = values.max() if comparison.higher_is_better else values.min()
+    told = ABSENT
+    if run.evaluation is not None:
+        low, high = run.evaluation["ci95"]
+        told = (
+            f"{number(run.evaluation['avg_reward'])} [{number(low)}, {number(high)}], "
+            f"{run.evaluation['episodes']} episodes at {number(run.evaluation.get('env_steps'))}"
+        )
+    return [
+        run.path.name,
+        group.name,
+        ABSENT if run.seed is None else str(run.seed),
+        str(run.manifest.get("outcome", "unknown")),
+        number(score),
+        number(float(best)),
+        number(float(steps[-1])),
+        told,
+    ]
+
+
+def number(value: float | None) -> str:
+    """Return a number by the digits that a reader needs.
+
+    Args:
+        value: None or NaN for one that is not known.
+    """
+    if value is None or math.isnan(value):
+        return ABSENT
+    if abs(value) >= 1000 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as a person says them.
+
+    Args:
+        seconds: None where it is not known.
+    """
+    if seconds is None:
+        return ABSENT
+    if seconds < 90:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 5400 else f"{seconds / 3600:.3g} h"
+
+
+def _size(size: float | None) -> str:
+    return ABSENT if size is None else f"{size / MIB:,.0f} MiB"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return the tables of a report as Markdown.
+
+    Args:
+        comparison: of runs.
+    """
+    lines = [f"# {_title(comparison)}", "", f"{_summary(comparison)} {METHOD}", ""]
+    for title, columns, rows in tables_of(comparison):
+        lines += [f"## {title}", "", _row(columns), _row(["---"] * len(columns))]
+        lines += [*map(_row, rows), ""]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str]) -> str:
+    texts = [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(texts)} |"
+
+
+def _title(comparison: Comparison) -> str:
+    return f"{comparison.env}: {TITLES.get(comparison.metric, comparison.metric).lower()}"
+
+
+def _summary(comparison: Comparison) -> str:
+    count = sum(len(group.runs) for group in comparison.groups)
+    groups = len(comparison.groups)
+    runs = "1 run" if count == 1 else f"{count} runs"
+    of = "" if groups == 1 else f" in {groups} groups of equal settings"
+    return f"{runs}{of}, scored by the {comparison.scored_by}."
+
+
+def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
+    """Return a page that holds all it shows.
+
+    Args:
+        comparison: of runs.
+        output: where it will lie: films that are not in it are linked from there.
+        films_mib: MiB of films that lie in the page, those of the best groups first.
+    """
+    template = (files("lightning_rl.reports") / "page.html").read_text()
+    data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
+    title = html.escape(_title(comparison))
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    parts = {
+        "title": title,
+        "summary": html.escape(_summary(comparison)),
+        "method": html.escape(METHOD),
+        "made": f"lightning_rl {html.escape(own_version())}, {now}",
+        "tables": "\n".join(_sections(comparison)),
+        "films": _films(comparison, output, films_mib),
+        "data": data.replace("<", "\\u003c"),  # no value ends the script
+    }
+    for name, text in parts.items():
+        template = template.replace(f"<!--{name}-->", text)
+    return template
+
+
+def _sections(comparison: Comparison) -> Iterator[str]:
+    for title, columns, rows in tables_of(comparison):
+        bars: list[str] = []
+        if title.startswith("Final") and len(comparison.groups) > 1:
+            bars = _bars([(g.score, g.interval, i) for i, g in enumerate(comparison.groups)])
+        elif title.startswith("Probability"):
+            found = comparison.improvements
+            bars = _bars([(share, interval, None) for *_, share, interval in found], (0.0, 1.0))
+        head = "".join(f"<th>{html.escape(one)}</th>" for one in columns)
+        head += "<th></th>" if bars else ""
+        body = ""
+        for i, row in enumerate(rows):
+            cells = "".join(_cell(cell) for cell in row)
+            body += f"<tr>{cells}{f'<td>{bars[i]}</td>' if bars else ''}</tr>\n"
+        folded = len(rows) > 12
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+        table = f'<div class="scroll">{table}</div>'
+        if folded:
+            table = f"<details><summary>{len(rows)} rows</summary>{table}</details>"
+        yield f"<section><h2>{html.escape(title)}</h2>{table}</section>"
+
+
+def _cell(text: str) -> str:
+    numeric = text[:1].isdigit() or text[:1] in ("[", "-") or text == ABSENT
+    return f"<td{' class=n' if numeric and len(text) < 30 else ''}>{html.escape(text)}</td>"
+
+
+def _bars(
+    rows: Sequence[tuple[float, tuple[float, float] | None, int | None]],
+    span: tuple[float, float] | None = None,
+) -> list[str]:
+    """Draw scores and their intervals as dots and lines, all on one scale."""
+    if span is None:
+        ends = [end for score, interval, _ in rows for end in (score, *(interval or ()))]
+        span = (min(ends), max(ends))
+    width = (span[1] - span[0]) or 1.0
+
+    def x(value: float) -> float:
+        return round(6 + 148 * (value - span[0]) / width, 1)
+
+    bars = []
+    for score, interval, i in rows:
+        colour = f"var(--c{i})" if i is not None and i < 8 else "var(--muted)"
+        line = (
+            f'<line x1="{x(0.5)}" x2="{x(0.5)}" y1="0" y2="16" class="mid"/>' if i is None else ""
+        )
+        if interval is not None:
+            line += (
+                f'<line x1="{x(interval[0])}" x2="{x(interval[1])}" y1="8" y2="8" '
+                f'stroke="{colour}" stroke-width="3"/>'
+            )
+        dot = f'<circle cx="{x(score)}" cy="8" r="4" fill="{colour}"/>'
+        bars.append(f'<svg class="bar" viewBox="0 0 160 16">{line}{dot}</svg>')
+    return bars
+
+
+def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
+    """Show the newest film of each run: in the page as long as there is room, else linked."""
+    left = films_mib * MIB
+    shown = []
+    for group in comparison.groups:
+        for run in group.runs:
+            if not run.films:
+                continue
+            film = run.films[-1]
+            size = film.stat().st_size
+            if size <= left:
+                left -= size
+                source = f"data:video/mp4;base64,{base64.b64encode(film.read_bytes()).decode()}"
+                preload = "metadata"  # its first picture is shown
+            else:
+                preload = "none"
+                source = quote(os.path.relpath(film, output.absolute().parent))
+            name = html.escape(f"{group.name}, {run.path.name}: {film.name}")
+            shown.append(
+                f'<figure><video controls preload="{preload}" src="{source}"></video>'
+                f"<figcaption>{name}</figcaption></figure>"
+            )
+    if not shown:
+        return ""
+    return f'<section><h2>Films</h2><div class="films">{"".join(shown)}</div></section>'

@@ -1,0 +1,212 @@
+"""Read what a run wrote: its settings, its manifest, its curves, its evaluation, its films."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.plain_yaml import load_yaml
+
+MANIFEST, NUMBERS = "run.json", Path("logs", "metrics.csv")
+"""By which a run directory is known, and the table of its metrics."""
+
+SPEED = "charts/SPS"
+"""The metric that gives training time: env steps of an iteration by the seconds that it took."""
+
+
+@dataclass
+class RunRecord:
+    """What a run wrote.
+
+    Attributes:
+        path: its directory.
+        settings: by dotted path.
+        manifest: of `run.json`; empty where there is none.
+        evaluation: of `evaluation.json`; None where there is none.
+        env_steps: of the rows [P] in which one of the metrics asked for stands.
+        seconds: of training up to these rows [P], evaluations left out; NaN where it is not known.
+        metrics: those asked for that the run has, by name: values [P], NaN where a row has none.
+        films: newest last.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    manifest: dict[str, Any]
+    evaluation: dict[str, Any] | None
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    metrics: dict[str, np.ndarray]
+    films: list[Path] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int | None:
+        """Its seed, where it says so."""
+        seed = self.manifest.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def env(self) -> str:
+        """What it was trained in: the id of the env, or its class."""
+        names = ("data.env.init_args.id", "data.env.id", "data.env.class_path", "data.env")
+        found = next((self.settings[name] for name in names if self.settings.get(name)), None)
+        return "unknown" if found is None else str(found).rpartition(".")[2]
+
+    def of_all_parts(self, name: str) -> float | None:
+        """Return the seconds of a kind that a run and its earlier parts took together.
+
+        Args:
+            name: total, evaluation or cpu. A part that was killed did not say, and is left out.
+        """
+        parts = [*self.manifest.get("earlier", []), self.manifest]
+        seconds = [part.get("seconds", {}).get(name) for part in parts]
+        known = [float(one) for one in seconds if one]
+        return sum(known) if known else None
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return env steps [E], seconds [E] and values [E] of the rows that have a metric."""
+        values = self.metrics.get(metric, np.full(len(self.env_steps), np.nan))
+        there = ~np.isnan(values)
+        return self.env_steps[there], self.seconds[there], values[there]
+
+
+def find_runs(given: Iterable[str | Path]) -> list[Path]:
+    """Return run directories: those given, and those below the directories given.
+
+    Raises:
+        ConfigurationError: where there is none, saying what there is.
+    """
+    found: dict[Path, None] = {}
+    for one in map(Path, given):
+        if one.is_dir():
+            below = sorted(path.parent for path in one.rglob(MANIFEST))
+            runs = [one] if (one / MANIFEST).is_file() else below
+        else:
+            runs = []
+        if not runs:
+            parent = one.parent
+            there = [path.name for path in parent.iterdir()] if parent.is_dir() else []
+            missing = f"does not exist{closest(one.name, there)}"
+            raise ConfigurationError(
+                f"No run at {one}: it {'holds no run' if one.is_dir() else missing}. Give run "
+                f"directories (with a {MANIFEST}), the directory of a sweep, or one with runs in "
+                "it, such as outputs."
+            )
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
+def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
+    """Read what a run wrote.
+
+    Args:
+        path: of its directory.
+        metrics: that are wanted; those that it does not have are left out.
+
+    Raises:
+        ConfigurationError: where a file of it cannot be read, naming the file and the place.
+    """
+    steps, columns = read_columns(path / NUMBERS, [*metrics, SPEED])
+    seconds = _seconds(steps, columns.pop(SPEED))
+    there = {name: values for name, values in columns.items() if not np.isnan(values).all()}
+    rows = np.zeros(len(steps), bool)
+    for values in there.values():
+        rows |= ~np.isnan(values)
+    return RunRecord(
+        path=path,
+        settings=_settings_of(path),
+        manifest=_json(path / MANIFEST) or {},
+        evaluation=_json(path / "evaluation.json"),
+        env_steps=steps[rows],
+        seconds=seconds[rows],
+        metrics={name: values[rows] for name, values in there.items()},
+        films=sorted((path / "videos").glob("*.mp4"), key=lambda film: film.stat().st_mtime_ns),
+    )
+
+
+def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Read env steps [P] and columns [P] of a table of metrics; NaN where a cell is empty.
+
+    A column that the table lacks is all NaN, and a last line that a kill has cut short is left out.
+
+    Raises:
+        ConfigurationError: where there is no such table, or it is damaged: naming the line.
+    """
+    rows: list[list[float]] = []
+    lines = None
+    try:
+        with path.open(newline="") as file:
+            lines = csv.reader(one for one in file if one.endswith("\n"))
+            header = next(lines, ["env_steps"])
+            at = [header.index(name) if name in header else None for name in ("env_steps", *names)]
+            if at[0] is None:
+                raise ValueError("it has no column env_steps")
+            for cells in lines:
+                rows.append([float(cells[i]) if i is not None and cells[i] else np.nan for i in at])
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{path} does not exist: the run ended before its first iteration, or wrote none "
+            "(trainer.logger: false)."
+        ) from error
+    except (OSError, ValueError, IndexError, csv.Error, UnicodeDecodeError) as error:
+        where = f", line {lines.line_num}" if lines is not None else ""
+        raise ConfigurationError(
+            f"{path} cannot be read{where}: {error}. It is a table that the run writes; leave the "
+            "run out, or mend the line."
+        ) from error
+    table = np.array(rows, float).reshape(len(rows), 1 + len(names))
+    return table[:, 0], {name: table[:, i] for i, name in enumerate(names, 1)}
+
+
+def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
+    """Return the seconds of training [P]: the env steps of each row by the speed in it.
+
+    A row of an evaluation between two that were logged has no speed: it has theirs.
+    """
+    known = speed > 0
+    if not known.any():
+        return np.full(len(env_steps), np.nan)
+    filled = np.interp(env_steps, env_steps[known], speed[known])
+    seconds: np.ndarray = np.cumsum(np.diff(env_steps, prepend=0.0) / filled)
+    return seconds
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """Return the settings of a run: of the command line, or of Python as its logger wrote them."""
+    for file in (path / "config.yaml", path / "logs" / "hparams.yaml"):
+        try:
+            content = load_yaml(file.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ConfigurationError(
+                f"{file} cannot be read: {' '.join(str(error).split())}."
+            ) from error
+        if isinstance(content, Mapping):
+            return dict(_flat(content))
+    return {}
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
+    return content

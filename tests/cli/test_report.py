@@ -1,0 +1,305 @@
+"""`rl-cli report`: what runs wrote, compared."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from lightning_rl.cli.app import run
+from lightning_rl.reports import compare
+from tests import references
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+STEPS = [1000, 2000, 3000, 4000]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def make_run(name, returns, seed=1, env="CartPole-v1", steps=STEPS, speed=500.0, **settings):
+    """Write what `rl-cli fit` writes, as far as a report reads it."""
+    directory = Path("outputs", name)
+    (directory / "logs").mkdir(parents=True)
+    flat = {"clip_coef": 0.2, "optimizer": None} | settings
+    config = {
+        "seed_everything": seed,
+        "exp_name": name.partition("_2")[0],
+        "output_dir": "outputs",
+        "model": {"class_path": "lightning_rl.PPO", "init_args": flat},
+        "data": {"env": {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": env}}},
+        "trainer": {"best_metric": "eval/avg_reward", "best_mode": "max"},
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    manifest = {
+        "outcome": "finished",
+        "seed": seed,
+        "seconds": {"total": 12.0, "evaluation": 4.0, "cpu": 8.0},
+        "peak_memory": {"process": 300 * 2**20, "cuda": None},
+        "earlier": [],
+    }
+    (directory / "run.json").write_text(json.dumps(manifest))
+    lines = ["env_steps,train/loss,charts/SPS,eval/avg_reward"]
+    for at, value in zip(steps, returns, strict=True):
+        lines += [f"{at - 500},0.1,{speed},", f"{at},0.1,{speed},{value}"]
+    (directory / "logs" / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def make_seeds(prefix, count=5, gain=1.0, steps=STEPS, **settings):
+    generator = np.random.default_rng(count + int(10 * gain))
+    curves = np.cumsum(generator.uniform(20, 100, (count, len(steps))) * gain, axis=1)
+    for seed, curve in enumerate(curves, 1):
+        name = f"{prefix}_seed{seed}_20260101_00000{seed}"
+        make_run(name, curve.tolist(), seed, steps=steps, **settings)
+    return curves
+
+
+def report(*arguments):
+    run(["report", *map(str, arguments)])
+
+
+def refused(*arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        report(*arguments)
+    assert stop.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_seeds_of_equal_settings_are_a_group_with_the_intervals_of_the_definition():
+    curves = make_seeds("a")
+    make_seeds("b", gain=2.0, clip_coef=0.3)
+    better, worse = compare(["outputs"]).groups
+    assert (better.name, worse.name) == ("clip_coef 0.3", "clip_coef 0.2")
+    assert better.settings == {"model.init_args.clip_coef": "0.3"}
+    curve = worse.curves["eval/avg_reward"]
+    assert curve.env_steps.tolist() == STEPS
+    assert curve.seconds.tolist() == [2.0, 4.0, 6.0, 8.0]  # 500 env steps a second
+    for i, scores in enumerate(curves.T):
+        expected = references.stratified_interval(references.iqm, [[scores]], 10_000)
+        assert (curve.low[i], curve.high[i]) == pytest.approx(expected, rel=1e-12)
+        assert curve.centre[i] == pytest.approx(references.iqm([scores]), rel=1e-12)
+    assert worse.scores == pytest.approx(curves[:, -1])
+    assert worse.interval == pytest.approx((curve.low[-1], curve.high[-1]))
+
+
+def test_groups_are_compared_with_each_other():
+    a, b = make_seeds("a"), make_seeds("b", gain=1.3, clip_coef=0.3)
+    ((first, second, share, interval),) = compare(["outputs"]).improvements
+    scores = {"clip_coef 0.2": [a[:, -1]], "clip_coef 0.3": [b[:, -1]]}
+    assert share == pytest.approx(references.improvement(scores[first], scores[second]))
+    assert interval[0] <= share <= interval[1]
+
+
+def test_a_run_that_has_not_got_there_has_no_part_and_it_shows():
+    make_run("a_20260101_000000", [1, 2, 3, 4])
+    make_run("a_20260101_000001", [3, 4], steps=[1000, 2000], seed=2)
+    make_run("a_20260101_000002", [5, 9], steps=[1000, 3000], seed=3)  # 7 on the line between
+    (group,) = compare(["outputs"]).groups
+    curve = group.curves["eval/avg_reward"]
+    assert curve.runs.tolist() == [3, 3, 2, 1]
+    assert curve.centre.tolist() == [3.0, pytest.approx(13 / 3), 6.0, 4.0]
+    assert np.isnan(curve.low[-1])
+
+
+def test_the_evaluation_that_validate_wrote_counts_where_all_runs_have_one(capsys):
+    evaluation = {"episodes": 50, "avg_reward": 7.0, "ci95": [6.0, 8.0], "success_rate": None}
+    rest = {"std_reward": 1.0, "avg_length": 9.0, "terminations": 0, "truncations": 50}
+    rest |= {"metrics": {}, "intervened_steps": None, "success_ci95": None, "env_steps": 4000}
+    directories = [make_run(f"a_20260101_00000{i}", [1, 2, 3, 4 + i], seed=i) for i in (1, 2)]
+    for i, directory in enumerate(directories):
+        content = evaluation | rest | {"avg_reward": 7.0 + i}
+        (directory / "evaluation.json").write_text(json.dumps(content))
+        found = compare(["outputs"])
+        assert found.groups[0].scores == ([5.0, 6.0], [7.0, 8.0])[i]
+    assert found.scored_by == "evaluation.json of each run"
+    # that of the best checkpoint, which is of earlier weights, does not
+    (directories[0] / "evaluation.json").write_text(
+        json.dumps(evaluation | rest | {"env_steps": 2000})
+    )
+    assert compare(["outputs"]).scored_by == "last evaluation of training"
+
+
+def test_as_markdown_and_as_json(capsys):
+    make_seeds("a")
+    make_seeds("b", gain=9.0, clip_coef=0.3)
+    report("outputs", "--format", "md")
+    out = capsys.readouterr().out
+    assert "# CartPole-v1: return of an episode" in out
+    assert "| clip_coef 0.3 | clip_coef 0.2 | 1.00 | [1.00, 1.00] |" in out
+    assert "| clip_coef 0.2 | 500 | 12 s | 4 s | 8 s | 300 MiB | – |" in out
+    report("outputs", "--output", "numbers.json")
+    data = json.loads(Path("numbers.json").read_text())
+    assert [group["name"] for group in data["groups"]] == ["clip_coef 0.3", "clip_coef 0.2"]
+    assert data["groups"][0]["runs"][2]["curves"]["eval/avg_reward"]["env_steps"] == STEPS
+
+
+def test_runs_are_grouped_by_the_settings_that_are_named(capsys):
+    for i, clip in enumerate((0.1, 0.1, 0.3, 0.3)):
+        make_run(f"a_20260101_00000{i}", [1, 2, 3, i], seed=i, clip_coef=clip, gamma=0.9 + i / 100)
+    assert len(compare(["outputs"]).groups) == 4
+    groups = compare(["outputs"], group_by=["clip_coef"]).groups
+    assert [(group.name, group.scores) for group in groups] == [
+        ("clip_coef 0.3", [2.0, 3.0]),
+        ("clip_coef 0.1", [0.0, 1.0]),
+    ]
+    err = refused("outputs", "--group_by", "clip_coeff", capsys=capsys)
+    assert "--group_by clip_coeff: no run has it; close matches: clip_coef" in err
+
+
+def test_what_there_is_not_is_refused_with_what_there_is(capsys):
+    make_run("first_20260101_000000", [1, 2, 3, 4])
+    err = refused("outputs/first_20260101_000001", capsys=capsys)
+    assert "No run at outputs/first_20260101_000001: it does not exist; close matches: first" in err
+    Path("empty").mkdir()
+    assert "No run at empty: it holds no run." in refused("empty", capsys=capsys)
+    err = refused("outputs", "--metric", "eval/success_rate", capsys=capsys)
+    assert "None of the 1 runs can be shown." in err
+    assert "has no eval/success_rate, but eval/avg_reward; it is finished. Name another" in err
+    make_run("other_20260101_000000", [1, 2, 3, 4], env="Hopper-v5")
+    err = refused("outputs", capsys=capsys)
+    assert (
+        "These runs are of 2 envs, whose returns cannot be compared: CartPole-v1: outputs/" in err
+    )
+    err = refused("outputs", "--output", "report.pdf", capsys=capsys)
+    assert "--output report.pdf ends in none of .html, .md, .json" in err
+    with pytest.raises(SystemExit):
+        report("outputs", "--metrc", "x")
+    assert "report has no option --metrc; close matches: metric." in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_read_is_left_out_and_the_report_says_why(capsys):
+    make_run("good_20260101_000000", [1, 2, 3, 4])
+    bad = make_run("bad_20260101_000000", [1, 2, 3, 4], seed=2) / "logs" / "metrics.csv"
+    bad.write_text(bad.read_text().replace("2000,0.1,500.0,2", "2000,0.1,500.0,zero"))
+    (make_run("none_20260101_000000", [], steps=[], seed=3) / "run.json").write_text(
+        json.dumps({"outcome": "failed: RuntimeError: no", "earlier": []})
+    )
+    report("outputs", "--format", "md")
+    out, err = capsys.readouterr()
+    assert "metrics.csv cannot be read, line 5: could not convert string to float: 'zero'" in err
+    assert "has no eval/avg_reward, but no evaluation; it is failed: RuntimeError: no." in err
+    assert "## Left out" in out
+    assert "1 run, scored by" in out
+
+
+def test_a_line_that_a_kill_has_cut_short_is_left_out():
+    table = make_run("a_20260101_000000", [1, 2, 3, 4]) / "logs" / "metrics.csv"
+    table.write_text(table.read_text() + "4500,0.")
+    assert compare(["outputs"]).groups[0].scores == [4.0]
+
+
+def test_films_lie_in_the_page_as_long_as_there_is_room():
+    for i in (1, 2):
+        videos = make_run(f"a_20260101_00000{i}", [1, 2, 3, i], seed=i) / "videos"
+        videos.mkdir()
+        (videos / "eval_4000.mp4").write_bytes(bytes([i]) * 2**19)
+    report("outputs", "--output", "pages/report.html", "--films_mib", "0.6")
+    page = Path("pages/report.html").read_text()
+    assert f"data:video/mp4;base64,{base64.b64encode(bytes([1]) * 2**19).decode()}" in page
+    assert 'src="../outputs/a_20260101_000002/videos/eval_4000.mp4"' in page
+
+
+def test_what_is_in_a_setting_does_not_end_up_as_html():
+    make_run("a_20260101_000000", [1, 2, 3, 4], note="</script><b>")
+    make_run("b_20260101_000000", [1, 2, 3, 4], note="plain")
+    report("outputs")
+    page = Path("report.html").read_text()
+    assert "<b>" not in page
+    assert page.count("</script>") == 2
+
+
+LOOK = """
+<script>
+{
+const box = chart.getBoundingClientRect();
+const at = x => chart.dispatchEvent(new PointerEvent("pointermove", {clientX: box.left + x, clientY: box.top + 90}));
+at(box.width - 16);
+document.body.dataset.steps = tip.textContent;
+document.querySelector("[data-axis=seconds]").click();
+at(box.width - 16);
+document.body.dataset.seconds = tip.textContent;
+document.getElementById("each").click();
+document.querySelector("#legend button").click();
+document.body.dataset.paths = chart.querySelectorAll("path").length;
+}
+</script></body>"""
+
+
+def opened(page):
+    """Open a page in Chromium; return the document as it is then, its messages and its requests."""
+    log = page.with_suffix(".netlog")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--disable-background-networking", "--disable-component-update", "--no-first-run"]
+    command += ["--enable-logging=stderr", f"--log-net-log={log.absolute()}"]
+    command += [f"--user-data-dir={Path('profile').absolute()}", page.absolute().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    events = [event.get("params", {}) for event in json.loads(log.read_text())["events"]]
+    # Those of the browser itself, for its own updates, have no page as their initiator.
+    requests = [
+        event["url"]
+        for event in events
+        if event.get("initiator", "not an origin") != "not an origin"
+        and not event.get("url", "file:").startswith(("file:", "data:"))
+    ]
+    return done.stdout, messages, requests
+
+
+@needs_chromium
+def test_five_seeds_open_in_a_browser_without_an_error_or_a_request():
+    make_seeds("a", steps=list(range(1000, 101_000, 1000)))
+    make_seeds("b", gain=2.0, clip_coef=0.3, steps=list(range(1000, 101_000, 1000)))
+    report("outputs")
+    page = Path("report.html")
+    assert page.stat().st_size < 5 * 2**20
+    page.write_text(page.read_text().replace("</body>", LOOK))
+    document, messages, requests = opened(page)
+    assert messages == []
+    assert requests == []
+    tips = {name: re.search(f'data-{name}="([^"]*)"', document)[1] for name in ("steps", "seconds")}
+    assert re.match(
+        r"100,000 env stepsclip_coef 0\.3[\d,.]+ \[[\d,.]+, [\d,.]+\], 5 of 5 runs", tips["steps"]
+    )
+    assert tips["seconds"].startswith("3.33 minutesclip_coef 0.3")
+    # of the group that is left: its band, its line, and those of its five runs
+    assert 'data-paths="7"' in document
+    assert "<title>Return of an episode of CartPole-v1</title>" in document
+
+
+@needs_chromium
+def test_a_hundred_runs_of_fifty_settings_open_too():
+    for i in range(100):
+        make_run(f"a_20260101_{i:06d}", [1, 2, 3, i], seed=i % 2, clip_coef=0.1 + i // 2 / 1000)
+    report("outputs")
+    assert Path("report.html").stat().st_size < 5 * 2**20
+    document, messages, requests = opened(Path("report.html"))
+    assert (messages, requests) == ([], [])
+    assert len(re.findall(r'class="key"', document)) == 50
+
+
+def test_one_run_that_rl_cli_made_is_reported_on(finished_run):
+    small = [
+        *("--data.num_envs", "4", "--data.buffer_size", "16", "--model.batch_size", "32"),
+        *("--data.iterations_per_epoch", "3", "--data.num_eval_episodes", "2"),
+    ]
+    made = finished_run("--config", "ppo.yaml", *small, "--data.total_env_steps", "64")
+    report(made, "--output", "one.json")
+    data = json.loads(Path("one.json").read_text())
+    (group,) = data["groups"]
+    assert (data["env"], group["name"], group["interval"]) == ("CartPole-v1", "ppo", None)
+    costs = group["costs"]
+    assert costs["seconds"] > costs["evaluation_seconds"] > 0
+    assert costs["cpu_seconds"] > 0
+    assert costs["memory"] > 50 * 2**20
+    assert group["curves"]["eval/avg_reward"]["seconds"][0] > 0
