@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import Callback
 
 import lightning_rl
 from lightning_rl import ConfigurationError, SyncCollector
@@ -18,7 +19,7 @@ from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
 from tests.commands import Command
 from tests.equivalence.test_ray import assert_same_training, remote
-from tests.helpers import load, train
+from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -59,10 +60,8 @@ def is_running(pid):
         return False
 
 
-def collectors_of(command):
-    return [
-        pid for pid, name in processes_of(command.pid).items() if name.startswith("ray::RayActor")
-    ]
+def collectors_of(learner):
+    return [pid for pid, name in processes_of(learner).items() if name.startswith("ray::RayActor")]
 
 
 def wait_for(condition, seconds=200):
@@ -80,6 +79,12 @@ def rows(directory):
     )
 
 
+def last_of(directory):
+    """The checkpoint of the run that goes on there."""
+    (checkpoint,) = directory.glob("outputs/*/checkpoints/last.ckpt")
+    return checkpoint
+
+
 @needs_ray
 def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     tmp_path, monkeypatch
@@ -88,18 +93,26 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     monkeypatch.chdir(tmp_path)
     options = ("--data.collector", "RayCollector", "--data.collector.num_collectors", "2")
     budget = ("--data.total_env_steps", "10_000_000", "--data.collector.back_off_s", "0.1")
-    run = Command("fit", "--config", "ppo.yaml", *options, *budget, *QUIET)
-    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run)) == 2)
-    first = collectors_of(run)
+    saved = ("--data.iterations_per_epoch", "5")
+    run = Command("fit", "--config", "ppo.yaml", *options, *budget, *saved, *QUIET)
+    wait_for(lambda: rows(tmp_path) >= 2 and len(collectors_of(run.pid)) == 2)
+    first = collectors_of(run.pid)
     assert "token" not in run.stderr + run.stdout, "Ray's own advice"
     os.kill(first[0], signal.SIGKILL)
     before = rows(tmp_path)
     wait_for(lambda: rows(tmp_path) >= before + 10)  # the other one goes on meanwhile
-    wait_for(lambda: len(collectors_of(run)) == 2 and first[0] not in collectors_of(run))
+    wait_for(lambda: len(collectors_of(run.pid)) == 2 and first[0] not in collectors_of(run.pid))
     # Ray's two agents notice it after a minute; they hold no env.
     left = [pid for pid, name in processes_of(run.pid).items() if "Agent" not in name]
     os.kill(run.pid, signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, left)), seconds=30)
+    assert by_ray.ENDED in run.stderr
+    assert "A worker died" not in run.stdout, "Ray's own words for what our warning says"
+    steps = load(last_of(tmp_path))["lightning_rl"]["env_steps"]
+    more = ("--data.total_env_steps", steps + 4096)
+    run = Command("fit", "--ckpt_path", "last", *more, "--trainer.enable_progress_bar", "false")
+    assert run.wait(200).returncode == 0, run.stderr
+    assert load(last_of(tmp_path))["lightning_rl"]["env_steps"] == steps + 4096
 
 
 @needs_ray
@@ -110,29 +123,44 @@ def test_by_real_processes_one_collector_without_lag_is_the_foreground_bit_for_b
     assert_same_training(tmp_path / "sync", tmp_path / "ray")
 
 
+class Killer(Callback):
+    """Kills one of the collectors' processes after every few iterations, and notes what is trained on."""
+
+    def __init__(self, kills):
+        self.kills, self.killed, self.seen = kills, set(), []
+
+    def on_train_batch_start(self, trainer, module, rollout, *args):
+        lag = int(module.policy.version) - rollout["policy_version"][:, :-1]
+        self.seen.append((int(lag.min()), int(lag.max()), rollout["observation"].sum().item()))
+
+    def on_train_batch_end(self, trainer, *args):
+        alive = [pid for pid in collectors_of(os.getpid()) if pid not in self.killed]
+        if trainer.global_step % 4 == 0 and len(self.killed) < self.kills and alive:
+            os.kill(alive[0], signal.SIGKILL)
+            self.killed.add(alive[0])
+
+
 @needs_ray
 @pytest.mark.slow
-def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = ("--data.collector", "RayCollector", "--data.collector.num_collectors", "2")
-    budget = ("--data.total_env_steps", "300_000", "--data.collector.back_off_s", "0.1")
-    healthy = (
-        "--data.collector.min_healthy",
-        "0",
-        "--data.num_envs",
-        "2",
-        "--data.buffer_size",
-        "32",
-    )
-    run = Command("fit", "--config", "ppo.yaml", *options, *budget, *healthy, *QUIET)
-    for _ in range(20):
-        before = rows(tmp_path)
-        wait_for(lambda before=before: rows(tmp_path) > before + 2 and collectors_of(run))
-        os.kill(collectors_of(run)[0], signal.SIGKILL)
-    run.wait(600)
-    assert run.returncode == 0, run.stderr
-    (checkpoint,) = tmp_path.glob("outputs/*/checkpoints/last.ckpt")
-    assert load(checkpoint)["lightning_rl"]["env_steps"] >= 300_000
+@pytest.mark.timeout(900)
+def test_twenty_killed_collectors_cost_rollouts_and_nothing_else(tmp_path):
+    """Each iteration trains on a rollout of its own, none too old, and the run ends at its budget."""
+    killer, iterations = Killer(20), 200
+    data = {
+        "collector": remote(2, 2, min_healthy=0, back_off_s=0.1),
+        "total_env_steps": 64 * iterations,
+        "iterations_per_epoch": 20,
+    }
+    with pytest.warns(UserWarning, match=r"Collector \d failed, and is replaced in"):
+        train(tmp_path, data=data, trainer={"callbacks": [killer], "limit_val_batches": 0})
+    assert len(killer.killed) == 20
+    assert len(killer.seen) == iterations
+    assert all(0 <= least <= most <= 2 for least, most, _ in killer.seen)
+    assert len({content for *_, content in killer.seen}) == iterations, "trained on twice"
+    assert load(last(tmp_path))["lightning_rl"]["env_steps"] == 64 * iterations
+    counts = {tag: points[-1][1] for tag, points in scalars(tmp_path).items()}
+    assert counts["ray/restarts"] == 20
+    assert counts["ray/lost_rollouts"] <= 20
 
 
 def cluster(address, **room):

@@ -6,12 +6,15 @@ import os
 import platform
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
@@ -48,6 +51,9 @@ CLOSE_SECONDS = 5.0
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to answer."""
+
+HEAD_SECONDS = 15.0
+"""How long it may not answer before the run ends; Ray itself ends the process after a minute."""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that have the same version on both sides: what is sent is made of their classes."""
@@ -362,6 +368,7 @@ class RayCluster:
             with _signals_kept():
                 self._join()
             self._is_ours = True
+            hide_token()
         self.connected = True
         self._actor = ray.remote(
             num_cpus=self._num_cpus,
@@ -374,6 +381,8 @@ class RayCluster:
         self._setup = ray.put(cloudpickle.dumps(setup))
         _hear_torch_out()
         self._weights: Any = None
+        self._head = Head(ray.get_runtime_context().gcs_address)
+        self._witness = Witness()
 
     def _join(self) -> None:
         room: dict[str, Any] = {}
@@ -412,7 +421,12 @@ class RayCluster:
         handle.publish.options(concurrency_group="weights").remote(self._weights, version)
 
     def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
-        """Return the requests that are answered, with what has come."""
+        """Return the requests that are answered, with what has come.
+
+        Raises:
+            ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
+        """
+        self._head.refuse_lost()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []
@@ -462,10 +476,86 @@ class RayCluster:
     def disconnect(self) -> None:
         """Leave the cluster, and end it where it was started here."""
         self.connected = False
+        self._head.close()
         self._weights = self._setup = None
         if self._is_ours:
             with _signals_kept():
                 self._ray.shutdown()
+        self._witness.close()
+
+
+class Witness:
+    """A process that says so where this one ends without a word.
+
+    Ray does that to a process whose node has ended: at once, with exit code 1.
+    """
+
+    def __init__(self) -> None:
+        code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, ENDED],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which then closes it
+        )
+
+    def close(self) -> None:
+        """End it: this process ends in its own way."""
+        self._process.communicate(b"closed")
+
+
+ENDED = (
+    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
+    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
+    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
+    "--ckpt_path last.\n"
+)
+"""What a `Witness` says."""
+
+
+class Head:
+    """Looks whether the head of a cluster answers, in a thread of its own.
+
+    Without a head no collector can be replaced; those that there are go on, until Ray ends this
+    process after a minute, with a message of its own and nothing closed.
+
+    Args:
+        address: of the head, `host:port`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._answered_at = time.monotonic()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has not answered for too long."""
+        return time.monotonic() - self._answered_at > HEAD_SECONDS
+
+    def refuse_lost(self) -> None:
+        """End the run without a head.
+
+        Raises:
+            ConfigurationError: where it has not answered for `HEAD_SECONDS`.
+        """
+        require(
+            not self.is_lost,
+            f"The head of the Ray cluster at {self._address} has not answered for "
+            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
+            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
+        )
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        while not self._closed.wait(1.0):
+            with suppress(OSError):
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+                self._answered_at = time.monotonic()
 
 
 class LostCollectorError(RuntimeError):
@@ -634,10 +724,20 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment() -> None:
     """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
 
-    Before Ray is imported, which reads them then; processes that it starts inherit them.
+    And its lines on each process that has died, which our own warnings are about. Before Ray is
+    imported, which reads them then; processes that it starts inherit them.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^A worker died or was killed")
+
+
+def hide_token() -> None:
+    """Have the token read by nobody but its owner: Ray writes it as any other file."""
+    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(place) if place else Path.home() / ".ray" / "auth_token"
+    with suppress(OSError):  # there is none, or it is another user's to protect
+        path.chmod(0o600)
 
 
 def resource_of(run: str) -> str:
