@@ -4,10 +4,12 @@ import importlib.util
 import math
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -392,16 +394,18 @@ class RayCluster:
             own = {name: self._count * amount for name, amount in self._resources.items()}
             room["num_cpus"] = math.ceil(self._count * self._num_cpus)
             room |= {"resources": own, "include_dashboard": False}
-        try:
-            self._ray.init(
-                self._address or "local",
-                log_to_driver=False,
-                configure_logging=False,
-                logging_level="ERROR",
-                **room,
-            )
-        except Exception as error:
-            raise ConfigurationError(why_not_joined(self._address, error)) from error
+        with _stderr_kept() as printed:
+            try:
+                self._ray.init(
+                    self._address or "local",
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level="ERROR",
+                    **room,
+                )
+            except Exception as error:
+                why = why_not_joined(self._address, error, printed())
+                raise ConfigurationError(why) from error
 
     def put(self, weights: dict[str, Tensor]) -> None:
         """Make these the newest weights: one copy for all collectors of a node."""
@@ -590,7 +594,7 @@ class RayActor:
         flush_denormals(setup.flush_denormal)
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
-        self._env = env = setup.make_env()
+        self._env = env = _env_made_by(setup.make_env)
         (self._segment,) = allocate_segments(
             1,
             env.single_observation_space,
@@ -686,6 +690,24 @@ def _signals_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _stderr_kept() -> Iterator[Callable[[], str]]:
+    """Keep what the process prints to stderr, whoever prints it; hand out what returns it.
+
+    Ray prints a line a second while it tries to get into a cluster by a wrong token.
+    """
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 100_000, 0).decode(errors="replace")
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+
+
 def _hear_torch_out() -> None:
     """Have torch say, once per process and to nobody, that memory like Ray's cannot be written."""
     array = np.zeros(1)
@@ -762,8 +784,14 @@ def check_answers(address: str) -> None:
         raise ConfigurationError(why_not_joined(address, error)) from error
 
 
-def why_not_joined(address: str | None, error: Exception) -> str:
-    """Say why a cluster cannot be joined, and what to do."""
+def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
+    """Say why a cluster cannot be joined, and what to do.
+
+    Args:
+        address: of its head, `host:port`; None where Ray was to be started here.
+        error: that ended the attempt.
+        printed: what Ray has printed meanwhile.
+    """
     said = _brief(error)
     if address is None:
         return f"Ray cannot be started on this machine: {said}"
@@ -775,13 +803,21 @@ def why_not_joined(address: str | None, error: Exception) -> str:
             f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
             "open that port to this machine."
         )
-    if "version mismatch" in str(error).lower():
-        return f"{where}: {said}. Install the same versions on all machines."
+    whole = f"{error}\n{printed}"
+    if mismatch := re.search(r"version mismatch.*", whole, re.IGNORECASE | re.DOTALL):
+        said = _brief(RuntimeError(mismatch[0]))
+        return f"{where}: {said.rstrip('.')}. Install the same versions on all machines."
+    cure = (
+        "copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
+        "RAY_AUTH_TOKEN to what stands there."
+    )
+    if "no authentication token was found" in whole:
+        return f"{where}: this machine has no token: {cure}"
     # Ray tries a wrong token for a while, and then says only that it cannot connect.
+    known = "InvalidAuthToken" in whole
     return (
-        f"{where}: it answers, and does not let this process in. Its token is another one: copy "
-        "~/.ray/auth_token of the machine that runs its head to this one, or set RAY_AUTH_TOKEN to "
-        f"what stands there.{'' if 'InvalidAuthToken' in str(error) else f' Ray says: {said}'}"
+        f"{where}: it answers, and does not let this process in. Its token is another one: {cure}"
+        f"{'' if known else f' Ray says: {said}'}"
     )
 
 
@@ -817,10 +853,31 @@ def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
         setup: Setup = cloudpickle.loads(packed)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"The env or the policy cannot be imported on the node {node}: {error}. Install its "
-            "package there, or start Ray there with PYTHONPATH naming the folder of its module."
+            f"The env or the policy cannot be imported on the node {node}: {error}. {INSTALL}"
         ) from error
     return setup
+
+
+INSTALL = (
+    "Install its package there, or start Ray there with PYTHONPATH naming the folder of its module."
+)
+"""What to do on a node that cannot import a class."""
+
+
+def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
+    """Make the env of a collector, in its own process.
+
+    Raises:
+        ConfigurationError: where that is not possible, with the name of the node.
+    """
+    try:
+        return make_env()
+    except (ConfigurationError, ImportError) as error:
+        missing = isinstance(error.__cause__ or error, ImportError)
+        raise ConfigurationError(
+            f"The env cannot be made on the node {platform.node()}: {error}"
+            f"{f'. {INSTALL}' if missing else ''}"
+        ) from error
 
 
 # --- messages: tensors as arrays that Ray passes without a copy, and plain data ---

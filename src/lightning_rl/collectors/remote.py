@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.waiting import LOOK_SECONDS
+from lightning_rl.errors import ConfigurationError
 
 LONGEST_BACK_OFF = 60.0
 """The longest that a collector which fails again and again waits to be replaced, in seconds."""
@@ -141,6 +142,8 @@ class RemoteCollectors:
 
     A collector that dies, raises, or does not answer in time is ended, and replaced by one with
     another stream of seeds: after `back_off_s`, and twice as long each time that it fails again.
+    What its user can cure ends the run instead, where it keeps one from starting before any rollout
+    was trained on.
 
     Args:
         cluster: where they run.
@@ -174,6 +177,7 @@ class RemoteCollectors:
         """Wait for the next rollout; the collector that it comes from may then begin another.
 
         Raises:
+            ConfigurationError: that keeps a collector from starting, before the first rollout.
             WriterError: from what went wrong, where too few collectors are healthy.
             TimeoutError: where no rollout came in time.
             ReadInterrupted: after `interrupted` was set, where no rollout is there.
@@ -226,6 +230,7 @@ class RemoteCollectors:
             timeout_s: how long to wait for something to come, in seconds.
 
         Raises:
+            ConfigurationError: that keeps a collector from starting, before the first rollout.
             WriterError: from what went wrong, where too few collectors are healthy.
         """
         now = self.clock()
@@ -317,9 +322,12 @@ class RemoteCollectors:
         """End a collector that is to be replaced; its rollout is lost.
 
         Raises:
+            ConfigurationError: that kept it from starting, before any rollout was trained on.
             WriterError: from the error, where too few are healthy then.
         """
         self.cluster.kill(one.handle)
+        if isinstance(error, ConfigurationError) and not self.counts.taken:
+            raise error
         self.counts.lost += one.doing == "collecting"
         self.counts.restarts += 1
         waits = min(self.rules.back_off_s * 2**one.failures, LONGEST_BACK_OFF)
