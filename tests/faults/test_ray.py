@@ -1,6 +1,7 @@
 """Real Ray, few starts of it: collectors that are killed are replaced, and a learner that is killed leaves no process."""
 
 import ast
+import csv
 import json
 import os
 import re
@@ -543,3 +544,42 @@ def test_a_cluster_of_two_nodes_runs_the_documented_commands(tmp_path):
             said, _ = joined.communicate(timeout=90)
     assert joined.returncode == 1
     assert "has ended, or this machine was cut off from it. Start its head again" in said
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_robot_on_another_node_is_learnt_by_two_learners_one_after_the_other(
+    tmp_path, home, monkeypatch
+):
+    """SAC; the env is stepped on the node of `rl-cli collect`, and the first learner is killed on the way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    address = f"127.0.0.1:{free_port()}"
+    there = ("--data.collector.address", address)
+    robot = ("--data.collector", "RayCollector", *there, "--data.collector.run", "robot")
+    saved = ("--data.iterations_per_epoch", "62", "--trainer.enable_progress_bar", "false")
+
+    def steps():
+        last = list(tmp_path.glob("outputs/*/checkpoints/last.ckpt"))
+        return load(last[0])["lightning_rl"]["env_steps"] if last else 0
+
+    def returns():
+        (file,) = tmp_path.glob("outputs/*/logs/metrics.csv")
+        rows = csv.DictReader(file.open())
+        return [float(row["eval/avg_reward"]) for row in rows if row.get("eval/avg_reward")]
+
+    with node(home, "--head", f"--port={address.rpartition(':')[2]}"):
+        machine = Command("collect", "--address", address, "--run", "robot")
+        machine.wait_for("Joined")
+        first = Command("fit", "--config", "sac.yaml", *robot, *saved)
+        wait_for(lambda: steps() >= 3000, seconds=600)
+        first.kill()
+        second = Command("fit", "--ckpt_path", "last", *there, *saved[2:])
+        assert second.wait(1200).returncode == 0, second.stderr
+        machine_ends = machine.poll()
+    assert machine_ends is None, machine.stderr
+    assert steps() == 20_000
+    print(returns())
+    assert returns()[-1] > -250, returns()
+    assert machine.wait(90).returncode == 1

@@ -57,6 +57,9 @@ CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 15.0
 """How long it may not answer before the run ends; Ray itself ends the process after a minute."""
 
+VERSIONS_ALIVE = 3
+"""Of the weights: being written, the newest, and one that some collector still reads."""
+
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that have the same version on both sides: what is sent is made of their classes."""
 
@@ -383,6 +386,7 @@ class RayCluster:
         self._setup = ray.put(cloudpickle.dumps(setup))
         _hear_torch_out()
         self._weights: Any = None
+        self._number = 0  # of the publication
         self._head = Head(ray.get_runtime_context().gcs_address)
         self._witness = Witness()
 
@@ -408,8 +412,17 @@ class RayCluster:
                 raise ConfigurationError(why) from error
 
     def put(self, weights: dict[str, Tensor]) -> None:
-        """Make these the newest weights: one copy for all collectors of a node."""
-        self._weights = self._ray.put(_to_message(weights))
+        """Make these the newest weights: one copy for all collectors of a node.
+
+        The first call takes longer: it has memory made for all versions that there are at a time,
+        since to write into new memory takes several times as long as to write into it again.
+        """
+        message = _to_message(weights)
+        if self._weights is None:
+            made = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
+            del made
+        self._weights = self._ray.put(message)
+        self._number += 1
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
         """Have an actor created, where there is room for it, and started."""
@@ -418,11 +431,14 @@ class RayCluster:
 
     def collect(self, handle: Any, version: int) -> Any:
         """Ask for a rollout and the state behind it, which stays where it is."""
-        return tuple(handle.collect.options(num_returns=2).remote(self._weights, version))
+        # Not as an argument of `collect`: they would be kept until the rollout has come.
+        self.publish(handle, version)
+        return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
     def publish(self, handle: Any, version: int) -> None:
         """Hand the newest weights to a collector, by reference."""
-        handle.publish.options(concurrency_group="weights").remote(self._weights, version)
+        call = handle.publish.options(concurrency_group="weights")
+        call.remote(self._weights, self._number)
 
     def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
         """Return the requests that are answered, with what has come.
@@ -576,8 +592,9 @@ class RayActor:
     _env: VectorEnv | None = None
 
     def __init__(self) -> None:
-        self._newest: tuple[int, dict[str, Any]] = (-1, {})
-        self._there_are_newer = False
+        self._arrived = threading.Condition()
+        self._number = 0  # of the newest publication that has arrived
+        self._newest: dict[str, Any] | None = None  # its weights, until they are taken up
         self._stopped = False
 
     def start(self, packed: bytes, versions: dict[str, str], seed: int, state: Any) -> Any:
@@ -618,11 +635,16 @@ class RayActor:
         self._loop.load_state_dict(state)
         return state
 
-    def collect(self, weights: dict[str, Any], version: int) -> tuple[Any, Any]:
-        """Collect a rollout; return it with what it does not hold, and the state behind it."""
+    def collect(self, number: int) -> tuple[Any, Any]:
+        """Collect a rollout; return it with what it does not hold, and the state behind it.
+
+        Args:
+            number: of the publication to wait for.
+        """
         flush_denormals(self._flush_denormal)
-        self.publish(weights, version)
-        self._load()
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._stopped or self._number >= number)
+        self._take_up_weights(lambda: None)
         steps, notes = self._loop.run(self._segment)
         clear_bootstrap_slot(self._segment.steps[steps])
         rollout = first_steps(self._segment.rollout, steps)
@@ -632,18 +654,23 @@ class RayActor:
         notes["reports_success"] = self._loop.reports_success
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
-    def publish(self, weights: dict[str, Any], version: int) -> None:
+    def publish(self, weights: dict[str, Any], number: int) -> None:
         """Take newer weights in, which are taken up before the next env step.
 
-        Of one version there may be several, where an update publishes while it is under way.
+        Args:
+            weights: by name.
+            number: of the publication: one that was overtaken on its way is left out.
         """
-        if version >= self._newest[0]:
-            self._newest = version, weights
-            self._there_are_newer = True
+        with self._arrived:
+            if number > self._number:
+                self._number, self._newest = number, weights
+                self._arrived.notify_all()
 
     def stop(self) -> None:
         """Have the rollout under way end before the next env step."""
-        self._stopped = True
+        with self._arrived:
+            self._stopped = True
+            self._arrived.notify_all()
 
     def close(self) -> None:
         """Close the env."""
@@ -654,18 +681,16 @@ class RayActor:
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         if self._stopped:
             raise BufferClosed("The learner has ended.")
-        if not self._there_are_newer:
+        if self._newest is None:
             return False
         finish()
-        self._load()
-        return True
-
-    def _load(self) -> None:
-        self._there_are_newer = False  # before it is read: what comes meanwhile is newer again
+        with self._arrived:
+            weights, self._newest = self._newest, None  # the store may have its memory back
         state = self._policy.acting_state()
         with torch.no_grad():
-            for name, tensor in _from_message(self._newest[1]).items():
+            for name, tensor in _from_message(weights).items():
                 state[name].copy_(tensor)
+        return True
 
 
 def _import_ray() -> Any:
@@ -746,11 +771,13 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment() -> None:
     """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
 
-    And its lines on each process that has died, which our own warnings are about. Before Ray is
-    imported, which reads them then; processes that it starts inherit them.
+    And its lines on each process that has died, which our own warnings are about. What nobody refers
+    to is deleted at once, and not once a second, in which every publication would take new memory.
+    Before Ray is imported, which reads all that then; processes that it starts inherit it.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^A worker died or was killed")
 
 
