@@ -243,7 +243,7 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
         wait_for(lambda: head.is_lost, seconds=20)
         with pytest.raises(
             ConfigurationError,
-            match="has not answered for 0.5 s: it has ended, or this machine was",
+            match=r"has not answered for 0\.5 s: it has ended, or this machine was",
         ):
             head.refuse_lost()
     finally:

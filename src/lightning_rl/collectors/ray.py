@@ -640,12 +640,18 @@ class RayActor:
 
         Args:
             number: of the publication to wait for.
+
+        Returns:
+            None for both after `stop`.
         """
         flush_denormals(self._flush_denormal)
         with self._arrived:
             self._arrived.wait_for(lambda: self._stopped or self._number >= number)
-        self._take_up_weights(lambda: None)
-        steps, notes = self._loop.run(self._segment)
+        try:
+            self._take_up_weights(lambda: None)
+            steps, notes = self._loop.run(self._segment)
+        except BufferClosed:  # nobody asks for what it returns
+            return None, None
         clear_bootstrap_slot(self._segment.steps[steps])
         rollout = first_steps(self._segment.rollout, steps)
         # As it lies in memory: what is not contiguous would be copied twice on its way.
@@ -771,9 +777,9 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment() -> None:
     """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
 
-    And its lines on each process that has died, which our own warnings are about. What nobody refers
-    to is deleted at once, and not once a second, in which every publication would take new memory.
-    Before Ray is imported, which reads all that then; processes that it starts inherit it.
+    And its lines on each process that has died, which our own warnings are about. What nobody
+    refers to is deleted at once, and not once a second, in which every publication would take new
+    memory. Before Ray is imported, which reads all that then; processes that it starts inherit it.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
