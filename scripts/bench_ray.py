@@ -232,6 +232,7 @@ def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
             time.sleep(step_ms / 1000)
             return np.zeros(size, np.float32), 0.0, False, False, {}
 
+    gymnasium.registry.pop("Waiting-v0", None)  # of another size
     gymnasium.register("Waiting-v0", Waiting)
     return GymnasiumEnv(id="Waiting-v0", num_envs=1)
 

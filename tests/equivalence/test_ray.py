@@ -21,6 +21,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors import ray
 from lightning_rl.collectors.weights import changing_weights
+from tests.equivalence.features import ALL
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.remote import Threads
 
@@ -48,6 +49,7 @@ RUNS = {
     "PPO torch": {"env": CartPole},
     "PPO recurrent": {"policy": {"memory": LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
     "GRPO": {"model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32}},
+    "chunks, partial info, warm-up, normalisers, policy and algorithm of one's own": ALL,
     "SAC": {
         "env": "Pendulum-v1",
         "model": {"algorithm": SAC},
