@@ -14,7 +14,9 @@ of CPU time a step, of two collectors against one; wants two idle cores.
 `publish`: how long the learner stands still to publish 100 MB to four collectors that collect,
 after the first time. `cost`: the same for other sizes and other numbers of collectors, and how long
 the learner takes to get a rollout that waits for it, of several sizes (medians): lines are fitted
-to both by least relative squares, and tell what more collectors would do (docs/distributed.md).
+to both by least relative squares. `model`: what these lines say of a run (`predicted`), beside
+what eight collectors of envs that wait really do, and what they say of 10, 100 and 1,000
+collectors: that is extrapolated, and has no network in it (docs/distributed.md).
 """
 
 import argparse
@@ -26,15 +28,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from lightning_rl import ActorCritic, GymnasiumEnv, RayCollector, SlowPolicy
+from lightning_rl.collectors.remote import MOST_TOLD
 from lightning_rl.collectors.weights import changing_weights
 
-WORKLOADS = ("inference", "cpu", "publish", "cost")
+WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
 DELAY_MS, WORK_MS = 200, 5
 INFERENCE_SPEED_UP, CPU_SPEED_UP, PUBLISH_MS = 3.6, 1.6, 50
 """What is promised, with four collectors and with two, and of 100 MB."""
@@ -53,7 +56,13 @@ def main() -> int:
     results: dict[str, Row] = {}
     if args.output.is_file():
         results = json.loads(args.output.read_text())
-    measure = {"inference": inference, "cpu": cpu_bound, "publish": publish, "cost": cost}
+    measure: dict[str, Callable[[], Row]] = {
+        "inference": inference,
+        "cpu": cpu_bound,
+        "publish": publish,
+        "cost": cost,
+        "model": lambda: model(results["cost"]),
+    }
     for name in args.workloads:
         load = os.getloadavg()[0]
         results[name] = measure[name]() | {"load": load, "cores": os.cpu_count()}
@@ -123,6 +132,68 @@ def cost() -> Row:
         "rollout_ms": 1e3 * rollout,
         "rollout_ms_per_MB": 1e9 * per_rollout_byte,
     }
+
+
+class Run(NamedTuple):
+    """What a model of a run depends on.
+
+    Attributes:
+        num_envs: of each collector.
+        num_steps: of a rollout.
+        step_s: seconds that a step of all envs of a collector takes, inference included.
+        rollout_bytes: of a rollout.
+        weight_bytes: of what is published.
+        update_s: seconds that an update takes.
+    """
+
+    num_envs: int
+    num_steps: int
+    step_s: float
+    rollout_bytes: float
+    weight_bytes: float
+    update_s: float
+
+
+CASES = {
+    "robots at 20 Hz, two cameras": Run(1, 16, 0.05, 1.6e6, 1e6, 0.05),
+    "simulators, 8 envs, 1 ms a step": Run(8, 128, 0.008, 1e6, 0.3e6, 0.05),
+    "a VLA, 8 envs, 200 ms a step": Run(8, 16, 0.2, 19e6, 100e6, 0.5),
+}
+
+
+def model(costs: Row) -> Row:
+    """Compare the model with two runs, and ask it about more collectors."""
+    make = partial(make_waiting, 4, 5.0)
+    nbytes, weights = costs["landed"][0][0] / 4, 2e4
+    measured = []
+    for num_steps in (16, 64):
+        run = Run(1, num_steps, 0.0056, nbytes * num_steps / 16, weights, 0.0)
+        took = rate(make, ActorCritic, 8, num_steps)
+        measured.append((num_steps, took, predicted(costs, run, 8)[0]))
+    asked = {
+        name: {count: predicted(costs, run, count) for count in (1, 10, 100, 1000)}
+        for name, run in CASES.items()
+    }
+    return {"steps, steps per second measured, predicted": measured, "predicted": asked}
+
+
+def predicted(costs: Row, run: Run, count: int) -> tuple[float, float, float]:
+    """Return env steps per second, the share of time that collectors work, and bytes per second.
+
+    Collectors give a rollout each `num_steps` steps; the learner takes one in the time of an
+    update, of getting the rollout and of a publication, which is a call for some collectors.
+    """
+    learner = run.update_s + 1e-3 * (
+        costs["rollout_ms"]
+        + costs["rollout_ms_per_MB"] * run.rollout_bytes / 1e6
+        + costs["publish_ms"]
+        + costs["publish_ms_per_collector"] * min(count, MOST_TOLD)
+        + costs["publish_ms_per_MB"] * run.weight_bytes / 1e6
+    )
+    offered = count / (run.num_steps * run.step_s)
+    rollouts = min(offered, 1 / learner)
+    steps = rollouts * run.num_steps * run.num_envs
+    return steps, rollouts / offered, rollouts * (run.rollout_bytes + run.weight_bytes)
 
 
 def fit(took: np.ndarray, *columns: np.ndarray) -> np.ndarray:

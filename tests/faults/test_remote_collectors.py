@@ -7,7 +7,7 @@ import pytest
 
 from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
-from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
+from lightning_rl.collectors.remote import MOST_TOLD, Answer, RemoteCollectors, Rules
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -152,6 +152,30 @@ def test_weights_reach_those_who_collect():
     collecting = sum(one.doing == "collecting" for one in collectors.remotes)
     collectors.publish(1)
     assert cluster.published[1] == collecting > 0
+
+
+def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
+    told = Counter()
+
+    class Busy(StandIn):
+        def collect(self, handle, version):
+            request = super().collect(handle, version)
+            self.due[request] = float("inf"), None
+            return request
+
+        def publish(self, handle, version):
+            super().publish(handle, version)
+            told[handle] += 1
+
+    cluster = Busy(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 20, 20, timeout_s=1000.0)
+    while under_way(collectors) < 20:
+        collectors.look(1.0)
+    for _ in range(5):
+        collectors.publish(0)
+    assert cluster.published[0] == 5 * MOST_TOLD == 40
+    assert set(told.values()) == {2}
+    assert len(told) == 20
 
 
 def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
