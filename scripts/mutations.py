@@ -292,10 +292,17 @@ MUTATIONS = (
     ),
     Mutation(
         "collectors/ray.py",
-        "remote: of a version only the first weights are taken up",
-        "        if version >= self._newest[0]:\n",
-        "        if version > self._newest[0]:\n",
+        "remote: weights that were overtaken on their way act after all",
+        "            if number > self._number:\n",
+        "            if number != self._number:\n",
         "equivalence/test_ray.py",
+    ),
+    Mutation(
+        "collectors/remote.py",
+        "remote: an env that no node can make is tried again and again",
+        "        if isinstance(error, ConfigurationError) and not self.counts.taken:\n",
+        "        if isinstance(error, ConfigurationError) and self.closed:\n",
+        "faults/test_remote_collectors.py",
     ),
     Mutation(
         "cli/trust.py",

@@ -97,9 +97,9 @@ class Command:
         return os.pread(file, os.fstat(file).st_size, 0).decode()
 
 
-def rl_cli(*arguments, **kwargs):
+def rl_cli(*arguments, timeout=120, **kwargs):
     """Run the command to its end."""
-    return Command(*arguments, **kwargs).wait()
+    return Command(*arguments, **kwargs).wait(timeout)
 
 
 class Server(NamedTuple):

@@ -27,7 +27,7 @@ class Threads:
 
     def __init__(self, address, count, **room):
         self.connected, self.received_bytes, self.processes = False, 0, []
-        self.sent = []
+        self.sent, self.number = [], 0
         Threads.made.append(self)
 
     def connect(self, setup):
@@ -36,6 +36,7 @@ class Threads:
 
     def put(self, weights):
         self.weights = pickle.dumps(ray._to_message(weights), protocol=5)
+        self.number += 1
         self.sent.append(sorted(weights))
 
     def start(self, index, seed, state):
@@ -46,14 +47,16 @@ class Threads:
         )
 
     def collect(self, process, version):
-        def work(weights):
+        def work(number):
             assert not process.killed
-            return pickle.loads(pickle.dumps(process.actor.collect(pickle.loads(weights), version)))
+            return pickle.loads(pickle.dumps(process.actor.collect(number)))
 
-        return process.thread.submit(work, self.weights)
+        request = process.thread.submit(work, self.number)
+        self.publish(process, version)
+        return request
 
     def publish(self, process, version):
-        process.actor.publish(pickle.loads(self.weights), version)
+        process.actor.publish(pickle.loads(self.weights), self.number)
 
     def answered(self, requests, timeout_s):
         if not requests:

@@ -130,7 +130,12 @@ def test_readme_shows_how_to_train_in_fourteen_lines():
 
 # --- each page, from its top to its end ---
 
-WITH_RAY = ("ray ", "RAY_AUTH_MODE=token ray ", "rl-cli collect ")
+WITH_RAY = (
+    "ray ",
+    "RAY_AUTH_MODE=token ray ",
+    "rl-cli collect ",
+    "rl-cli fit --ckpt_path last --data.collector.address ",
+)
 """How those begin that need Ray: run word for word by `faults/test_ray.py`."""
 
 OF_THEIR_OWN = ("torchrun ", "rl-cli fit --config a2c.yaml", *WITH_RAY)

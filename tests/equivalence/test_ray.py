@@ -21,6 +21,7 @@ from lightning_rl import (
 )
 from lightning_rl.collectors import ray
 from lightning_rl.collectors.weights import changing_weights
+from tests.equivalence.features import ALL
 from tests.helpers import assert_same, last, load, scalars, train
 from tests.remote import Threads
 
@@ -48,6 +49,7 @@ RUNS = {
     "PPO torch": {"env": CartPole},
     "PPO recurrent": {"policy": {"memory": LSTM}, "model": {"sequence_length": 8, "burn_in": 4}},
     "GRPO": {"model": {"algorithm": GRPO, "group_size": 4, "batch_size": 32}},
+    "chunks, partial info, warm-up, normalisers, policy and algorithm of one's own": ALL,
     "SAC": {
         "env": "Pendulum-v1",
         "model": {"algorithm": SAC},
@@ -179,17 +181,20 @@ def test_uniform_actions_of_all_collectors_are_as_many_as_were_asked_for(tmp_pat
     assert sum(versions) == 4
 
 
-def test_of_one_version_the_newest_weights_act():
-    """An off-policy learner publishes within an iteration too."""
+def test_the_newest_weights_act_however_they_arrive_and_are_not_kept():
+    """An off-policy learner publishes within an iteration too; calls may overtake each other on their way."""
     spaces = gymnasium.spaces.Box(-1.0, 1.0, (3,)), gymnasium.spaces.Discrete(2)
     learner, actor = ActorCritic(*spaces, (4,)), ray.RayActor()
     actor._policy = ActorCritic(*spaces, (4,))
-    for number in (1.0, 2.0):
-        torch.nn.init.constant_(learner.actor[0].weight, number)
-        actor.publish(ray._to_message(changing_weights(learner)), version=3)
-        assert actor._take_up_weights(lambda: None)
-        assert torch.equal(actor._policy.actor[0].weight, learner.actor[0].weight)
-        assert not actor._take_up_weights(lambda: None)
+    sent = {}
+    for number in (1, 3, 2):
+        torch.nn.init.constant_(learner.actor[0].weight, float(number))
+        sent[number] = {name: tensor.clone() for name, tensor in changing_weights(learner).items()}
+    for number, acts in ((1, 1), (3, 3), (2, 3)):
+        actor.publish(ray._to_message(sent[number]), number)
+        assert actor._take_up_weights(lambda: None) == (acts == number)
+        assert (actor._policy.actor[0].weight == acts).all()
+        assert actor._newest is None, "the store could not have its memory back"
 
 
 def test_several_learners_are_refused(tmp_path, monkeypatch):

@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
+from lightning_rl import ConfigurationError
 from lightning_rl.buffers import ReadInterrupted, WriterError
-from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
+from lightning_rl.collectors.remote import MOST_TOLD, Answer, RemoteCollectors, Rules
 
 pytestmark = pytest.mark.filterwarnings("ignore:Collector . failed, and is replaced")
 
@@ -153,6 +154,29 @@ def test_weights_reach_those_who_collect():
     assert cluster.published[1] == collecting > 0
 
 
+def test_of_many_collectors_each_gets_the_newest_weights_in_its_turn():
+    told = Counter()
+
+    class Busy(StandIn):
+        def collect(self, handle, version):
+            request = super().collect(handle, version)
+            self.due[request] = float("inf"), None
+            return request
+
+        def publish(self, handle, version):
+            super().publish(handle, version)
+            told[handle] += 1
+
+    cluster = Busy(random.Random(0), longest=1.0)
+    collectors = remote(cluster, 20, 20, timeout_s=1000.0)
+    while under_way(collectors) < 20:
+        collectors.look(1.0)
+    for _ in range(3):
+        collectors.publish(0)
+    assert cluster.published[0] == 3 * MOST_TOLD == 24
+    assert len(told) == 20, "each of them within three publications"
+
+
 def test_a_slow_rollout_is_waited_for_before_it_would_be_too_old():
     """The others come sooner, and are held back while one that began earlier must have its turn."""
 
@@ -191,6 +215,42 @@ def test_who_fails_is_replaced_after_a_back_off_that_doubles_by_one_with_other_s
     assert seeds == [0, 1, 2, 3, 4, 5]  # after 0, 1, 3, 7, 15 and 31 s
     assert all(state is None for *_, state in cluster.starts)
     assert collectors.counts.lost == len(cluster.begun)
+
+
+class Refusing(StandIn):
+    """Of which, from some moment on, no collector can be made as it is configured."""
+
+    refuses = True
+
+    def start(self, index, seed, state):
+        handle, request = super().start(index, seed, state)
+        if self.refuses:
+            self.due[request] = self.now, Answer(None, ConfigurationError("no such env there"))
+        return handle, request
+
+
+def test_what_keeps_a_collector_from_starting_ends_the_run_before_its_first_rollout_in_one_message(
+    recwarn,
+):
+    cluster = Refusing(random.Random(0))
+    with pytest.raises(ConfigurationError, match=r"^no such env there$"):
+        remote(cluster, 3, 3, min_healthy=0).take()
+    assert not recwarn
+    assert not cluster.begun
+    assert len(cluster.live) == 2, "the others are ended with the run"
+
+
+def test_a_node_of_other_packages_that_joins_later_ends_no_run_that_is_under_way():
+    cluster = Refusing(random.Random(0), longest=1.0)
+    cluster.refuses = False
+    collectors = remote(cluster, 2, 2, min_healthy=1)
+    collectors.take()
+    cluster.refuses = True
+    collectors._fail(collectors.remotes[0], RuntimeError("killed"))
+    for version in range(1, 6):
+        collectors.publish(version)
+        assert collectors.take().origin == 1
+    assert collectors.counts.restarts > 1
 
 
 def test_below_min_healthy_the_run_ends_with_the_cause():

@@ -13,9 +13,11 @@ from lightning_rl import CustomVLA
 from lightning_rl.checkpoint_format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.collectors import ray
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla.loading import fill_with_weights
 from tests.helpers import assert_same_run, last, load, scalars
+from tests.remote import Threads
 
 MODULE = '''
 """A vision-language-action model as a user would write it, who knows nothing of this package."""
@@ -239,16 +241,21 @@ def test_without_a_critic_it_learns_by_grpo_and_ppo_says_what_is_missing(directo
     )
 
 
-def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(directory):
+def test_in_the_background_without_staleness_it_is_what_it_is_in_the_foreground(
+    directory, monkeypatch
+):
+    monkeypatch.setattr(ray, "RayCluster", Threads)
+    monkeypatch.setattr(Threads, "made", [])
     write_config()
-    foreground = fit("foreground")
-    collector = {"class_path": "AsyncCollector", "init_args": {"max_staleness": 0}}
-    write_config(collector=collector)
-    background = fit("background")
-    one, other = (load(last(run_dir))["state_dict"] for run_dir in (foreground, background))
-    assert one.keys() == other.keys()
-    for key in one:
-        assert torch.equal(one[key], other[key]), key
+    one = load(last(fit("foreground")))["state_dict"]
+    for name in ("AsyncCollector", "RayCollector"):
+        write_config(collector={"class_path": name, "init_args": {"max_staleness": 0}})
+        other = load(last(fit(name)))["state_dict"]
+        assert one.keys() == other.keys()
+        for key in one:
+            assert torch.equal(one[key], other[key]), key
+    (cluster,) = Threads.made
+    assert not any("value_head" in name for sent in cluster.sent for name in sent)
     write_config(
         "vla_grpo.yaml",
         {"class_path": "AsyncCollector", "init_args": {"max_staleness": 1}},

@@ -15,6 +15,7 @@ from lightning_rl.cli.options import OptionParser, check_names
 from lightning_rl.cli.parsing import Refusal
 from lightning_rl.collectors.ray import (
     check_answers,
+    hide_token,
     prepare_environment,
     refuse_without_ray,
     resource_of,
@@ -64,6 +65,7 @@ def collect(options: Sequence[str]) -> None:
 def _stay(address: str, run: str, num_gpus: float) -> None:
     """Run `ray start` until it ends; a signal goes on to it."""
     prepare_environment()
+    hide_token()
     # No CPUs: other collectors of the cluster are not to be placed here.
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}"]
     command += ["--num-cpus=0", f"--num-gpus={num_gpus:g}", "--block", "--disable-usage-stats"]

@@ -4,14 +4,19 @@ import importlib.util
 import math
 import os
 import platform
+import re
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
@@ -48,6 +53,12 @@ CLOSE_SECONDS = 5.0
 
 CONNECT_SECONDS = 5.0
 """How long the head of a cluster may take to answer."""
+
+HEAD_SECONDS = 15.0
+"""How long it may not answer before the run ends; Ray itself ends the process after a minute."""
+
+VERSIONS_ALIVE = 3
+"""Of the weights: being written, the newest, and one that some collector still reads."""
 
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that have the same version on both sides: what is sent is made of their classes."""
@@ -362,6 +373,7 @@ class RayCluster:
             with _signals_kept():
                 self._join()
             self._is_ours = True
+            hide_token()
         self.connected = True
         self._actor = ray.remote(
             num_cpus=self._num_cpus,
@@ -374,6 +386,9 @@ class RayCluster:
         self._setup = ray.put(cloudpickle.dumps(setup))
         _hear_torch_out()
         self._weights: Any = None
+        self._number = 0  # of the publication
+        self._head = Head(ray.get_runtime_context().gcs_address)
+        self._witness = Witness()
 
     def _join(self) -> None:
         room: dict[str, Any] = {}
@@ -383,20 +398,31 @@ class RayCluster:
             own = {name: self._count * amount for name, amount in self._resources.items()}
             room["num_cpus"] = math.ceil(self._count * self._num_cpus)
             room |= {"resources": own, "include_dashboard": False}
-        try:
-            self._ray.init(
-                self._address or "local",
-                log_to_driver=False,
-                configure_logging=False,
-                logging_level="ERROR",
-                **room,
-            )
-        except Exception as error:
-            raise ConfigurationError(why_not_joined(self._address, error)) from error
+        with _stderr_kept() as printed:
+            try:
+                self._ray.init(
+                    self._address or "local",
+                    log_to_driver=False,
+                    configure_logging=False,
+                    logging_level="ERROR",
+                    **room,
+                )
+            except Exception as error:
+                why = why_not_joined(self._address, error, printed())
+                raise ConfigurationError(why) from error
 
     def put(self, weights: dict[str, Tensor]) -> None:
-        """Make these the newest weights: one copy for all collectors of a node."""
-        self._weights = self._ray.put(_to_message(weights))
+        """Make these the newest weights: one copy for all collectors of a node.
+
+        The first call takes longer: it has memory made for all versions that there are at a time,
+        since to write into new memory takes several times as long as to write into it again.
+        """
+        message = _to_message(weights)
+        if self._weights is None:
+            made = [self._ray.put(message) for _ in range(VERSIONS_ALIVE)]
+            del made
+        self._weights = self._ray.put(message)
+        self._number += 1
 
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
         """Have an actor created, where there is room for it, and started."""
@@ -405,14 +431,22 @@ class RayCluster:
 
     def collect(self, handle: Any, version: int) -> Any:
         """Ask for a rollout and the state behind it, which stays where it is."""
-        return tuple(handle.collect.options(num_returns=2).remote(self._weights, version))
+        # Not as an argument of `collect`: they would be kept until the rollout has come.
+        self.publish(handle, version)
+        return tuple(handle.collect.options(num_returns=2).remote(self._number))
 
     def publish(self, handle: Any, version: int) -> None:
         """Hand the newest weights to a collector, by reference."""
-        handle.publish.options(concurrency_group="weights").remote(self._weights, version)
+        call = handle.publish.options(concurrency_group="weights")
+        call.remote(self._weights, self._number)
 
     def answered(self, requests: Sequence[Any], timeout_s: float) -> list[tuple[Any, Answer]]:
-        """Return the requests that are answered, with what has come."""
+        """Return the requests that are answered, with what has come.
+
+        Raises:
+            ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
+        """
+        self._head.refuse_lost()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []
@@ -462,10 +496,86 @@ class RayCluster:
     def disconnect(self) -> None:
         """Leave the cluster, and end it where it was started here."""
         self.connected = False
+        self._head.close()
         self._weights = self._setup = None
         if self._is_ours:
             with _signals_kept():
                 self._ray.shutdown()
+        self._witness.close()
+
+
+class Witness:
+    """A process that says so where this one ends without a word.
+
+    Ray does that to a process whose node has ended: at once, with exit code 1.
+    """
+
+    def __init__(self) -> None:
+        code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, ENDED],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which then closes it
+        )
+
+    def close(self) -> None:
+        """End it: this process ends in its own way."""
+        self._process.communicate(b"closed")
+
+
+ENDED = (
+    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
+    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
+    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
+    "--ckpt_path last.\n"
+)
+"""What a `Witness` says."""
+
+
+class Head:
+    """Looks whether the head of a cluster answers, in a thread of its own.
+
+    Without a head no collector can be replaced; those that there are go on, until Ray ends this
+    process after a minute, with a message of its own and nothing closed.
+
+    Args:
+        address: of the head, `host:port`.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._answered_at = time.monotonic()
+        self._closed = threading.Event()
+        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has not answered for too long."""
+        return time.monotonic() - self._answered_at > HEAD_SECONDS
+
+    def refuse_lost(self) -> None:
+        """End the run without a head.
+
+        Raises:
+            ConfigurationError: where it has not answered for `HEAD_SECONDS`.
+        """
+        require(
+            not self.is_lost,
+            f"The head of the Ray cluster at {self._address} has not answered for "
+            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
+            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
+        )
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        while not self._closed.wait(1.0):
+            with suppress(OSError):
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+                self._answered_at = time.monotonic()
 
 
 class LostCollectorError(RuntimeError):
@@ -482,8 +592,9 @@ class RayActor:
     _env: VectorEnv | None = None
 
     def __init__(self) -> None:
-        self._newest: tuple[int, dict[str, Any]] = (-1, {})
-        self._there_are_newer = False
+        self._arrived = threading.Condition()
+        self._number = 0  # of the newest publication that has arrived
+        self._newest: dict[str, Any] | None = None  # its weights, until they are taken up
         self._stopped = False
 
     def start(self, packed: bytes, versions: dict[str, str], seed: int, state: Any) -> Any:
@@ -500,7 +611,7 @@ class RayActor:
         flush_denormals(setup.flush_denormal)
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
-        self._env = env = setup.make_env()
+        self._env = env = _env_made_by(setup.make_env)
         (self._segment,) = allocate_segments(
             1,
             env.single_observation_space,
@@ -524,12 +635,23 @@ class RayActor:
         self._loop.load_state_dict(state)
         return state
 
-    def collect(self, weights: dict[str, Any], version: int) -> tuple[Any, Any]:
-        """Collect a rollout; return it with what it does not hold, and the state behind it."""
+    def collect(self, number: int) -> tuple[Any, Any]:
+        """Collect a rollout; return it with what it does not hold, and the state behind it.
+
+        Args:
+            number: of the publication to wait for.
+
+        Returns:
+            None for both after `stop`.
+        """
         flush_denormals(self._flush_denormal)
-        self.publish(weights, version)
-        self._load()
-        steps, notes = self._loop.run(self._segment)
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._stopped or self._number >= number)
+        try:
+            self._take_up_weights(lambda: None)
+            steps, notes = self._loop.run(self._segment)
+        except BufferClosed:  # nobody asks for what it returns
+            return None, None
         clear_bootstrap_slot(self._segment.steps[steps])
         rollout = first_steps(self._segment.rollout, steps)
         # As it lies in memory: what is not contiguous would be copied twice on its way.
@@ -538,18 +660,23 @@ class RayActor:
         notes["reports_success"] = self._loop.reports_success
         return {"rollout": _to_message(fields), "notes": notes}, self._loop.state_dict()
 
-    def publish(self, weights: dict[str, Any], version: int) -> None:
+    def publish(self, weights: dict[str, Any], number: int) -> None:
         """Take newer weights in, which are taken up before the next env step.
 
-        Of one version there may be several, where an update publishes while it is under way.
+        Args:
+            weights: by name.
+            number: of the publication: one that was overtaken on its way is left out.
         """
-        if version >= self._newest[0]:
-            self._newest = version, weights
-            self._there_are_newer = True
+        with self._arrived:
+            if number > self._number:
+                self._number, self._newest = number, weights
+                self._arrived.notify_all()
 
     def stop(self) -> None:
         """Have the rollout under way end before the next env step."""
-        self._stopped = True
+        with self._arrived:
+            self._stopped = True
+            self._arrived.notify_all()
 
     def close(self) -> None:
         """Close the env."""
@@ -560,18 +687,16 @@ class RayActor:
         """Stop, or take up newer weights, between two env steps; see `RolloutLoop`."""
         if self._stopped:
             raise BufferClosed("The learner has ended.")
-        if not self._there_are_newer:
+        if self._newest is None:
             return False
         finish()
-        self._load()
-        return True
-
-    def _load(self) -> None:
-        self._there_are_newer = False  # before it is read: what comes meanwhile is newer again
+        with self._arrived:
+            weights, self._newest = self._newest, None  # the store may have its memory back
         state = self._policy.acting_state()
         with torch.no_grad():
-            for name, tensor in _from_message(self._newest[1]).items():
+            for name, tensor in _from_message(weights).items():
                 state[name].copy_(tensor)
+        return True
 
 
 def _import_ray() -> Any:
@@ -594,6 +719,24 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stderr_kept() -> Iterator[Callable[[], str]]:
+    """Keep what the process prints to stderr, whoever prints it; hand out what returns it.
+
+    Ray prints a line a second while it tries to get into a cluster by a wrong token.
+    """
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 100_000, 0).decode(errors="replace")
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _hear_torch_out() -> None:
@@ -634,10 +777,22 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment() -> None:
     """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
 
-    Before Ray is imported, which reads them then; processes that it starts inherit them.
+    And its lines on each process that has died, which our own warnings are about. What nobody
+    refers to is deleted at once, and not once a second, in which every publication would take new
+    memory. Before Ray is imported, which reads all that then; processes that it starts inherit it.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^A worker died or was killed")
+
+
+def hide_token() -> None:
+    """Have the token read by nobody but its owner: Ray writes it as any other file."""
+    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(place) if place else Path.home() / ".ray" / "auth_token"
+    with suppress(OSError):  # there is none, or it is another user's to protect
+        path.chmod(0o600)
 
 
 def resource_of(run: str) -> str:
@@ -662,8 +817,14 @@ def check_answers(address: str) -> None:
         raise ConfigurationError(why_not_joined(address, error)) from error
 
 
-def why_not_joined(address: str | None, error: Exception) -> str:
-    """Say why a cluster cannot be joined, and what to do."""
+def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
+    """Say why a cluster cannot be joined, and what to do.
+
+    Args:
+        address: of its head, `host:port`; None where Ray was to be started here.
+        error: that ended the attempt.
+        printed: what Ray has printed meanwhile.
+    """
     said = _brief(error)
     if address is None:
         return f"Ray cannot be started on this machine: {said}"
@@ -675,13 +836,21 @@ def why_not_joined(address: str | None, error: Exception) -> str:
             f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
             "open that port to this machine."
         )
-    if "version mismatch" in str(error).lower():
-        return f"{where}: {said}. Install the same versions on all machines."
+    whole = f"{error}\n{printed}"
+    if mismatch := re.search(r"version mismatch.*", whole, re.IGNORECASE | re.DOTALL):
+        said = _brief(RuntimeError(mismatch[0]))
+        return f"{where}: {said.rstrip('.')}. Install the same versions on all machines."
+    cure = (
+        "copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
+        "RAY_AUTH_TOKEN to what stands there."
+    )
+    if "no authentication token was found" in whole:
+        return f"{where}: this machine has no token: {cure}"
     # Ray tries a wrong token for a while, and then says only that it cannot connect.
+    known = "InvalidAuthToken" in whole
     return (
-        f"{where}: it answers, and does not let this process in. Its token is another one: copy "
-        "~/.ray/auth_token of the machine that runs its head to this one, or set RAY_AUTH_TOKEN to "
-        f"what stands there.{'' if 'InvalidAuthToken' in str(error) else f' Ray says: {said}'}"
+        f"{where}: it answers, and does not let this process in. Its token is another one: {cure}"
+        f"{'' if known else f' Ray says: {said}'}"
     )
 
 
@@ -717,10 +886,31 @@ def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
         setup: Setup = cloudpickle.loads(packed)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"The env or the policy cannot be imported on the node {node}: {error}. Install its "
-            "package there, or start Ray there with PYTHONPATH naming the folder of its module."
+            f"The env or the policy cannot be imported on the node {node}: {error}. {INSTALL}"
         ) from error
     return setup
+
+
+INSTALL = (
+    "Install its package there, or start Ray there with PYTHONPATH naming the folder of its module."
+)
+"""What to do on a node that cannot import a class."""
+
+
+def _env_made_by(make_env: Callable[[], VectorEnv]) -> VectorEnv:
+    """Make the env of a collector, in its own process.
+
+    Raises:
+        ConfigurationError: where that is not possible, with the name of the node.
+    """
+    try:
+        return make_env()
+    except (ConfigurationError, ImportError) as error:
+        missing = isinstance(error.__cause__ or error, ImportError)
+        raise ConfigurationError(
+            f"The env cannot be made on the node {platform.node()}: {error}"
+            f"{f'. {INSTALL}' if missing else ''}"
+        ) from error
 
 
 # --- messages: tensors as arrays that Ray passes without a copy, and plain data ---

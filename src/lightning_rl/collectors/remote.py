@@ -12,6 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.waiting import LOOK_SECONDS
+from lightning_rl.errors import ConfigurationError
+
+MOST_TOLD = 8
+"""To how many collectors a publication goes: each is a call of about a millisecond."""
 
 LONGEST_BACK_OFF = 60.0
 """The longest that a collector which fails again and again waits to be replaced, in seconds."""
@@ -73,6 +77,7 @@ class Remote:
         doing: what the learner has last heard that it does.
         version: of the weights with which its rollout began.
         begun: the number of that rollout among all.
+        told: the number of the last publication that went to it.
         healthy: whether it has not failed since its last rollout.
     """
 
@@ -84,6 +89,7 @@ class Remote:
     request: Any = None
     version: int = 0
     begun: int = -1
+    told: int = -1
     since: float = 0.0
     again_at: float = 0.0
     failures: int = 0
@@ -141,6 +147,8 @@ class RemoteCollectors:
 
     A collector that dies, raises, or does not answer in time is ended, and replaced by one with
     another stream of seeds: after `back_off_s`, and twice as long each time that it fails again.
+    What its user can cure ends the run instead, where it keeps one from starting before any rollout
+    was trained on.
 
     Args:
         cluster: where they run.
@@ -164,6 +172,7 @@ class RemoteCollectors:
         self.interrupted = self.closed = False
         self.failure: Exception | None = None  # told by another thread
         self._training = False  # on a rollout whose update is still to come
+        self._publications = 0
 
     @property
     def alive(self) -> int:
@@ -174,6 +183,7 @@ class RemoteCollectors:
         """Wait for the next rollout; the collector that it comes from may then begin another.
 
         Raises:
+            ConfigurationError: that keeps a collector from starting, before the first rollout.
             WriterError: from what went wrong, where too few collectors are healthy.
             TimeoutError: where no rollout came in time.
             ReadInterrupted: after `interrupted` was set, where no rollout is there.
@@ -210,13 +220,17 @@ class RemoteCollectors:
     def publish(self, version: int) -> None:
         """Take note of new weights, hand them to those who collect, and begin what may begin.
 
-        Those of the version that there was are of an update under way, which goes on.
+        Those of the version that there was are of an update under way, which goes on. Of many
+        collectors those get them that have gone without for the longest time, so that what the
+        learner waits for does not grow with their number.
         """
         self._training &= version == self.version
         self.version = version
-        for one in self.remotes:
-            if one.doing == "collecting":
-                self.cluster.publish(one.handle, version)
+        self._publications += 1
+        collecting = [one for one in self.remotes if one.doing == "collecting"]
+        for one in sorted(collecting, key=lambda one: one.told)[:MOST_TOLD]:
+            self.cluster.publish(one.handle, version)
+            one.told = self._publications
         self.look(0.0)
 
     def look(self, timeout_s: float) -> None:
@@ -226,6 +240,7 @@ class RemoteCollectors:
             timeout_s: how long to wait for something to come, in seconds.
 
         Raises:
+            ConfigurationError: that keeps a collector from starting, before the first rollout.
             WriterError: from what went wrong, where too few collectors are healthy.
         """
         now = self.clock()
@@ -271,7 +286,7 @@ class RemoteCollectors:
             if one.doing == "idle" and self._has_its_turn(self.version):
                 one.request = self.cluster.collect(one.handle, self.version)
                 one.doing, one.version, one.since = "collecting", self.version, self.clock()
-                one.begun = self.counts.begun
+                one.begun, one.told = self.counts.begun, self._publications
                 self.counts.begun += 1
 
     def _has_its_turn(self, begun_with: int) -> bool:
@@ -317,9 +332,12 @@ class RemoteCollectors:
         """End a collector that is to be replaced; its rollout is lost.
 
         Raises:
+            ConfigurationError: that kept it from starting, before any rollout was trained on.
             WriterError: from the error, where too few are healthy then.
         """
         self.cluster.kill(one.handle)
+        if isinstance(error, ConfigurationError) and not self.counts.taken:
+            raise error
         self.counts.lost += one.doing == "collecting"
         self.counts.restarts += 1
         waits = min(self.rules.back_off_s * 2**one.failures, LONGEST_BACK_OFF)

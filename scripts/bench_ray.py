@@ -1,0 +1,329 @@
+"""Measure collecting in other processes (`RayCollector`): what it gains, and what bounds it.
+
+    python scripts/bench_ray.py
+    python scripts/bench_ray.py --workloads publish
+    python scripts/bench_ray.py --check             # fails below what is promised
+
+Needs the extra `ray`, and starts Ray on this machine. Nothing is learnt: the learner takes a
+rollout, counts an update, and publishes, so that what is measured is the engine's own.
+
+`inference`: env steps per second with a policy that waits for 200 ms in each acting call
+(`SlowPolicy`), of four collectors against one. `cpu`: the same with an env that computes for 5 ms
+of CPU time a step, of two collectors against one; wants two idle cores.
+
+`publish`: how long the learner stands still to publish 100 MB to four collectors that collect,
+after the first time. `cost`: the same for other sizes and other numbers of collectors, and how long
+the learner takes to get a rollout that waits for it, of several sizes (medians): lines are fitted
+to both by least relative squares. `model`: what these lines say of a run (`predicted`), beside
+what eight collectors of envs that wait really do, and what they say of 10, 100 and 1,000
+collectors: that is extrapolated, and has no network in it (docs/distributed.md).
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from lightning_rl import ActorCritic, GymnasiumEnv, RayCollector, SlowPolicy
+from lightning_rl.collectors.remote import MOST_TOLD
+from lightning_rl.collectors.weights import changing_weights
+
+WORKLOADS = ("inference", "cpu", "publish", "cost", "model")
+DELAY_MS, WORK_MS = 200, 5
+INFERENCE_SPEED_UP, CPU_SPEED_UP, PUBLISH_MS = 3.6, 1.6, 50
+"""What is promised, with four collectors and with two, and of 100 MB."""
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--output", type=Path, default=Path("scripts/results/ray.json"))
+    parser.add_argument("--check", action="store_true", help="fail below what is promised")
+    args = parser.parse_args()
+    results: dict[str, Row] = {}
+    if args.output.is_file():
+        results = json.loads(args.output.read_text())
+    measure: dict[str, Callable[[], Row]] = {
+        "inference": inference,
+        "cpu": cpu_bound,
+        "publish": publish,
+        "cost": cost,
+        "model": lambda: model(results["cost"]),
+    }
+    for name in args.workloads:
+        load = os.getloadavg()[0]
+        results[name] = measure[name]() | {"load": load, "cores": os.cpu_count()}
+        print(name, json.dumps(results[name]), flush=True)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(results, indent=1))
+    return int(args.check and not all(row.get("passed", True) for row in results.values()))
+
+
+def inference() -> Row:
+    """Compare four collectors with one where acting takes long."""
+    rates = {
+        count: rate(
+            partial(make_cart_poles, 2),
+            partial(SlowPolicy, policy=ActorCritic, delay_ms=DELAY_MS),
+            count,
+            num_steps=4,
+        )
+        for count in (1, 4)
+    }
+    return speed_up(rates, INFERENCE_SPEED_UP)
+
+
+def cpu_bound() -> Row:
+    """Compare two collectors with one where stepping computes."""
+    make = partial(make_computing, WORK_MS)
+    return speed_up(
+        {count: rate(make, ActorCritic, count, num_steps=64) for count in (1, 2)}, CPU_SPEED_UP
+    )
+
+
+def speed_up(rates: dict[int, float], promised: float) -> Row:
+    one, many = rates.values()
+    gain = many / one
+    return {"steps_per_second": rates, "speed_up": gain, "passed": gain >= promised}
+
+
+def publish() -> Row:
+    """Time publications of 100 MB to four collectors."""
+    seconds = publications(5000, 4, 30)
+    most = max(seconds[1:])
+    milliseconds = [round(1000 * one, 1) for one in seconds]
+    return {
+        "ms": milliseconds,
+        "most_after_first_ms": 1000 * most,
+        "passed": most < PUBLISH_MS / 1000,
+    }
+
+
+def cost() -> Row:
+    """Fit lines to what a publication and a rollout cost the learner."""
+    published = [
+        (count, *publication(width, count))
+        for width, count in ((5000, 2), (1600, 2), (50, 2), (50, 1), (50, 4), (50, 8))
+    ]
+    landed = [landing(size) for size in (100, 10_000, 100_000)]
+    count, weights, took = map(np.array, zip(*published, strict=True))
+    fixed, per_collector, per_byte = fit(took, np.ones_like(took), count, weights)
+    nbytes, lands = map(np.array, zip(*landed, strict=True))
+    rollout, per_rollout_byte = fit(lands, np.ones_like(lands), nbytes)
+    return {
+        "published": published,  # collectors, bytes, seconds
+        "landed": landed,  # bytes, seconds
+        "publish_ms": 1e3 * fixed,
+        "publish_ms_per_collector": 1e3 * per_collector,
+        "publish_ms_per_MB": 1e9 * per_byte,
+        "rollout_ms": 1e3 * rollout,
+        "rollout_ms_per_MB": 1e9 * per_rollout_byte,
+    }
+
+
+class Run(NamedTuple):
+    """What a model of a run depends on.
+
+    Attributes:
+        num_envs: of each collector.
+        num_steps: of a rollout.
+        step_s: seconds that a step of all envs of a collector takes, inference included.
+        rollout_bytes: of a rollout.
+        weight_bytes: of what is published.
+        update_s: seconds that an update takes.
+    """
+
+    num_envs: int
+    num_steps: int
+    step_s: float
+    rollout_bytes: float
+    weight_bytes: float
+    update_s: float
+
+
+CASES = {
+    "robots at 20 Hz, two cameras": Run(1, 16, 0.05, 1.6e6, 1e6, 0.05),
+    "simulators, 8 envs, 1 ms a step": Run(8, 128, 0.008, 1e6, 0.3e6, 0.05),
+    "a VLA, 8 envs, 200 ms a step": Run(8, 16, 0.2, 19e6, 100e6, 0.5),
+}
+
+
+def model(costs: Row) -> Row:
+    """Compare the model with two runs, and ask it about more collectors."""
+    make = partial(make_waiting, 4, 5.0)
+    nbytes, weights = costs["landed"][0][0] / 4, 2e4
+    measured = []
+    for num_steps in (16, 64):
+        run = Run(1, num_steps, 0.0056, nbytes * num_steps / 16, weights, 0.0)
+        took = rate(make, ActorCritic, 8, num_steps)
+        measured.append((num_steps, took, predicted(costs, run, 8)[0]))
+    asked = {
+        name: {count: predicted(costs, run, count) for count in (1, 10, 100, 1000)}
+        for name, run in CASES.items()
+    }
+    return {"steps, steps per second measured, predicted": measured, "predicted": asked}
+
+
+def predicted(costs: Row, run: Run, count: int) -> tuple[float, float, float]:
+    """Return env steps per second, the share of time that collectors work, and bytes per second.
+
+    Collectors give a rollout each `num_steps` steps; the learner takes one in the time of an
+    update, of getting the rollout and of a publication, which is a call for some collectors.
+    """
+    learner = run.update_s + 1e-3 * (
+        costs["rollout_ms"]
+        + costs["rollout_ms_per_MB"] * run.rollout_bytes / 1e6
+        + costs["publish_ms"]
+        + costs["publish_ms_per_collector"] * min(count, MOST_TOLD)
+        + costs["publish_ms_per_MB"] * run.weight_bytes / 1e6
+    )
+    offered = count / (run.num_steps * run.step_s)
+    rollouts = min(offered, 1 / learner)
+    steps = rollouts * run.num_steps * run.num_envs
+    return steps, rollouts / offered, rollouts * (run.rollout_bytes + run.weight_bytes)
+
+
+def fit(took: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """Return the coefficients of least relative squares."""
+    return np.linalg.lstsq(np.stack(columns, 1) / took[:, None], np.ones_like(took), rcond=None)[0]
+
+
+def rate(
+    make_env: Callable[[], GymnasiumEnv],
+    policy: Any,
+    count: int,
+    num_steps: int,
+    seconds: float = 25.0,
+) -> float:
+    """Return env steps per second, from when all collectors have had their turn."""
+    with collecting(make_env, policy, count, num_steps) as collector:
+        seen: set[int | None] = set()
+        while len(seen) < count:
+            turn(collector)
+            seen.add(collector._last)
+        start, before = time.perf_counter(), collector.env_steps
+        while time.perf_counter() - start < seconds:
+            turn(collector)
+        return (collector.env_steps - before) / (time.perf_counter() - start)
+
+
+def publications(width: int, count: int, times: int) -> list[float]:
+    """Return the seconds that publications take while all collectors collect."""
+    policy = partial(ActorCritic, hidden_sizes=(width, width))
+    # Slow steps: the weights are what is to be measured.
+    with collecting(partial(make_waiting, 4, 5.0), policy, count, num_steps=2000) as collector:
+        collector._start()
+        while sum(one.doing == "collecting" for one in collector._remotes.remotes) < count:
+            collector._remotes.look(0.1)
+        seconds = [collector._publish_seconds]
+        for _ in range(times):
+            time.sleep(0.05)
+            collector.publish()
+            seconds.append(collector._publish_seconds)
+        return seconds
+
+
+def publication(width: int, count: int) -> tuple[int, float]:
+    """Return the bytes of the weights, and the seconds that a publication takes."""
+    spaces = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)
+    weights = changing_weights(ActorCritic(*spaces, hidden_sizes=(width, width)))
+    nbytes = sum(tensor.nbytes for tensor in weights.values())
+    return nbytes, median(publications(width, count, 20)[1:])
+
+
+def landing(size: int) -> tuple[int, float]:
+    """Return the bytes of a rollout that waits for the learner, and the seconds to get it."""
+    with collecting(partial(make_waiting, size, 0.0), ActorCritic, 2, num_steps=64) as collector:
+        for _ in range(4):
+            turn(collector)
+        seconds, before = [], collector._cluster.received_bytes
+        for _ in range(20):
+            time.sleep(0.3)  # now one is there
+            start = time.perf_counter()
+            collector.collect()
+            seconds.append(time.perf_counter() - start)
+            collector.policy.version += 1
+            collector.publish()
+        return (collector._cluster.received_bytes - before) // 20, median(seconds)
+
+
+@contextmanager
+def collecting(
+    make_env: Callable[[], GymnasiumEnv], policy: Any, count: int, num_steps: int
+) -> Iterator[RayCollector]:
+    """Give a collector whose processes run, and end them."""
+    env = make_env()
+    made = policy(env.single_observation_space, env.single_action_space).eval()
+    collector = RayCollector(
+        env, made, num_steps, 1, num_collectors=count, num_cpus=0.1, make_env=make_env
+    )
+    try:
+        yield collector
+    finally:
+        collector.close()
+        env.close()
+
+
+def turn(collector: RayCollector) -> None:
+    """Take a rollout, as a learner does whose update takes no time."""
+    collector.collect()
+    collector.policy.version += 1
+    collector.publish()
+
+
+def make_cart_poles(num_envs: int) -> GymnasiumEnv:
+    return GymnasiumEnv(id="CartPole-v1", num_envs=num_envs)
+
+
+def make_waiting(size: int, step_ms: float) -> GymnasiumEnv:
+    """Make an env whose observations have a size, and whose steps wait and do not compute."""
+
+    class Waiting(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(-1, 1, (size,))
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return np.zeros(size, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            time.sleep(step_ms / 1000)
+            return np.zeros(size, np.float32), 0.0, False, False, {}
+
+    gymnasium.registry.pop("Waiting-v0", None)  # of another size
+    gymnasium.register("Waiting-v0", Waiting)
+    return GymnasiumEnv(id="Waiting-v0", num_envs=1)
+
+
+def make_computing(work_ms: float) -> GymnasiumEnv:
+    """Make CartPole-v1 that computes for so long before each step."""
+
+    class Computing(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self) -> None:
+            super().__init__(gymnasium.make("CartPole-v1"))
+
+        def step(self, action: Any) -> Any:
+            end = time.process_time() + work_ms / 1000
+            while time.process_time() < end:
+                pass
+            return self.env.step(action)
+
+    gymnasium.register("Computing-v0", Computing)
+    return GymnasiumEnv(id="Computing-v0", num_envs=1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
