@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from lightning_rl.cli import quick_help
 
-USAGE = """usage: rl-cli {fit,validate,test,check,play,export,sweep,report,record,label,collect} [options]
+USAGE = """usage: rl-cli SUBCOMMAND [options]
 
   fit       train:               rl-cli fit --config ppo.yaml
             change any setting:  rl-cli fit --config ppo.yaml --model.clip_coef 0.1
@@ -30,7 +30,6 @@ USAGE = """usage: rl-cli {fit,validate,test,check,play,export,sweep,report,recor
   --output_dir DIR    where run directories are made (default: outputs)
   --trust_code true   run code of others that the configuration in a checkpoint names
   --print_config      print the whole configuration, and exit
-
   --video true        film evaluations
 
   rl-cli fit --help                  these, and all settings of the trainer and of the data

@@ -243,10 +243,7 @@ def test_it_is_listed_where_subcommands_are(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["rl-cli", "--help"])
     main()
     out = capsys.readouterr().out
-    assert (
-        "usage: rl-cli {fit,validate,test,check,play,export,sweep,report,record,label,collect} [options]"
-        in out
-    )
+    assert out.startswith("usage: rl-cli SUBCOMMAND [options]")
     assert "\n  check     try an env out:" in out
     monkeypatch.setattr(sys, "argv", ["rl-cli", "chek"])
     with pytest.raises(SystemExit):

@@ -453,7 +453,7 @@ def arguments_of(cls):
 
 
 SPACES = {"observation_space", "action_space"}
-COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase", "make_env"}
+COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase", "make_env", "compilation"}
 
 TABLES = {
     "docs/algorithms/ppo.md": arguments_of(lightning_rl.PPO) - {"policy"},
