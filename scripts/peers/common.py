@@ -40,6 +40,8 @@ class Workload:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     threads: int = 1
+    one_core: bool = False
+    """Keep the process, and what it starts, to one core: JAX counts cores, and no threads."""
     warmup: int = 1
     """Iterations dropped before those that are timed."""
     iterations: int = 4
@@ -57,6 +59,8 @@ class Workload:
 HALF_CHEETAH = Workload("HalfCheetah-v5", 1, 2048, 10, 32, normalize=True, warmup=1, iterations=4)
 CARTPOLE = Workload("CartPole-v1", 8, 128, 4, 4, learning_rate=2.5e-4, ent_coef=0.01)
 PENDULUM = Workload("pendulum in torch", 4096, 24, 5, 4, hidden=(128, 128), activation="elu")
+FRAMEWORK = Workload("CartPole", 64, 128, 4, 4, ent_coef=0.01, one_core=True)
+"""Of W4, whose envs are batched tensors inside the framework: task in torch or env in JAX."""
 SAC = {"hidden": (256, 256), "activation": "relu", "replay_batch_size": 256}
 SAC_LEARNING_STARTS = 256
 """Random env steps of an off-policy workload before its first update."""
@@ -65,9 +69,19 @@ WORKLOADS = {
     "W2": HALF_CHEETAH,
     "W2b": replace(HALF_CHEETAH, num_envs=8, iterations=2),
     "W3": replace(PENDULUM, threads=2, warmup=2, iterations=5),
+    "W4-8": replace(FRAMEWORK, num_envs=8, warmup=25, iterations=200),
+    "W4-64": replace(FRAMEWORK, warmup=5, iterations=50),
+    "W4-1024": replace(FRAMEWORK, num_envs=1024, steps=16, warmup=5, iterations=30),
+    "W4-pendulum": replace(
+        FRAMEWORK, env="pendulum in torch", ent_coef=0.0, warmup=5, iterations=50
+    ),
+    "W4-cube": replace(
+        FRAMEWORK, env="PushCube", num_envs=4096, steps=24, ent_coef=0.0, warmup=2, iterations=8
+    ),
     "S1": Workload("HalfCheetah-v5", 1, 16, updates=16, warmup=36, iterations=60, **SAC),
     "S64": Workload("pendulum in torch", 64, 1, updates=8, warmup=36, iterations=120, **SAC),
 }
+W4 = tuple(name for name in WORKLOADS if name.startswith("W4"))
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,9 @@ def parse(workloads: tuple[str, ...], *flags: str) -> Run:
         args.device,
         args,
     )
+    if workload.one_core and hasattr(os, "sched_setaffinity"):  # Linux alone has it
+        # The last of those that are given: what else runs on a machine is on the first, as a rule.
+        os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
     import torch  # here, so that --help does not wait for it
 
     torch.set_num_threads(run.threads)
@@ -177,6 +194,12 @@ class Clock:
             return result
 
         setattr(owner, method, timed)
+
+    def end_iterations(self, count: int) -> None:
+        """End iterations of which only the last one's end is seen: all took as long."""
+        began, now = self.ends[-1], self.now()
+        self.ends += [began + (now - began) * (i + 1) / count for i in range(count)]
+        self.parts += [{} for _ in range(count)]
 
     def end_iteration(self, rest: bool = True) -> None:
         """End an iteration; with `rest`, a part that was not timed is what the other one left."""
