@@ -13,8 +13,9 @@ without what is done for speed on some machines alone, `-plain`.
 
 W4's rows also say what compiling costs: in the first repeat the cache of compiled graphs is empty
 (`first start`, from the launch of the process to the end of its first iteration), and filled in the
-later ones (`second start`). JAX keeps none, unless it is told to. `compile s` is what a first start
-takes longer than one that compiles nothing.
+later ones (`second start`). JAX keeps none, unless it is told to. `compiling` is what a first start
+takes more than one that compiles nothing. These are CPU seconds, and env steps are counted per CPU
+second as well: others who use the core take time from both alike, but not at the same moment.
 
 Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
 `results.png`, which needs matplotlib.
@@ -94,8 +95,8 @@ class Library:
 ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
 """What a run has once, and its digits in the tables."""
 
-STARTS = {"first start s": 1, "second start s": 1, "compile s": 1, "peak MB": 0}
-"""The same of W4."""
+STARTS = {"first start": 1, "second start": 1, "compiling": 1, "peak MB": 0}
+"""The same of W4, in CPU seconds: others on the one core take none of them."""
 
 LIBRARIES = {
     "lightning_rl": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4)),
@@ -303,7 +304,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats; "
         "range of env steps/s in brackets. Collect and update are seconds per iteration; start-up "
         "is the time from the launch of the process to its first iteration, which also compiles; "
-        "a start, that to the end of the first iteration.",
+        "a start is all CPU time of the process to the end of its first iteration.",
     ]
     for key in dict.fromkeys(row["key"] for row in runs):
         rows = [row for row in runs if row["key"] == key]
@@ -327,8 +328,9 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
     peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
     reference = REFERENCES.get(key.split()[0]) or next(iter(peers), "")
-    base = median(rows, reference, "sps")
-    once = STARTS if key in W4 else ("start-up s", "first iteration s", "peak MB")
+    base, of_cpu = (median(rows, reference, rate) for rate in ("sps", "steps_per_cpu_second"))
+    of_w4 = ("steps per CPU s", "÷ per CPU s", *STARTS)
+    once = of_w4 if key in W4 else ("start-up s", "first iteration s", "peak MB")
     columns = (
         *("library", "version", "env steps/s", f"÷ {reference or 'peer'}"),
         *("collect s", "update s", *once),
@@ -337,11 +339,17 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     for floor in (False, True):
         for name in names:
             if LIBRARIES[name].floor is floor:
-                lines.append(cells(name, rows, base, len(columns)))
+                lines.append(cells(name, rows, base, of_cpu, len(columns)))
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def cells(name: str, rows: list[dict[str, Any]], base: float | None, columns: int) -> list[str]:
+def cells(
+    name: str,
+    rows: list[dict[str, Any]],
+    base: float | None,
+    of_cpu: float | None,
+    columns: int,
+) -> list[str]:
     good = [row for row in rows if row["name"] == name and "sps" in row]
     if not good:
         return [name, "–", "failed", *["–"] * (columns - 3)]
@@ -352,11 +360,15 @@ def cells(name: str, rows: list[dict[str, Any]], base: float | None, columns: in
     def number(field: str, digits: int) -> str:
         return written(median(rows, name, field), digits)
 
-    if floor:
-        once = ["–"] * (columns - 6)
-    elif good[0]["key"] in W4:
+    if good[0]["key"] in W4:
+        rate = median(rows, name, "steps_per_cpu_second")
+        ratio = rate / of_cpu if rate and of_cpu and not floor else None
+        by_cpu = [written(rate, 0), written(ratio, 2)]
         known = starts(name, rows) | {"peak MB": median(rows, name, "peak_rss_mb")}
-        once = [written(known[column], digits) for column, digits in STARTS.items()]
+        ends = [written(None if floor else known[c], digits) for c, digits in STARTS.items()]
+        once = [*by_cpu, *ends]
+    elif floor:
+        once = ["–"] * len(ONCE)
     else:
         once = [number(field, digits) for field, digits in ONCE.items()]
     return [
@@ -374,11 +386,11 @@ def written(value: float | None, digits: int) -> str:
 
 
 def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the seconds of the first start, those of later ones, and of compiling, in W4."""
+    """Return the CPU seconds of the first start, of later ones, and of compiling, in W4."""
 
     def seconds(of: str, first: bool) -> float | None:
         found = [
-            row["startup_seconds"] + row["first_iteration_seconds"]
+            row["start_cpu_seconds"]
             for row in rows
             if row["name"] == of and "sps" in row and (row["repeat"] == 0) is first
         ]
@@ -389,9 +401,9 @@ def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
     if compiling is None and first is not None and uncompiled is not None:
         compiling = first - uncompiled
     return {
-        "first start s": first,
-        "second start s": seconds(name, False),
-        "compile s": compiling,
+        "first start": first,
+        "second start": seconds(name, False),
+        "compiling": compiling,
     }
 
 

@@ -65,7 +65,7 @@ def test_an_unknown_check_is_an_error_that_names_the_known_ones(script, capsys):
         script.main(["--only", "resum"])
     assert stop.value.code == 2
     message = capsys.readouterr().err
-    assert "there is no check 'resum'; there are w3, compiled" in message
+    assert "there is no check 'resum'; there are w3, steps_speed" in message
     assert "Did you mean resume?" in message
 
 
@@ -185,6 +185,9 @@ def test_every_check_runs_small_on_a_cpu(script, tmp_path):
     assert [check["status"] for check in report["checks"]] == ["passed"] * len(script.CHECKS)
     for row in (
         "| compiled: PPO compiled and eager | yes |",
+        "| steps: steps of CartPole, compiled and eager | yes |",
+        "| steps: steps of CartPole replayed as CUDA graphs | - | not on a CPU |",
+        "| steps_speed: rollouts of CartPole, 64 envs | - |",
         "| compiled: PPO replayed as CUDA graphs | - | not on a CPU |",
         "| compiled: GRPO replayed as CUDA graphs | - | not on a CPU |",
         "| processes: two ranks, gloo: the ranks | yes | equal bit for bit |",
