@@ -229,7 +229,8 @@ class Clock:
         run, done = self.run, len(self.ends) - 1
         assert done >= run.total, f"{done} iterations were run, not {run.total}."
         seconds = self.ends[run.total] - self.ends[run.warmup]
-        of_cpu = self.cpu_ends[run.total] - self.cpu_ends[run.warmup]
+        # Counted in hundredths; a run that takes none is a small one that nobody measures.
+        of_cpu = max(self.cpu_ends[run.total] - self.cpu_ends[run.warmup], 0.01)
         env_steps = run.iterations * run.workload.env_steps
 
         def median(part: str) -> float | None:

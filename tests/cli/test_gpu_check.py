@@ -158,6 +158,51 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
     assert graphs.CapturedGraph is cuda_graphs.CapturedGraph, "and left as it was"
 
 
+@pytest.fixture
+def steps_of(monkeypatch, tmp_path, traced_only):
+    """Return what compares compiled steps to eager ones, small, and gives its rows."""
+    monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
+    equality, findings = (importlib.import_module(name) for name in ("equality", "findings"))
+
+    def rows():
+        found = findings.Findings("cpu", True, tmp_path)
+        equality.steps(found)
+        return found.rows
+
+    return rows
+
+
+def test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts(steps_of):
+    equal, replayed = steps_of()
+    assert equal["passed"] is True, equal["figure"]
+    assert equal["numbers"]["ended"] > 16, "each env has had a new start"
+    assert replayed["figure"] == "not on a CPU"
+
+
+def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
+    from lightning_rl.collectors.compiled_steps import StepWriter
+
+    take = StepWriter._take_from
+
+    def disturbed(self, t):
+        self.steps.carry["state", "position"].add_(1e-3)
+        return take(self, t)
+
+    monkeypatch.setattr(StepWriter, "_take_from", disturbed)
+    equal, _ = steps_of()
+    assert equal["passed"] is False
+
+
+def test_steps_that_are_not_compiled_are_a_failure_that_says_why(steps_of, monkeypatch):
+    from lightning_rl.envs import CartPole
+
+    step = CartPole.step
+    monkeypatch.setattr(CartPole, "step", lambda self, action: step(self, action))
+    (row,) = (row for row in steps_of() if "eager" in row["name"])
+    assert row["passed"] is False
+    assert "CartPole has a step of its own" in row["figure"]
+
+
 def small(script, tmp_path, *options):
     output = tmp_path / "out"
     status = script.main(["--device", "cpu", "--output", str(output), *options])
