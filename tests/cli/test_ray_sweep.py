@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -432,9 +433,9 @@ def test_trials_outlive_their_node_and_not_their_sweep(home, monkeypatch):  # no
     budget = ("--data.total_env_steps", "40_000", "--model.compile", "false")
     with node(home, "--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=1") as head:
         with node(home, f"--address={address}", "--num-cpus=1") as other:
-            sweep = Command("sweep", *SMALL, *cluster, *budget, "--sweep.seeds", "3")
+            sweep = Command("sweep", *SMALL, *cluster, *budget, "--sweep.seeds", "4")
             soon(lambda: sweep.poll() is not None or len(cut_off(0)) == 2, timeout=200)
-            assert "3 trials, 2 at a time, on 2 nodes of the Ray cluster at" in sweep.stdout
+            assert "4 trials, 2 at a time, on 2 nodes of the Ray cluster at" in sweep.stdout
             (there,) = trials_of(other.pid)
             (raylet,) = (
                 p for p, name in processes_of(other.pid).items() if "raylet/raylet" in name
@@ -445,16 +446,18 @@ def test_trials_outlive_their_node_and_not_their_sweep(home, monkeypatch):  # no
             other.send_signal(signal.SIGCONT)
         sweep.wait_for(" goes back to the queue: ", timeout=120)
         sweep.wait_for(" goes on: ", timeout=300)
-        (here,) = soon(lambda: trials_of(head.pid), timeout=100)
-        soon(lambda: cut_off(1) or sweep.poll() is not None)
+        soon(lambda: cut_off(2) or sweep.poll() is not None, timeout=200)
+        here = trials_of(head.pid)
         sweep.kill()
-        soon(lambda: not alive([here]), timeout=30)
+        assert len(here) == 1
+        soon(lambda: not alive(here), timeout=30)
         again = rl_cli("sweep", "--resume", "last", timeout=600)
         assert again.returncode == 0, again.stderr
-    assert " 1 of them done, 1 at a time, on 1 node of the" in again.stdout
+    assert re.search(r"4 trials, [23] of them done, 1 at a time, on 1 node of", again.stdout)
+    assert " goes on: " in again.stdout
     directory, trials = state()
-    assert [(t["outcome"], t["env_steps"]) for t in trials] == [("finished", 40_000)] * 3
-    assert len(list(directory.glob("trial_*_2*"))) == 3, "each went on where it was"
+    assert [(t["outcome"], t["env_steps"]) for t in trials] == [("finished", 40_000)] * 4
+    assert len(list(directory.glob("trial_*_2*"))) == 4, "each went on where it was"
     assert not list(directory.glob(f"{ray_trials.MARK}*"))
 
 
