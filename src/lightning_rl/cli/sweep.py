@@ -732,12 +732,15 @@ class _Sweep:
         table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
         settings = list(self.search.space)
         for name in (*_short(settings).values(), "seeds", "score", "95 % interval", "outcome"):
-            table.add_column(name)
+            table.add_column(name, overflow="fold")  # a name that is cut short is none
         rows = [self._row(i, point) for i, point in enumerate(self.points) if point is not None]
         best_first = self.mode == "max"
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
             table.add_row(*cells)
+        if not console.is_terminal:  # a file has no width, and rows in one line are read by tools
+            whole = console.measure(table, options=console.options.update(max_width=10_000))
+            console.width = max(console.width, whole.maximum)
         console.print(table)
         console.print(f"Written to {self.directory / STATE}")
         console.print(f"Report:    rl-cli report {self.directory} --output report.html")
