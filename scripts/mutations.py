@@ -104,6 +104,20 @@ MUTATIONS = (
         "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)",
         "cli/test_sweep.py",
     ),
+    Mutation(
+        "cli/sweep.py",
+        "a trial whose node has died begins anew",
+        "trial.run = self._run_of(trial, remove=False)",
+        "trial.run = None",
+        "cli/test_ray_sweep.py",
+    ),
+    Mutation(
+        "cli/ray_trials.py",
+        "a trial on a node has ended before what it wrote is seen here",
+        "os.stat(path).st_size == size for",
+        "size >= 0 for",
+        "cli/test_ray_sweep.py",
+    ),
     # --- off-policy in the background ---
     Mutation(
         "algorithms/off_policy.py",

@@ -6,6 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import cloudpickle
 
+from lightning_rl import ray_cluster
 from lightning_rl.collectors import ray
 from lightning_rl.collectors.remote import Answer
 from lightning_rl.process import flush_denormals
@@ -43,7 +44,7 @@ class Threads:
         process = Process()
         self.processes.append(process)
         return process, process.thread.submit(
-            process.actor.start, self.setup, ray._versions(), seed, state
+            process.actor.start, self.setup, ray_cluster.versions(), seed, state
         )
 
     def collect(self, process, version):

@@ -33,6 +33,7 @@ LEVELS = {
     "phases": 0,
     "process": 0,
     "registration": 0,
+    "ray_cluster": 0,
     "runs": 0,
     "plain_yaml": 0,
     "permission": 0,

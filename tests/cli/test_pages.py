@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import gymnasium
@@ -257,6 +258,7 @@ def without_trials(arguments):
     """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lightning_rl.cli.sweep._Sweep.run", lambda *_: None)
+        patch.setattr("lightning_rl.cli.sweep.RayTrials", lambda *_: nullcontext())
         if "TPESampler" in arguments:
             pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
         run(arguments)

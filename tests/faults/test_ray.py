@@ -19,7 +19,7 @@ import pytest
 from lightning.pytorch import Callback
 
 import lightning_rl
-from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector
+from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector, ray_cluster
 from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
 from tests.commands import Command, rl_cli
@@ -28,6 +28,7 @@ from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+ENDED = ray_cluster.ended(by_ray.LEARNER)
 QUIET = (
     "--model.compile",
     "false",
@@ -111,7 +112,7 @@ def test_a_killed_collector_is_replaced_and_a_killed_learner_leaves_no_process(
     left = [pid for pid, name in processes_of(run.pid).items() if "Agent" not in name]
     os.kill(run.pid, signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, left)), seconds=30)
-    assert by_ray.ENDED in run.stderr
+    assert ENDED in run.stderr
     assert "A worker died" not in run.stdout, "Ray's own words for what our warning says"
     steps = load(last_of(tmp_path))["lightning_rl"]["env_steps"]
     more = ("--data.total_env_steps", steps + 4096)
@@ -195,20 +196,20 @@ def test_a_wrong_token_and_other_versions_are_named_with_their_cure():
     refused = RuntimeError(
         "gcs_client.cc: Unauthenticated: RPC error: InvalidAuthToken: missing or incorrect"
     )
-    assert by_ray.why_not_joined("node0:6379", refused).endswith(
+    assert ray_cluster.why_not_joined("node0:6379", refused).endswith(
         "Its token is another one: copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
         "RAY_AUTH_TOKEN to what stands there."
     )
     other = RuntimeError(
         "Version mismatch: The cluster was started with Ray: 2.50.0, this process uses 2.60.0"
     )
-    assert by_ray.why_not_joined("node0:6379", other).endswith(
+    assert ray_cluster.why_not_joined("node0:6379", other).endswith(
         "Install the same versions on all machines."
     )
 
 
 def test_a_node_with_other_versions_or_without_the_env_says_so():
-    versions = by_ray._versions()
+    versions = ray_cluster.versions()
     with pytest.raises(
         ConfigurationError, match=r"The node .* has torch .* instead of 1\.0: install the learner's"
     ):
@@ -233,11 +234,11 @@ def test_an_env_that_a_node_cannot_make_says_which_node_and_what_to_do():
 
 
 def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
-    monkeypatch.setattr(by_ray, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(ray_cluster, "HEAD_SECONDS", 0.5)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        head = by_ray.Head(f"127.0.0.1:{server.getsockname()[1]}")
+        head = ray_cluster.Head(f"127.0.0.1:{server.getsockname()[1]}", by_ray.LEARNER)
         head.refuse_lost()
     try:
         wait_for(lambda: head.is_lost, seconds=20)
@@ -251,38 +252,38 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
 
 
 def test_who_ends_without_a_word_has_a_witness_and_who_closes_it_has_none(capfd):
-    for ended_by in (lambda one: one._process.stdin.close(), by_ray.Witness.close):
-        witness = by_ray.Witness()
+    for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.Witness.close):
+        witness = ray_cluster.Witness(by_ray.LEARNER)
         ended_by(witness)
         witness._process.wait(30)
-    assert capfd.readouterr().err == by_ray.ENDED
+    assert capfd.readouterr().err == ENDED
 
 
 def test_a_token_is_hidden_from_others(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    by_ray.hide_token()  # there is none
+    ray_cluster.hide_token()  # there is none
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
-    by_ray.hide_token()
+    ray_cluster.hide_token()
     assert token.stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_printed_while_a_cluster_is_joined_is_kept(capfd):
-    with by_ray._stderr_kept() as printed:
+    with ray_cluster._stderr_kept() as printed:
         os.write(2, b"InvalidAuthToken: missing or incorrect")
         kept = printed()
     os.write(2, b"after")
     assert kept == "InvalidAuthToken: missing or incorrect"
     assert capfd.readouterr().err == "after"
-    why = by_ray.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
+    why = ray_cluster.why_not_joined("node0:6379", RuntimeError("Failed to connect"), kept)
     assert why.endswith("or set RAY_AUTH_TOKEN to what stands there.")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(by_ray.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ConfigurationError, match=r"RayCollector needs .*: pip install 'lightning-rl\[ray\]'"
     ):
@@ -443,7 +444,7 @@ def test_what_keeps_a_learner_from_its_collectors_is_one_message_and_exit_code_1
             "rl-cli: error: The head of the Ray cluster at .* has not answered for 15 s: it has ended, or this machine "
             "was cut off from it. Start it again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
         ),
-        ("raylet/raylet", re.escape(by_ray.ENDED.strip())),
+        ("raylet/raylet", re.escape(ENDED.strip())),
     ],
 )
 def test_a_head_that_is_killed_ends_the_run_with_one_message(

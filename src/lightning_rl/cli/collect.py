@@ -13,15 +13,15 @@ from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.options import OptionParser, check_names
 from lightning_rl.cli.parsing import Refusal
-from lightning_rl.collectors.ray import (
+from lightning_rl.collectors.ray import resource_of
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.ray_cluster import (
     check_answers,
     hide_token,
     prepare_environment,
     refuse_without_ray,
-    resource_of,
     why_not_joined,
 )
-from lightning_rl.errors import ConfigurationError
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "address": (str, None, "of the cluster's head, host:port, as `ray start --head` says it"),

@@ -1,6 +1,5 @@
 """Run `rl-cli sweep`: train by several seeds and settings, and go on after a kill."""
 
-import gc
 import json
 import os
 import re
@@ -9,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
@@ -25,8 +24,16 @@ from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.options import OptionParser
 from lightning_rl.cli.parsing import Refusal, check_duplicate_keys
+from lightning_rl.cli.ray_trials import LOCAL, RayTrials
 from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, space_of
-from lightning_rl.cli.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
+from lightning_rl.cli.trials import (
+    POLL_SECONDS,
+    Begin,
+    LocalTrials,
+    Place,
+    RunningTrial,
+    usable_cores,
+)
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.files import lock_file, write_atomically
 from lightning_rl.plain_yaml import load_yaml
@@ -43,13 +50,19 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """How long trials may take to save once a signal has come, before they are killed."""
 
+LOSSES = 3
+"""How often in a row a trial may be lost with its machine before it has come any further."""
+
+ROOM_SECONDS = 10.0
+"""After which it is said that a trial waits for room."""
+
 TRIALS = 20
 """Points of a search that is no grid, where not given."""
 
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that a space must not have: the sweep sets them."""
 
-CHANGEABLE = ("jobs", "cores_per_trial", "trials")
+CHANGEABLE = ("jobs", "cores_per_trial", "gpus_per_trial", "address", "trials")
 """Of the sweep, what may be said anew when it is resumed."""
 
 
@@ -71,8 +84,11 @@ class SweepSettings:
         pruner_args: of that class.
         score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
         jobs: trials at a time; as many as the cores allow where not given.
-        cores_per_trial: that a trial is pinned to; trainer.num_threads where not given, 0 to leave
-            it to the system.
+        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; trainer.num_threads
+            where not given, 0 to leave it to the system.
+        gpus_per_trial: that Ray keeps for a trial, or a share of one.
+        address: of a running Ray cluster, host:port, whose nodes run the trials, or local for one
+            that is started on this machine; without Ray where not given.
         seed: of what the search draws.
     """
 
@@ -86,6 +102,8 @@ class SweepSettings:
     score: Literal["last", "best"] = "last"
     jobs: int | None = None
     cores_per_trial: int | None = None
+    gpus_per_trial: float = 0.0
+    address: str | None = None
     seed: int = 1
 
 
@@ -140,12 +158,17 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     resumed = value_of("--resume", own)
     if resumed is None:
         made = _new(settings, rest, parse)
-        with _alone_in(made.directory):
-            made.run(begin)
+        with made.place(begin) as place:
+            made.make_directory()
+            with _alone_in(made.directory):
+                made.run(place)
         return
     directory = _resumable(resumed, own, rest)
     with _alone_in(directory):  # before it is read, or written
-        _resumed(directory, settings, own).run(begin)
+        made = _resumed(directory, settings, own)
+        with made.place(begin) as place:
+            made.save()
+            made.run(place)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -232,7 +255,7 @@ def _mapping(text: str, name: str) -> dict[str, Any]:
 
 
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
-    """Make the directory of a sweep, once everything has been checked."""
+    """Check everything, and make a sweep that has no directory yet."""
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
             "--ckpt_path": "trials begin with a policy by --trainer.init_from",
@@ -258,12 +281,7 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
     settings.seeds = seeds
     ranged = any(isinstance(values, Range) for values in space.values())
     settings.search = settings.search or (RANDOM if ranged else GRID)
-    made = _Sweep(Path(), settings, base)  # which refuses what does not go together
-    made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
-    made.directory.mkdir(parents=True, exist_ok=True)
-    write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
-    made.save()
-    return made
+    return _Sweep(Path(), settings, text)  # which refuses what does not go together
 
 
 def _extremes(space: Space) -> Iterator[tuple[str, Any]]:
@@ -306,9 +324,7 @@ def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_
         kept.trials is None or before is None or kept.trials >= before,
         f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
     )
-    made = _Sweep(directory, kept, load_yaml((directory / BASE).read_text()), state)
-    made.save()
-    return made
+    return _Sweep(directory, kept, (directory / BASE).read_text(), state)
 
 
 def _found(given: str, output_dir: str) -> Path:
@@ -356,7 +372,7 @@ class _Sweep:
     Args:
         directory: where they and `sweep.json` are.
         settings: of the sweep.
-        base: configuration of all trials.
+        text: configuration of all trials.
         state: of `sweep.json`, where this goes on with one.
     """
 
@@ -364,13 +380,15 @@ class _Sweep:
         self,
         directory: Path,
         settings: SweepSettings,
-        base: Mapping[str, Any],
+        text: str,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory, self.settings = directory, settings
-        trainer = base["trainer"]
+        self._text, self._base = text, load_yaml(text)
+        trainer = self._base["trainer"]
         self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
         self._check_cores(trainer["num_threads"])
+        self._check_gpus(trainer["accelerator"])
         self.search = Search(
             space_of(settings.space),
             settings.search or GRID,
@@ -395,7 +413,9 @@ class _Sweep:
         for i, kept in enumerate([] if state is None else state["trials"][: len(self.trials)]):
             self.trials[i] = Trial(**kept)
         self._running: dict[int, _Running] = {}
+        self._losses: dict[int, tuple[float, int]] = {}
         self._signal: int | None = None
+        self._hurried = False  # by a second one
 
     def _check_cores(self, num_threads: int) -> None:
         """Work out how many trials run at a time, and on how many cores each."""
@@ -403,19 +423,50 @@ class _Sweep:
         self.cores = num_threads if given.cores_per_trial is None else given.cores_per_trial
         check_range("sweep.cores_per_trial", self.cores, least=0)
         check_range("sweep.jobs", given.jobs, least=1)
-        usable = usable_cores()
-        self.jobs = given.jobs or max(1, usable // max(1, self.cores))
         require(
             self.cores == 0 or num_threads <= self.cores,
             f"sweep.cores_per_trial is {self.cores}, and trainer.num_threads {num_threads}: its "
             "threads would wait for each other. Set them alike.",
         )
+        usable = usable_cores()
+        wanted = (given.jobs or 1) * self.cores
         require(
-            self.jobs * self.cores <= usable,
-            f"sweep.jobs {self.jobs} of {self.cores} cores each (sweep.cores_per_trial) are "
-            f"{self.jobs * self.cores}, and this process may use {usable}: fewer of them, or "
+            given.address not in (None, LOCAL) or wanted <= usable,
+            f"sweep.jobs {given.jobs or 1} of {self.cores} cores each (sweep.cores_per_trial) are "
+            f"{wanted}, and this process may use {usable}: fewer of them, or "
             "sweep.cores_per_trial 0, which pins none.",
         )
+
+    def _check_gpus(self, accelerator: str) -> None:
+        """Refuse GPUs that are not dealt out, and trials that would look for one in vain."""
+        given = self.settings
+        check_range("sweep.gpus_per_trial", given.gpus_per_trial, least=0)
+        require(
+            given.address is not None or given.gpus_per_trial == 0,
+            f"sweep.gpus_per_trial is {given.gpus_per_trial:g}, and GPUs are dealt out by Ray: set "
+            "sweep.address, to local for this machine's.",
+        )
+        require(
+            given.address is None or accelerator not in ("gpu", "cuda") or given.gpus_per_trial > 0,
+            f"trainer.accelerator is {accelerator}, and Ray shows a trial only the GPUs that it "
+            "keeps for it: set sweep.gpus_per_trial, to 1 or to a share of one.",
+        )
+
+    def place(self, begin: Begin) -> Place:
+        """Return where its trials run."""
+        given = self.settings
+        if given.address is None:
+            jobs = given.jobs or max(1, usable_cores() // max(1, self.cores))
+            return LocalTrials(begin, jobs, self.cores)
+        return RayTrials(given.address, given.jobs, self.cores, given.gpus_per_trial)
+
+    def make_directory(self) -> None:
+        """Make its directory, and write down what it is to do."""
+        base = self._base
+        self.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.directory / BASE, lambda file: file.write(self._text.encode()))
+        self.save()
 
     def save(self) -> None:
         """Write down what became of the trials."""
@@ -429,22 +480,23 @@ class _Sweep:
         content = json.dumps(state, indent=1).encode()
         write_atomically(self.directory / STATE, lambda file: file.write(content))
 
-    def run(self, begin: Begin) -> None:
+    def run(self, place: Place) -> None:
         """Run what is left, and print the table; leave with 1 where a trial has failed."""
         self._take_stock()
         done = sum(trial.done for trial in self.trials)
         left = f", {done} of them done" if done else ""
         print(f"Sweep directory: {self.directory}")
-        print(f"{len(self.trials)} trials{left}, {self.jobs} at a time", flush=True)
-        # Or each fork looks for garbage among all that is imported, and copies its pages.
-        gc.freeze()
+        print(f"{len(self.trials)} trials{left}, {place.jobs} at a time{place.words}", flush=True)
         with self._signals():
             try:
-                self._run(begin)
+                self._run(place)
+            except ConfigurationError:
+                self._print_how_to_resume()
+                raise
             finally:
                 self._end_all()
         if self._signal is not None:
-            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+            self._print_how_to_resume()
             sys.exit(128 + self._signal)
         self._print_table()
         failed = [trial for trial in self.trials if trial.outcome.startswith("failed")]
@@ -455,6 +507,9 @@ class _Sweep:
                 flush=True,
             )
             sys.exit(1)
+
+    def _print_how_to_resume(self) -> None:
+        print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
 
     def _take_stock(self) -> None:
         """See how far trials came that were not noted, and tell the search of those that are."""
@@ -471,13 +526,13 @@ class _Sweep:
                 self.search.end(known, trial.score, pruned=trial.outcome == "pruned")
         self.save()
 
-    def _run_of(self, trial: Trial) -> str | None:
+    def _run_of(self, trial: Trial, *, remove: bool = True) -> str | None:
         """Return the run directory that a trial can go on in; remove those without a checkpoint."""
         kept = None
         for directory in sorted(self.directory.glob(f"{trial.name}_2*")):
             if (directory / CHECKPOINTS / "last.ckpt").is_file():
                 kept = directory.name
-            else:
+            elif remove:
                 shutil.rmtree(directory)
         return kept
 
@@ -488,22 +543,27 @@ class _Sweep:
         except (OSError, ValueError, KeyError, TypeError):
             return "unknown"
 
-    def _run(self, begin: Begin) -> None:
-        free = cores_of(self.jobs, self.cores)
+    def _run(self, place: Place) -> None:
         waiting = [trial for trial in self.trials if not trial.done]
         while (waiting or self._running) and self._signal is None:
-            while waiting and free:
+            place.check()
+            while waiting and len(self._running) < place.jobs:
                 trial = waiting.pop(0)
-                self._running[trial.number] = self._begin(trial, free.pop(0), begin)
+                self._running[trial.number] = self._begin(trial, place)
             time.sleep(POLL_SECONDS)
             for running in list(self._running.values()):
+                ended = running.process.ended()
+                self._tell_of(running)
                 self._look_at(running)
-                if running.process.poll() is not None:
-                    del self._running[running.trial.number]
-                    free.append(running.cores)
+                if not ended:
+                    continue
+                del self._running[running.trial.number]
+                if self._goes_back(running):
+                    waiting.insert(0, running.trial)
+                else:
                     self._finish(running)
 
-    def _begin(self, trial: Trial, cores: list[int] | None, begin: Begin) -> "_Running":
+    def _begin(self, trial: Trial, place: Place) -> "_Running":
         point, known = self.search.begin(self.points[trial.point])
         self.points[trial.point] = point
         if trial.run is None:
@@ -519,11 +579,46 @@ class _Sweep:
         trial.outcome = "running"
         self.save()
         again = "goes on" if trial.run else "begins"
-        where = f", on core {', '.join(map(str, cores))}" if cores else ""
         told = f", {_words(point)}" if point else ""
-        print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
-        log = self.directory / f"{trial.name}.log"
-        return _Running(trial, TrialProcess(begin, arguments, cores, log), cores, known)
+        news = f"{self._title(trial)} {again}: seed {trial.seed}{told}"
+        process = place.begin(arguments, self.directory / f"{trial.name}.log")
+        running = _Running(trial, process, known, news)
+        self._tell_of(running)
+        return running
+
+    def _tell_of(self, running: "_Running") -> None:
+        """Say once that a trial has begun, and where; or that it waits for room."""
+        where = running.process.where
+        if where is not None and running.news:
+            print(f"{running.news}{where}", flush=True)
+            running.news = ""
+            running.began = time.monotonic()
+        elif where is None and not running.waits:
+            running.waits = time.monotonic() > running.began + ROOM_SECONDS
+            if running.waits:
+                print(f"{self._title(running.trial)} waits for a node with room for it", flush=True)
+
+    def _goes_back(self, running: "_Running") -> bool:
+        """Return whether a trial that was lost with its machine is tried again, where it was."""
+        trial, why = running.trial, running.process.lost
+        if why is None:
+            return False
+        trial.run = self._run_of(trial, remove=False)  # what is seen of it here may be old
+        before, times = self._losses.get(trial.number, (0.0, 0))
+        last = self.directory / str(trial.run) / CHECKPOINTS / "last.ckpt"
+        saved = last.stat().st_mtime if trial.run else 0.0
+        times = times + 1 if saved == before else 1
+        self._losses[trial.number] = saved, times
+        if times >= LOSSES:
+            return False
+        trial.outcome = "waiting"
+        trial.seconds += running.seconds
+        self.search.end(running.known, None)
+        self.save()
+        where = running.process.where or ""
+        title = self._title(trial)
+        print(f"{title} was lost{where}, and goes back to the queue: {why}", flush=True)
+        return True
 
     def _title(self, trial: Trial) -> str:
         return f"trial {trial.number + 1}/{len(self.trials)}"
@@ -545,7 +640,7 @@ class _Sweep:
     def _finish(self, running: "_Running") -> None:
         """Note what came of a trial."""
         trial, code = running.trial, running.process.exit_code
-        trial.seconds += round(time.monotonic() - running.began, 1)
+        trial.seconds += running.seconds
         trial.run = self._run_of(trial)
         if code == 0 and trial.run is not None:
             self._note(trial, "finished")
@@ -554,6 +649,8 @@ class _Sweep:
         elif code is not None and (code < 0 or code > 128):
             name = signal.Signals(-code if code < 0 else code - 128).name
             trial.outcome = f"failed: ended by {name}"
+        elif running.process.lost is not None:
+            trial.outcome = f"failed: lost {LOSSES} times in a row: {running.process.lost}"
         else:
             trial.outcome = f"failed: {running.process.last_line()}"
         if trial.done and trial.score is None:
@@ -597,8 +694,7 @@ class _Sweep:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self._signal is not None:
-                for running in self._running.values():
-                    running.process.kill()
+                self._hurried = True
                 return
             self._signal = number
             again = " (again to end them at once)"
@@ -619,11 +715,13 @@ class _Sweep:
             running.process.terminate()
         deadline = time.monotonic() + SAVING_SECONDS
         for running in self._running.values():
-            while not running.process.wait(0.1) and time.monotonic() < deadline:
-                pass
-            running.process.kill()
-            running.process.wait(SAVING_SECONDS)  # for the system to do so
-            running.trial.seconds += round(time.monotonic() - running.began, 1)
+            with suppress(ConfigurationError):  # its node says again what ends the sweep
+                while not (running.process.wait(0.1) or self._hurried):
+                    if time.monotonic() > deadline:
+                        break
+                running.process.kill()
+                running.process.wait(SAVING_SECONDS)  # for the system to do so
+            running.trial.seconds += running.seconds
             running.trial.run = self._run_of(running.trial)
         if self._running:
             self.save()
@@ -634,12 +732,15 @@ class _Sweep:
         table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
         settings = list(self.search.space)
         for name in (*_short(settings).values(), "seeds", "score", "95 % interval", "outcome"):
-            table.add_column(name)
+            table.add_column(name, overflow="fold")  # a name that is cut short is none
         rows = [self._row(i, point) for i, point in enumerate(self.points) if point is not None]
         best_first = self.mode == "max"
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
             table.add_row(*cells)
+        if not console.is_terminal:  # a file has no width, and rows in one line are read by tools
+            whole = console.measure(table, options=console.options.update(max_width=10_000))
+            console.width = max(console.width, whole.maximum)
         console.print(table)
         console.print(f"Written to {self.directory / STATE}")
         console.print(f"Report:    rl-cli report {self.directory} --output report.html")
@@ -659,16 +760,29 @@ class _Sweep:
 
 @dataclass
 class _Running:
-    """A trial that runs, on its cores; what the search knows it by, and how far it was told."""
+    """A trial that runs; what the search knows it by, and how far it was told.
+
+    Attributes:
+        news: what is said when it begins; empty once it has been said.
+        waits: whether it was said that it waits for room.
+    """
 
     trial: Trial
-    process: TrialProcess
-    cores: list[int] | None
+    process: RunningTrial
     known: Any
+    news: str
+    waits: bool = False
     reported: int = 0
     pruned: bool = False
     next_look: float = 0.0
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        if self.process.where is None:
+            return 0.0
+        return round(time.monotonic() - self.began, 1)
 
 
 def _rounded(value: Any) -> Any:

@@ -1,15 +1,18 @@
-"""Run the trials of a sweep as processes of their own, none of which outlives it."""
+"""Run the trials of a sweep as processes of this machine, none of which outlives it."""
 
 import ctypes
+import gc
 import os
 import signal
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Protocol, Self
 
 from lightning_rl.errors import require
 
@@ -26,7 +29,116 @@ Begin = Callable[[Sequence[str]], None]
 """Runs a command line of `rl-cli`."""
 
 
-class TrialProcess:
+class RunningTrial(ABC):
+    """A trial that runs, or waits for room to do so.
+
+    Attributes:
+        where: it runs, as a sentence goes on: `, on core 3`; None while it waits for room.
+        exit_code: minus the signal where one has ended it; None while it runs, as far as `ended`
+            knows.
+        lost: what is known of its end where the machine that it ran on is gone; None otherwise.
+    """
+
+    where: str | None = None
+    exit_code: int | None = None
+    lost: str | None = None
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Return whether it has ended, with an exit code or by being lost."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Have it save, and end."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once, with the processes that it has begun."""
+
+    @abstractmethod
+    def last_line(self) -> str:
+        """Return the last line that it has printed: of a traceback, the error."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it has come."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return self.ended()
+
+
+class Place(Protocol):
+    """Where trials run: `LocalTrials`, or `RayTrials`. A `with` block opens and closes it."""
+
+    @property
+    def jobs(self) -> int:
+        """How many run at a time, at present."""
+
+    @property
+    def words(self) -> str:
+        """What it is, as a sentence goes on."""
+
+    def begin(self, arguments: Sequence[str], log: Path) -> RunningTrial:
+        """Begin a trial, or have it wait for room.
+
+        Args:
+            arguments: of `rl-cli`.
+            log: file in the directory of the sweep that gets what it prints, at its end.
+        """
+
+    def check(self) -> None:
+        """Refuse to go on where trials could not be begun any more.
+
+        Raises:
+            ConfigurationError: saying why.
+        """
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class LocalTrials:
+    """Deal out cores of this machine to trials; see `Place`.
+
+    Args:
+        begin: runs a command line.
+        jobs: trials at a time.
+        cores: of each; 0 to leave them all to the system.
+    """
+
+    words = ""
+
+    def __init__(self, begin: Begin, jobs: int, cores: int) -> None:
+        self._begin, self.jobs = begin, jobs
+        self._cores = cores_of(jobs, cores)
+        self._running: dict[int, TrialProcess] = {}  # by which of the cores it has
+
+    def __enter__(self) -> Self:
+        # Or each fork looks for garbage among all that is imported, and copies its pages.
+        gc.freeze()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
+
+    def begin(self, arguments: Sequence[str], log: Path) -> RunningTrial:
+        """Begin a trial on cores that no other has."""
+        taken = {i for i, one in self._running.items() if not one.ended()}
+        free = next(i for i in range(self.jobs) if i not in taken)
+        self._running[free] = TrialProcess(self._begin, arguments, self._cores[free], log)
+        return self._running[free]
+
+    def check(self) -> None:
+        """Trials can always be begun."""
+
+
+class TrialProcess(RunningTrial):
     """A process that runs `rl-cli`, and ends when this one does, however that ends.
 
     It is a fork of this one, which has imported everything: that takes 5 s else. A sweep computes
@@ -39,10 +151,6 @@ class TrialProcess:
         cores: that it may use, as many threads as that for its arithmetic; None for all.
         log: file that gets what it prints, at its end.
 
-    Attributes:
-        exit_code: minus the signal where one has ended it; None while it runs, as far as `poll`
-            knows.
-
     Raises:
         ConfigurationError: on a system that does not fork.
     """
@@ -51,63 +159,65 @@ class TrialProcess:
         self, begin: Begin, arguments: Sequence[str], cores: Sequence[int] | None, log: Path
     ) -> None:
         require(hasattr(os, "fork"), "A sweep needs a system that forks, as Linux and macOS do.")
-        self.log = log
-        self.exit_code: int | None = None
+        self._log = log
+        self.where = f", on core {', '.join(map(str, cores))}" if cores else ""
         sweep = os.getpid()
         sys.stdout.flush()  # or the fork has it too
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _be(begin, list(arguments), cores, log, sweep)
+            be_trial(begin, list(arguments), cores, log, sweep)
 
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
+    def ended(self) -> bool:
         if self.exit_code is None:
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self._pid, ended) is not None:
                 self._kill_group()  # processes of its own that it has left; its number is still its
                 self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        return self.exit_code
+        return self.exit_code is not None
 
     def terminate(self) -> None:
-        """Have it save, and end."""
-        if self.poll() is None:
+        if not self.ended():
             os.kill(self._pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once, with the processes that it has begun."""
-        if self.poll() is None:
+        if not self.ended():
             self._kill_group()
             os.kill(self._pid, signal.SIGKILL)
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; return whether it has come."""
-        deadline = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return self.exit_code is not None
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):  # it leads none yet, or none is left
             os.killpg(self._pid, signal.SIGKILL)
 
     def last_line(self) -> str:
-        """Return the last line that it has printed: of a traceback, the error."""
-        try:
-            lines = self.log.read_text(errors="replace").split("\n")
-        except OSError:
-            lines = []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "(said nothing)")
+        return last_line_of(self._log)
 
 
-def _be(
-    begin: Begin, arguments: list[str], cores: Sequence[int] | None, log: Path, sweep: int
+def last_line_of(log: Path) -> str:
+    """Return the last line of a file in which there is something."""
+    try:
+        lines = log.read_text(errors="replace").split("\n")
+    except OSError:
+        lines = []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(said nothing)")
+
+
+def be_trial(
+    begin: Begin, arguments: list[str], cores: Sequence[int] | None, log: Path, parent: int
 ) -> NoReturn:
-    """Be a process of `rl-cli`, from its first line to its end."""
+    """Be a process of `rl-cli`, from its first line to its end, but for one that has imports.
+
+    Args:
+        begin: runs the command line.
+        arguments: of it.
+        cores: see `TrialProcess`.
+        log: likewise.
+        parent: number of the process that has begun this one, and with which it ends.
+    """
     code = 1
     try:
         os.setsid()  # Ctrl-C in a terminal is the sweep's, which passes it on
-        _end_with(sweep)
+        _end_with(parent)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

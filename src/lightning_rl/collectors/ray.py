@@ -1,22 +1,12 @@
 """Collect rollouts in processes of their own, here or on other machines, by Ray."""
 
-import importlib.util
 import math
 import os
 import platform
-import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import version as version_of
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
@@ -38,6 +28,13 @@ from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.machine import MachineSettings, put_in_force, settings
 from lightning_rl.policies import Policy
 from lightning_rl.process import flush_denormals, flushes_denormals
+from lightning_rl.ray_cluster import (
+    Connection,
+    Member,
+    check_versions,
+    refuse_without_ray,
+    versions,
+)
 from lightning_rl.rollout import (
     clear_bootstrap_slot,
     copy_rollout,
@@ -51,17 +48,11 @@ from lightning_rl.rollout import (
 CLOSE_SECONDS = 5.0
 """How long collectors may take to stop between two env steps and to close their envs."""
 
-CONNECT_SECONDS = 5.0
-"""How long the head of a cluster may take to answer."""
-
-HEAD_SECONDS = 15.0
-"""How long it may not answer before the run ends; Ray itself ends the process after a minute."""
+LEARNER = Member("learner", "from the last checkpoint: rl-cli fit --ckpt_path last")
+"""What the process that trains is in a cluster."""
 
 VERSIONS_ALIVE = 3
 """Of the weights: being written, the newest, and one that some collector still reads."""
-
-ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
-"""Packages that have the same version on both sides: what is sent is made of their classes."""
 
 
 class RayCollector(Collector):
@@ -356,11 +347,11 @@ class RayCluster:
         resources: dict[str, float],
     ) -> None:
         refuse_without_ray("RayCollector")
-        self._address, self._count = address, count
+        self._count = count
         self._num_cpus, self._num_gpus, self._resources = num_cpus, num_gpus, resources
         self.connected = False
         self.received_bytes = 0
-        self._is_ours = False
+        self._connection = Connection(address, LEARNER)
 
     def connect(self, setup: Setup) -> None:
         """Start or join the cluster, unless this process has joined one.
@@ -368,12 +359,11 @@ class RayCluster:
         Raises:
             ConfigurationError: where that is not possible.
         """
-        ray = self._ray = _import_ray()
-        if not ray.is_initialized():
-            with _signals_kept():
-                self._join()
-            self._is_ours = True
-            hide_token()
+        own = {name: self._count * amount for name, amount in self._resources.items()}
+        self._connection.join(
+            {"num_cpus": math.ceil(self._count * self._num_cpus), "resources": own}
+        )
+        ray = self._ray = self._connection.ray
         self.connected = True
         self._actor = ray.remote(
             num_cpus=self._num_cpus,
@@ -387,29 +377,6 @@ class RayCluster:
         _hear_torch_out()
         self._weights: Any = None
         self._number = 0  # of the publication
-        self._head = Head(ray.get_runtime_context().gcs_address)
-        self._witness = Witness()
-
-    def _join(self) -> None:
-        room: dict[str, Any] = {}
-        if self._address is not None:
-            check_answers(self._address)
-        else:
-            own = {name: self._count * amount for name, amount in self._resources.items()}
-            room["num_cpus"] = math.ceil(self._count * self._num_cpus)
-            room |= {"resources": own, "include_dashboard": False}
-        with _stderr_kept() as printed:
-            try:
-                self._ray.init(
-                    self._address or "local",
-                    log_to_driver=False,
-                    configure_logging=False,
-                    logging_level="ERROR",
-                    **room,
-                )
-            except Exception as error:
-                why = why_not_joined(self._address, error, printed())
-                raise ConfigurationError(why) from error
 
     def put(self, weights: dict[str, Tensor]) -> None:
         """Make these the newest weights: one copy for all collectors of a node.
@@ -427,7 +394,7 @@ class RayCluster:
     def start(self, index: int, seed: int, state: Any) -> tuple[Any, Any]:
         """Have an actor created, where there is room for it, and started."""
         actor = self._actor.remote()
-        return actor, (actor.start.remote(self._setup, _versions(), seed, state),)
+        return actor, (actor.start.remote(self._setup, versions(), seed, state),)
 
     def collect(self, handle: Any, version: int) -> Any:
         """Ask for a rollout and the state behind it, which stays where it is."""
@@ -446,7 +413,7 @@ class RayCluster:
         Raises:
             ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
         """
-        self._head.refuse_lost()
+        self._connection.refuse_lost_head()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []
@@ -496,86 +463,8 @@ class RayCluster:
     def disconnect(self) -> None:
         """Leave the cluster, and end it where it was started here."""
         self.connected = False
-        self._head.close()
         self._weights = self._setup = None
-        if self._is_ours:
-            with _signals_kept():
-                self._ray.shutdown()
-        self._witness.close()
-
-
-class Witness:
-    """A process that says so where this one ends without a word.
-
-    Ray does that to a process whose node has ended: at once, with exit code 1.
-    """
-
-    def __init__(self) -> None:
-        code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, ENDED],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which then closes it
-        )
-
-    def close(self) -> None:
-        """End it: this process ends in its own way."""
-        self._process.communicate(b"closed")
-
-
-ENDED = (
-    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
-    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
-    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
-    "--ckpt_path last.\n"
-)
-"""What a `Witness` says."""
-
-
-class Head:
-    """Looks whether the head of a cluster answers, in a thread of its own.
-
-    Without a head no collector can be replaced; those that there are go on, until Ray ends this
-    process after a minute, with a message of its own and nothing closed.
-
-    Args:
-        address: of the head, `host:port`.
-    """
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._answered_at = time.monotonic()
-        self._closed = threading.Event()
-        threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has not answered for too long."""
-        return time.monotonic() - self._answered_at > HEAD_SECONDS
-
-    def refuse_lost(self) -> None:
-        """End the run without a head.
-
-        Raises:
-            ConfigurationError: where it has not answered for `HEAD_SECONDS`.
-        """
-        require(
-            not self.is_lost,
-            f"The head of the Ray cluster at {self._address} has not answered for "
-            f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
-            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
-        )
-
-    def close(self) -> None:
-        """Look no more."""
-        self._closed.set()
-
-    def _look(self) -> None:
-        host, _, port = self._address.rpartition(":")
-        while not self._closed.wait(1.0):
-            with suppress(OSError):
-                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-                self._answered_at = time.monotonic()
+        self._connection.leave()
 
 
 class LostCollectorError(RuntimeError):
@@ -699,46 +588,6 @@ class RayActor:
         return True
 
 
-def _import_ray() -> Any:
-    """Import Ray, and give back the signals that it takes."""
-    prepare_environment()
-    with _signals_kept():
-        import ray
-        import ray.exceptions
-    return ray
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Give SIGTERM back to who had it: Ray takes it when it is started."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _stderr_kept() -> Iterator[Callable[[], str]]:
-    """Keep what the process prints to stderr, whoever prints it; hand out what returns it.
-
-    Ray prints a line a second while it tries to get into a cluster by a wrong token.
-    """
-    sys.stderr.flush()
-    before = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: os.pread(file.fileno(), 100_000, 0).decode(errors="replace")
-        finally:
-            sys.stderr.flush()
-            os.dup2(before, 2)
-            os.close(before)
-
-
 def _hear_torch_out() -> None:
     """Have torch say, once per process and to nobody, that memory like Ray's cannot be written."""
     array = np.zeros(1)
@@ -762,108 +611,9 @@ def _refuse_misplaced(address: str | None, run: str | None) -> None:
     )
 
 
-def refuse_without_ray(what: str) -> None:
-    """Say what to install, where Ray is not.
-
-    Raises:
-        ConfigurationError: where it is not installed.
-    """
-    require(
-        importlib.util.find_spec("ray") is not None,
-        f"{what} needs a package that is not installed: pip install 'lightning-rl[ray]'",
-    )
-
-
-def prepare_environment() -> None:
-    """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
-
-    And its lines on each process that has died, which our own warnings are about. What nobody
-    refers to is deleted at once, and not once a second, in which every publication would take new
-    memory. Before Ray is imported, which reads all that then; processes that it starts inherit it.
-    """
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^A worker died or was killed")
-
-
-def hide_token() -> None:
-    """Have the token read by nobody but its owner: Ray writes it as any other file."""
-    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(place) if place else Path.home() / ".ray" / "auth_token"
-    with suppress(OSError):  # there is none, or it is another user's to protect
-        path.chmod(0o600)
-
-
 def resource_of(run: str) -> str:
     """Return what a machine has one of that collects for the runs of a name."""
     return f"collect:{run}"
-
-
-def check_answers(address: str) -> None:
-    """See whether somebody answers at an address: Ray itself would ask for minutes.
-
-    Raises:
-        ConfigurationError: where nobody does, or it is none.
-    """
-    host, _, port = address.rpartition(":")
-    require(
-        bool(host) and port.isdecimal(),
-        f"The address of a Ray cluster is host:port, as in node0:6379, got '{address}'.",
-    )
-    try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ConfigurationError(why_not_joined(address, error)) from error
-
-
-def why_not_joined(address: str | None, error: Exception, printed: str = "") -> str:
-    """Say why a cluster cannot be joined, and what to do.
-
-    Args:
-        address: of its head, `host:port`; None where Ray was to be started here.
-        error: that ended the attempt.
-        printed: what Ray has printed meanwhile.
-    """
-    said = _brief(error)
-    if address is None:
-        return f"Ray cannot be started on this machine: {said}"
-    where = f"The Ray cluster at {address} cannot be joined"
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
-        return f"{where}: {said}. Is the name of its machine right, as in node0:6379?"
-    if isinstance(error, OSError) and type(error) is not ConnectionError:
-        return (
-            f"{where}: nobody answers there. Start its head, 'ray start --head --port 6379', and "
-            "open that port to this machine."
-        )
-    whole = f"{error}\n{printed}"
-    if mismatch := re.search(r"version mismatch.*", whole, re.IGNORECASE | re.DOTALL):
-        said = _brief(RuntimeError(mismatch[0]))
-        return f"{where}: {said.rstrip('.')}. Install the same versions on all machines."
-    cure = (
-        "copy ~/.ray/auth_token of the machine that runs its head to this one, or set "
-        "RAY_AUTH_TOKEN to what stands there."
-    )
-    if "no authentication token was found" in whole:
-        return f"{where}: this machine has no token: {cure}"
-    # Ray tries a wrong token for a while, and then says only that it cannot connect.
-    known = "InvalidAuthToken" in whole
-    return (
-        f"{where}: it answers, and does not let this process in. Its token is another one: {cure}"
-        f"{'' if known else f' Ray says: {said}'}"
-    )
-
-
-def _brief(error: Exception) -> str:
-    """Return what an error of Ray says, in one line, without what follows on where to look."""
-    text = str(error).strip() or type(error).__name__
-    return " ".join(text.split("\n\n")[0].split())[:500]
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that both sides must have in common."""
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python} | {name: version_of(name) for name in ALIKE}
 
 
 def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
@@ -872,21 +622,13 @@ def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
     Raises:
         ConfigurationError: where package versions differ, or a class cannot be imported.
     """
-    node, here = platform.node(), _versions()
-    different = [
-        f"{name} {here[name]} instead of {version}"
-        for name, version in wanted.items()
-        if here[name] != version
-    ]
-    require(
-        not different,
-        f"The node {node} has {', '.join(different)}: install the learner's versions there.",
-    )
+    check_versions(wanted, "learner")
     try:
         setup: Setup = cloudpickle.loads(packed)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"The env or the policy cannot be imported on the node {node}: {error}. {INSTALL}"
+            f"The env or the policy cannot be imported on the node {platform.node()}: {error}. "
+            f"{INSTALL}"
         ) from error
     return setup
 
