@@ -2,6 +2,7 @@
 
 import os
 import platform
+import runpy
 import signal
 import subprocess
 import sys
@@ -157,9 +158,8 @@ def _check_directory(order: Order) -> None:
 
 
 def _rl_cli(arguments: Sequence[str]) -> None:
-    from lightning_rl.cli.app import run
-
-    run(arguments)
+    """Be `python -m lightning_rl`, which reads the arguments from where `be_trial` has put them."""
+    runpy.run_module("lightning_rl", run_name="__main__")
 
 
 if __name__ == "__main__":
