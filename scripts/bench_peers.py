@@ -11,6 +11,12 @@ evaluation, checkpoints and loggers are off. Seeds are 1, 2, ... by repeat.
 Our rows say by which ways they computed (`computing` of `run.json`), and stand there a second time
 without what is done for speed on some machines alone, `-plain`.
 
+W4's rows also say what compiling costs: in the first repeat the cache of compiled graphs is empty
+(`first start`, from the launch of the process to the end of its first iteration), and filled in the
+later ones (`second start`). JAX keeps none, unless it is told to. `compiling` is what a first start
+takes more than one that compiles nothing. These are CPU seconds, and env steps are counted per CPU
+second as well: others who use the core take time from both alike, but not at the same moment.
+
 Writes `results.json` (every run), `results.md` (a table per workload, medians over the repeats) and
 `results.png`, which needs matplotlib.
 """
@@ -19,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -35,7 +42,11 @@ OURS = "lightning_rl"
 CLASSIC = ("W1", "W2", "W2b")
 ON_POLICY = (*CLASSIC, "W3")
 OFF_POLICY = ("S1", "S64")
-ALL = (*ON_POLICY, *OFF_POLICY)
+W4_CART_POLE = ("W4-8", "W4-64", "W4-1024")
+W4 = (*W4_CART_POLE, "W4-pendulum", "W4-cube")
+ALL = (*ON_POLICY, *OFF_POLICY, *W4)
+IN_TORCH = ("W3", "S64", *W4)
+"""Workloads without an env of Gymnasium's."""
 REFERENCES = dict.fromkeys(CLASSIC, "stable-baselines3")
 REFERENCES |= dict.fromkeys(OFF_POLICY, "stable-baselines3-sac")
 """Of each workload: the library that the others are compared with; elsewhere the fastest peer."""
@@ -44,6 +55,11 @@ ABOUT = {
     "W2": "HalfCheetah-v5, 1 env × 2,048 steps, 10 epochs × 32 minibatches, normalised",
     "W2b": "HalfCheetah-v5, 8 envs × 2,048 steps, 10 epochs × 32 minibatches, normalised",
     "W3": "pendulum in torch, 24 steps, 5 epochs × 4 minibatches, 128×128",
+    "W4-8": "CartPole in the framework, 8 envs × 128 steps, 4 epochs × 4 minibatches",
+    "W4-64": "CartPole in the framework, 64 envs × 128 steps, 4 epochs × 4 minibatches",
+    "W4-1024": "CartPole in the framework, 1,024 envs × 16 steps, 4 epochs × 4 minibatches",
+    "W4-pendulum": "pendulum in the framework, 64 envs × 128 steps, 4 epochs × 4 minibatches",
+    "W4-cube": "PushCube in torch, 4,096 envs × 24 steps, 4 epochs × 4 minibatches",
     "S1": "SAC, HalfCheetah-v5, 1 env, an update of 256 samples per env step, 256×256",
     "S64": "SAC, pendulum in torch, 64 envs, 8 updates of 256 samples per step of all, 256×256",
 }
@@ -56,6 +72,11 @@ REQUIREMENTS: dict[str, list[str]] = {
     "skrl": ["skrl==2.1.1", GYMNASIUM],
     "sheeprl": ["sheeprl==0.8.4", GYMNASIUM],
     "torchrl": ["torchrl==0.14.1", GYMNASIUM],
+    "rejax": [
+        *("rejax==0.1.3", "gymnax==0.0.9", "jax==0.10.2", "jaxlib==0.10.2", "flax==0.12.8"),
+        *("optax==0.2.8", "distrax==0.1.9", "chex==0.1.92", "gymnasium==1.4.0", "numpy==2.4.6"),
+        "tfp-nightly==0.26.0.dev20261027",  # which distrax asks for, of whatever day
+    ],
 }
 """What is installed after torch in each virtual environment."""
 
@@ -67,18 +88,30 @@ class Library:
     workloads: tuple[str, ...] = ON_POLICY
     flags: tuple[str, ...] = ()
     floor: bool = False
+    uncompiled: str = ""
+    """The row that is the same without compiling, by which W4 knows what that costs."""
 
 
 ONCE = {"startup_seconds": 1, "first_iteration_seconds": 2, "peak_rss_mb": 0}
 """What a run has once, and its digits in the tables."""
 
+STARTS = {"first start": 1, "second start": 1, "compiling": 1, "peak MB": 0}
+"""The same of W4, in CPU seconds: others on the one core take none of them."""
+
 LIBRARIES = {
-    "lightning_rl": Library(OURS, "lightning_rl_ppo.py"),
-    "lightning_rl-plain": Library(OURS, "lightning_rl_ppo.py", flags=("--plain",)),
+    "lightning_rl": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4)),
+    "lightning_rl-plain": Library(OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4), ("--plain",)),
     "lightning_rl-compiled-plain": Library(
-        OURS, "lightning_rl_ppo.py", flags=("--compile", "--plain")
+        OURS,
+        "lightning_rl_ppo.py",
+        (*ON_POLICY, *W4),
+        ("--compile", "--plain"),
+        uncompiled="lightning_rl-plain",
     ),
-    "lightning_rl-compiled": Library(OURS, "lightning_rl_ppo.py", flags=("--compile",)),
+    "lightning_rl-compiled": Library(
+        OURS, "lightning_rl_ppo.py", (*ON_POLICY, *W4), ("--compile",), uncompiled="lightning_rl"
+    ),
+    "rejax": Library("rejax", "rejax_ppo.py", (*W4_CART_POLE, "W4-pendulum")),
     "bare": Library(OURS, "bare.py"),
     "bare-compiled": Library(OURS, "bare.py", flags=("--compile",)),
     "stable-baselines3": Library("stable-baselines3", "stable_baselines3_ppo.py", CLASSIC),
@@ -99,8 +132,10 @@ LIBRARIES = {
     ),
     "stable-baselines3-sac": Library("stable-baselines3", "stable_baselines3_sac.py", OFF_POLICY),
     "sbx-sac": Library("sbx", "stable_baselines3_sac.py", OFF_POLICY, ("--jax",)),
-    "floor-env": Library(OURS, "floors.py", ALL, ("--env",), floor=True),
-    "floor-unwrapped": Library(OURS, "floors.py", ALL, ("--unwrapped",), floor=True),
+    "floor-env": Library(OURS, "floors.py", (*ON_POLICY, *OFF_POLICY), ("--env",), floor=True),
+    "floor-unwrapped": Library(
+        OURS, "floors.py", (*ON_POLICY, *OFF_POLICY), ("--unwrapped",), floor=True
+    ),
     "floor-matmuls": Library(OURS, "floors.py", ALL, ("--matmuls",), floor=True),
 }
 
@@ -211,7 +246,13 @@ def run(
     for option, value in options.items():
         command += [] if value is None else [option, str(value)]
     command += library.flags
-    env = os.environ | {"OMP_NUM_THREADS": str(threads), "PEERS_LAUNCHED": repr(time.time())}
+    env = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    if workload in W4:
+        graphs = args.output.absolute() / "graphs" / f"{workload} {name}".replace(" ", "_")
+        if repeat == 0:
+            shutil.rmtree(graphs, ignore_errors=True)
+        env["TORCHINDUCTOR_CACHE_DIR"] = str(graphs)
+    env["PEERS_LAUNCHED"] = repr(time.time())
     print(f"[{repeat + 1}] {key} {name} ", end="", flush=True)
     try:
         with tempfile.TemporaryDirectory() as scratch:  # MuJoCo leaves a log where it runs
@@ -262,7 +303,8 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines = [
         f"{where}; Python {about['python']}; torch {', '.join(torches)}. Medians over the repeats; "
         "range of env steps/s in brackets. Collect and update are seconds per iteration; start-up "
-        "is the time from the launch of the process to its first iteration, which also compiles.",
+        "is the time from the launch of the process to its first iteration, which also compiles; "
+        "a start is all CPU time of the process to the end of its first iteration.",
     ]
     for key in dict.fromkeys(row["key"] for row in runs):
         rows = [row for row in runs if row["key"] == key]
@@ -270,8 +312,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         lines += ["", f"## {key}: {ABOUT[key.split()[0]]}", ""]
         if example:
             versions = example["versions"]
-            in_torch = key.split()[0] in ("W3", "S64")
-            used = "" if in_torch else f"gymnasium {versions['gymnasium']}, "
+            used = "" if key.split()[0] in IN_TORCH else f"gymnasium {versions['gymnasium']}, "
             used += f"mujoco {versions['mujoco']}, " if key[:2] in ("W2", "S1") else ""
             lines += [f"{used}{example['threads']} torch threads, {example['device']}.", ""]
         lines += table(key, rows)
@@ -287,39 +328,83 @@ def table(key: str, rows: list[dict[str, Any]]) -> list[str]:
     names.sort(key=lambda name: -(median(rows, name, "sps") or 0.0))
     peers = [n for n in names if LIBRARIES[n].venv != OURS and median(rows, n, "sps")]
     reference = REFERENCES.get(key.split()[0]) or next(iter(peers), "")
-    base = median(rows, reference, "sps")
+    base, of_cpu = (median(rows, reference, rate) for rate in ("sps", "steps_per_cpu_second"))
+    of_w4 = ("steps per CPU s", "÷ per CPU s", *STARTS)
+    once = of_w4 if key in W4 else ("start-up s", "first iteration s", "peak MB")
     columns = (
         *("library", "version", "env steps/s", f"÷ {reference or 'peer'}"),
-        *("collect s", "update s", "start-up s", "first iteration s", "peak MB"),
+        *("collect s", "update s", *once),
     )
     lines = [columns, ["---"] * len(columns)]
     for floor in (False, True):
         for name in names:
             if LIBRARIES[name].floor is floor:
-                lines.append(cells(name, rows, base))
+                lines.append(cells(name, rows, base, of_cpu, len(columns)))
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def cells(name: str, rows: list[dict[str, Any]], base: float | None) -> list[str]:
+def cells(
+    name: str,
+    rows: list[dict[str, Any]],
+    base: float | None,
+    of_cpu: float | None,
+    columns: int,
+) -> list[str]:
     good = [row for row in rows if row["name"] == name and "sps" in row]
     if not good:
-        return [name, "–", "failed", *["–"] * 6]
+        return [name, "–", "failed", *["–"] * (columns - 3)]
     floor, sps = LIBRARIES[name].floor, median(rows, name, "sps")
     span = f" ({min(r['sps'] for r in good):,.0f}–{max(r['sps'] for r in good):,.0f})"
     title = good[0]["library"]
 
     def number(field: str, digits: int) -> str:
-        value = median(rows, name, field)
-        return "–" if value is None else f"{value:,.{digits}f}"
+        return written(median(rows, name, field), digits)
 
+    if good[0]["key"] in W4:
+        rate = median(rows, name, "steps_per_cpu_second")
+        ratio = rate / of_cpu if rate and of_cpu and not floor else None
+        by_cpu = [written(rate, 0), written(ratio, 2)]
+        known = starts(name, rows) | {"peak MB": median(rows, name, "peak_rss_mb")}
+        ends = [written(None if floor else known[c], digits) for c, digits in STARTS.items()]
+        once = [*by_cpu, *ends]
+    elif floor:
+        once = ["–"] * len(ONCE)
+    else:
+        once = [number(field, digits) for field, digits in ONCE.items()]
     return [
         f"**{title}**" if title.startswith(OURS) else title,
         "–" if floor else good[0]["version"],
         f"{sps:,.0f}{span if len(good) > 1 else ''}",
         f"{sps / base:.2f}" if base and not floor else "–",
         *(number(f"{part}_seconds", 4) for part in ("collect", "update")),
-        *(["–"] * 3 if floor else (number(field, digits) for field, digits in ONCE.items())),
+        *once,
     ]
+
+
+def written(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def starts(name: str, rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the CPU seconds of the first start, of later ones, and of compiling, in W4."""
+
+    def seconds(of: str, first: bool) -> float | None:
+        found = [
+            row["start_cpu_seconds"]
+            for row in rows
+            if row["name"] == of and "sps" in row and (row["repeat"] == 0) is first
+        ]
+        return statistics.median(found) if found else None
+
+    first, uncompiled = seconds(name, True), seconds(LIBRARIES[name].uncompiled, True)
+    compiling = median(rows, name, "compile_seconds")
+    if compiling is None and first is not None and uncompiled is not None:
+        compiling = first - uncompiled
+    return {
+        "first start": first,
+        "second start": seconds(name, False),
+        "compiling": compiling,
+    }
 
 
 def computing(rows: list[dict[str, Any]]) -> list[str]:

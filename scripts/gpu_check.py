@@ -72,6 +72,8 @@ class Check:
 
 CHECKS = (
     Check("w3", "speed:w3", "W3: env steps/s, beside RSL-RL", 150, alone=True),
+    Check("steps_speed", "speed:steps", "compiled steps of the tasks, to eager", 110, alone=True),
+    Check("steps", "equality:steps", "compiled steps and CUDA graphs, to eager", 100),
     Check("compiled", "equality:compiled", "compiled updates and CUDA graphs, to eager", 80),
     Check("processes", "processes:in_processes", "NCCL (gloo on a CPU) with one and two ranks", 90),
     Check("async", "equality:asynchronous", "collection in the background, to that in turns", 50),

@@ -580,8 +580,15 @@ MUTATIONS = (
     Mutation(
         "collectors/compiled_steps.py",
         "what a step changes of the env beside its state is not noticed",
-        "        if changed:\n            raise UntraceableError(",
-        "        if False:\n            raise UntraceableError(",
+        "        if changed is not None:\n",
+        "        if False:\n",
+        "equivalence/test_compiled_steps.py",
+    ),
+    Mutation(
+        "collectors/compiled_steps.py",
+        "looking whether steps can be compiled changes what a policy remembers",
+        "            held.put_back()\n",
+        "            pass\n",
         "equivalence/test_compiled_steps.py",
     ),
     Mutation(

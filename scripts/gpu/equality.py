@@ -7,18 +7,26 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import torch
 from findings import Findings
 from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
-from lightning_rl import GRPO, PPO, AsyncCollector
+from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, SyncCollector
+from lightning_rl.envs import CartPole, PointMass, PushCube
+from lightning_rl.envs.tasks.base import Task
 from lightning_rl.optim.compiled import cuda_graphs, graphs
+from lightning_rl.optim.compiled.choice import Choice, StepsChoice
 
 TOLERANCE = 1e-5
 """Between two ways to compute the same in float32; a device may sum in any order."""
 
 START_MOVED = 1e-4
 """What parameters must have moved by at least, for a comparison to mean anything."""
+
+EPISODE, ROLLOUT = 20, 32
+"""Steps. Episodes are shorter than a rollout, so that it has time limits, final observations and
+new starts; and so short that contacts, which are chaotic, do not carry the last digits away."""
 
 
 def compiled(findings: Findings) -> None:
@@ -57,6 +65,67 @@ def _judge_graphs(findings: Findings, name: str, count: dict[str, int]) -> None:
     replayed = count["calls"] - count["graphs"]
     passed = 0 < count["captures"] == count["graphs"] and count["replays"] == replayed > 0
     findings.add(title, passed, figure, "each graph, from its second call on", **count)
+
+
+def steps(findings: Findings) -> None:
+    """Compare rollouts that graphs have stepped to eager ones, and count CUDA graphs.
+
+    A small check compiles one task, which takes a CPU long.
+    """
+    for make in (CartPole,) if findings.small else (CartPole, PushCube, PointMass):
+        with counted_graphs() as count:
+            _judge_steps(findings, make)
+        _judge_graphs(findings, f"steps of {make.__name__}", count)
+
+
+def _judge_steps(findings: Findings, make: type[Task]) -> None:
+    name = f"steps of {make.__name__}, compiled and eager"
+    num_envs, rollouts = (16, 3) if findings.small else (4096, 4)
+    eager, graph = (
+        _collector(findings, make, num_envs, compiled=compiled) for compiled in (False, True)
+    )
+    if not graph.compilation.compiled:
+        findings.add(name, False, graph.compilation.why)
+        return
+    gap, ended, flags = 0.0, 0, True
+    for _ in range(rollouts):
+        one, other = eager.collect(), graph.collect()
+        ended += int(one["done"].sum())
+        count = one["final_observation"].count
+        flags = flags and count == other["final_observation"].count
+        flags = flags and all(
+            torch.equal(one[key], other[key])
+            for key in one.keys(True, True)
+            if key != "final_observation" and not one[key].is_floating_point()
+        )
+        pairs = [
+            (one[key], other[key])
+            for key in one.keys(True, True)
+            if key != "final_observation" and one[key].is_floating_point()
+        ]
+        rows = (x["final_observation"].rows[: count + 1] for x in (one, other))
+        gap = max(gap, *(_relative(a, b) for a, b in [*pairs, tuple(rows)]))
+    passed = gap <= TOLERANCE and flags and ended > 0
+    figure = f"{rollouts} rollouts of {num_envs:,} x {ROLLOUT} steps differ by {gap:.2g}, ends "
+    figure += f"{'equal' if flags else 'NOT equal'}, {ended:,} episodes ended"
+    bar = f"differ by at most {TOLERANCE:g}, ends equal"
+    findings.add(name, passed, figure, bar, difference=gap, ended=ended)
+
+
+def _collector(
+    findings: Findings, make: type[Task], num_envs: int, compiled: bool
+) -> SyncCollector:
+    env = make(num_envs, max_episode_steps=EPISODE, device=findings.device)
+    torch.manual_seed(1)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    choice = StepsChoice(compiled, None, Choice(compiled, None))
+    return SyncCollector(env, policy.to(findings.device), ROLLOUT, 1, compilation=choice)
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference, of numbers beyond 1 relative to them; infinite where NaN."""
+    gap = ((one - other).abs() / one.abs().clamp(min=1.0)).nan_to_num(float("inf"))
+    return float(gap.max())
 
 
 @contextmanager

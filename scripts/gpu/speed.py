@@ -1,5 +1,6 @@
-"""Measure W3, the workload of scripts/bench_peers.py in torch alone, on the device."""
+"""Measure W3, the workload of scripts/bench_peers.py in torch alone, and steps, on the device."""
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -71,9 +72,33 @@ def _judge(
         figure += f", {ratio:.2f} times {THEIRS}'s {theirs['sps']:,.0f}"
     elif theirs is not None:
         figure += f"; {THEIRS} failed: {theirs}"
+    ways = ours.get("computing", {})
+    if kind == "compiled":
+        figure += f"; steps {'by graphs' if ways.get('steps_compiled') else 'EAGER'}"
+        figure += ", CUDA graphs" if ways.get("cuda_graphs") else ""
+        if not ways.get("steps_compiled"):
+            findings.add(name, False, f"{figure}: {ways.get('steps_why')}", "steps by graphs")
+            return
     # How fast is fast enough nobody has said for a GPU yet: the figure is what is wanted.
     findings.add(name, True, figure, "it runs", ours=ours, theirs=theirs)
     peak = ours.get("peak_gpu_mb")
     if peak is not None:
         row = {"run": name, "estimate": None, "peak": peak * 2**20, "growth": None}
         findings.memory.append(row | {"iterations": ours["env_steps"] // (num_envs * 24)})
+
+
+def steps(findings: Findings) -> None:
+    """Collect in each task eagerly and by graphs, as scripts/bench_tasks.py does."""
+    sys.path.insert(0, str(PEERS.parent))
+    import bench_tasks
+
+    sizes = {"seconds": 0.1, "rounds": 1} if findings.small else {"seconds": 1.0, "rounds": 3}
+    args = argparse.Namespace(device=findings.device, rollouts=4 if findings.small else 24, **sizes)
+    for make in bench_tasks.TASKS[:1] if findings.small else bench_tasks.TASKS:
+        for num_envs in (64,) if findings.small else NUM_ENVS:
+            eager, compiled = bench_tasks.collect(make, num_envs, args)
+            figure = f"{compiled:,.0f} env steps/s, {compiled / eager:.2f} times the eager ones'"
+            name = f"rollouts of {make.__name__}, {num_envs:,} envs"
+            bar = "" if findings.small else "more than eagerly"
+            passed = None if findings.small else compiled > eager
+            findings.add(name, passed, figure, bar, eager=eager, compiled=compiled)

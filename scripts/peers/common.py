@@ -40,6 +40,8 @@ class Workload:
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     threads: int = 1
+    one_core: bool = False
+    """Keep the process, and what it starts, to one core: JAX counts cores, and no threads."""
     warmup: int = 1
     """Iterations dropped before those that are timed."""
     iterations: int = 4
@@ -57,6 +59,8 @@ class Workload:
 HALF_CHEETAH = Workload("HalfCheetah-v5", 1, 2048, 10, 32, normalize=True, warmup=1, iterations=4)
 CARTPOLE = Workload("CartPole-v1", 8, 128, 4, 4, learning_rate=2.5e-4, ent_coef=0.01)
 PENDULUM = Workload("pendulum in torch", 4096, 24, 5, 4, hidden=(128, 128), activation="elu")
+FRAMEWORK = Workload("CartPole", 64, 128, 4, 4, ent_coef=0.01, one_core=True)
+"""Of W4, whose envs are batched tensors inside the framework: task in torch or env in JAX."""
 SAC = {"hidden": (256, 256), "activation": "relu", "replay_batch_size": 256}
 SAC_LEARNING_STARTS = 256
 """Random env steps of an off-policy workload before its first update."""
@@ -65,9 +69,19 @@ WORKLOADS = {
     "W2": HALF_CHEETAH,
     "W2b": replace(HALF_CHEETAH, num_envs=8, iterations=2),
     "W3": replace(PENDULUM, threads=2, warmup=2, iterations=5),
+    "W4-8": replace(FRAMEWORK, num_envs=8, warmup=25, iterations=200),
+    "W4-64": replace(FRAMEWORK, warmup=5, iterations=50),
+    "W4-1024": replace(FRAMEWORK, num_envs=1024, steps=16, warmup=5, iterations=30),
+    "W4-pendulum": replace(
+        FRAMEWORK, env="pendulum in torch", ent_coef=0.0, warmup=5, iterations=50
+    ),
+    "W4-cube": replace(
+        FRAMEWORK, env="PushCube", num_envs=4096, steps=24, ent_coef=0.0, warmup=2, iterations=8
+    ),
     "S1": Workload("HalfCheetah-v5", 1, 16, updates=16, warmup=36, iterations=60, **SAC),
     "S64": Workload("pendulum in torch", 64, 1, updates=8, warmup=36, iterations=120, **SAC),
 }
+W4 = tuple(name for name in WORKLOADS if name.startswith("W4"))
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,12 @@ class Run:
         return self.warmup + self.iterations
 
 
-def parse(workloads: tuple[str, ...], *flags: str) -> Run:
-    """Read the command line; `flags` are switches of this runner alone."""
+def parse(workloads: tuple[str, ...], *flags: str, torch: bool = True) -> Run:
+    """Read the command line.
+
+    `flags` are switches of this runner alone. Without `torch` that is not imported, whose start is
+    timed as well.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=workloads)
     parser.add_argument("--warmup", type=int, help="iterations dropped before the timed ones")
@@ -127,9 +145,13 @@ def parse(workloads: tuple[str, ...], *flags: str) -> Run:
         args.device,
         args,
     )
-    import torch  # here, so that --help does not wait for it
+    if workload.one_core and hasattr(os, "sched_setaffinity"):  # Linux alone has it
+        # The last of those that are given: what else runs on a machine is on the first, as a rule.
+        os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+    if torch:
+        from torch import set_num_threads  # here, so that --help does not wait for it
 
-    torch.set_num_threads(run.threads)
+        set_num_threads(run.threads)
     return run
 
 
@@ -139,6 +161,8 @@ class Clock:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.ends: list[float] = []
+        self.cpu_ends: list[float] = []
+        """CPU seconds at the same moments, see `cpu_seconds`."""
         self.parts: list[dict[str, float]] = []
         self._spent: dict[str, float] = {}
 
@@ -155,7 +179,11 @@ class Clock:
         if not self.ends:
             launched = os.environ.get("PEERS_LAUNCHED")  # set by bench_peers.py
             self.startup = time.time() - float(launched) if launched else None
-            self.ends.append(self.now())
+            self._end()
+
+    def _end(self) -> None:
+        self.ends.append(self.now())
+        self.cpu_ends.append(cpu_seconds())
 
     def add(self, part: str, seconds: float) -> None:
         self._spent[part] = self._spent.get(part, 0.0) + seconds
@@ -178,9 +206,17 @@ class Clock:
 
         setattr(owner, method, timed)
 
+    def end_iterations(self, count: int) -> None:
+        """End iterations of which only the last one's end is seen: all took as long."""
+        self._end()
+        for ends in (self.ends, self.cpu_ends):
+            now, began = ends.pop(), ends[-1]
+            ends += [began + (now - began) * (i + 1) / count for i in range(count)]
+        self.parts += [{} for _ in range(count)]
+
     def end_iteration(self, rest: bool = True) -> None:
         """End an iteration; with `rest`, a part that was not timed is what the other one left."""
-        self.ends.append(self.now())
+        self._end()
         spent, self._spent = self._spent, {}
         whole = self.ends[-1] - self.ends[-2]
         for part, other in (("collect", "update"), ("update", "collect")):
@@ -190,11 +226,11 @@ class Clock:
 
     def report(self, library: str, package: str | None, **more: Any) -> None:
         """Print the result as one line of JSON."""
-        import torch
-
         run, done = self.run, len(self.ends) - 1
         assert done >= run.total, f"{done} iterations were run, not {run.total}."
         seconds = self.ends[run.total] - self.ends[run.warmup]
+        # Counted in hundredths; a run that takes none is a small one that nobody measures.
+        of_cpu = max(self.cpu_ends[run.total] - self.cpu_ends[run.warmup], 0.01)
         env_steps = run.iterations * run.workload.env_steps
 
         def median(part: str) -> float | None:
@@ -203,29 +239,38 @@ class Clock:
 
         row = {
             "library": library,
-            "version": version_of(package) if package else torch.__version__,
+            "version": version_of(package or "torch"),
             "workload": run.name,
             "num_envs": run.workload.num_envs,
             "device": run.device,
-            "threads": torch.get_num_threads(),
+            "threads": run.threads,
             "seed": run.seed,
             "env_steps": env_steps,
             "seconds": seconds,
             "sps": env_steps / seconds,
+            "steps_per_cpu_second": env_steps / of_cpu,
             "collect_seconds": median("collect"),
             "update_seconds": median("update"),
             "startup_seconds": self.startup,
+            "start_cpu_seconds": self.cpu_ends[1],
             "first_iteration_seconds": self.ends[1] - self.ends[0],
             "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "torch": torch.__version__,
+            "torch": version_of("torch"),
             "versions": {name: version_of(name) for name in ("gymnasium", "mujoco", "numpy")},
             "settings": asdict(run.workload),
             **more,
         }
         if run.device == "cuda":
+            import torch
+
             row["gpu"] = torch.cuda.get_device_name()
             row["peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 2**20
         print(json.dumps(row), flush=True)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time since the process began, with that of compilers which it called."""
+    return sum(os.times()[:4])
 
 
 def version_of(package: str) -> str | None:

@@ -3,7 +3,8 @@
 `--env` steps the envs with random actions, vectorised as the libraries do. `--unwrapped` steps them
 without wrappers and vector env (in W3: without time limit and reset), and without MuJoCo's
 profiler. `--matmuls` multiplies the matrices of the update: both networks, forward and backward,
-all minibatches of an iteration; of SAC those of `sac_products`.
+all minibatches of an iteration; of SAC those of `sac_products`; in W4 also those of acting, step by
+step, and of the values of a rollout.
 """
 
 import gc
@@ -15,10 +16,11 @@ from typing import Any
 
 import gymnasium
 import torch
-from common import Clock, Run, parse
+from common import W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 
+from lightning_rl.envs import CartPole, PushCube
 from lightning_rl.envs.gymnasium.mujoco_profiler import set_mujoco_profiler
 from lightning_rl.optim.compiled.choice import Choice
 from lightning_rl.optim.compiled.graphs import compile_graph
@@ -26,8 +28,9 @@ from lightning_rl.optim.compiled.products import choose_products
 
 Action = Callable[[], Any]
 
-TORCH = ("W3", "S64")
+TORCH = ("W3", "S64", "W4-pendulum")
 """Workloads whose env is the pendulum in torch."""
+TASKS = {"CartPole": CartPole, "PushCube": PushCube}
 BLOCK = 2048
 """Samples whose products are made one after the other."""
 
@@ -83,19 +86,56 @@ def matmuls(run: Run) -> Action:
     On a CPU each is by the faster of MKL and oneDNN, or all are one compiled graph; whichever takes
     less time.
     """
-    work, pairs = run.workload, []
+    work = run.workload
     rows = min(BLOCK, work.replay_batch_size or work.batch_size)
-    if run.name in TORCH:
-        inputs, outputs = OBSERVATION_SIZE, ACTION_SIZE
-    else:
-        env = gymnasium.make(work.env)
-        inputs = env.observation_space.shape[0]
-        discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
-        outputs = int(env.action_space.n) if discrete else env.action_space.shape[0]
+    inputs, outputs = sizes_of(run)
     if work.replay_batch_size:
         networks = sac_products(inputs, outputs, work.hidden)
     else:
         networks = [([inputs, *work.hidden, last], 1, True, False) for last in (outputs, 1)]
+    block = products(run, networks, rows)
+
+    def minibatch() -> None:
+        for _ in range(1 if work.replay_batch_size else work.batch_size // rows):
+            block()
+
+    return minibatch
+
+
+def rollout_matmuls(run: Run) -> Action:
+    """Return the products of collecting: the actor at each step, the critic once per rollout."""
+    work = run.workload
+    inputs, outputs = sizes_of(run)
+    act = products(run, [([inputs, *work.hidden, outputs], 1, False, False)], work.num_envs)
+    rows = min(BLOCK, work.env_steps)
+    value = products(run, [([inputs, *work.hidden, 1], 1, False, False)], rows)
+
+    def rollout() -> None:
+        for _ in range(work.steps):
+            act()
+        for _ in range(work.env_steps // rows):
+            value()
+
+    return rollout
+
+
+def sizes_of(run: Run) -> tuple[int, int]:
+    """Return how many numbers a policy reads, and how many it writes."""
+    work = run.workload
+    if run.name in TORCH:
+        return OBSERVATION_SIZE, ACTION_SIZE
+    if work.env in TASKS:
+        env: Any = TASKS[work.env](1)
+        return env.single_observation_space.shape[0], env.single_action_space.shape[0]
+    env = gymnasium.make(work.env)
+    discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+    outputs = int(env.action_space.n) if discrete else env.action_space.shape[0]
+    return env.observation_space.shape[0], outputs
+
+
+def products(run: Run, networks: list[tuple[list[int], int, bool, bool]], rows: int) -> Action:
+    """Return the products of so many rows; of each network as `sac_products` tells of it."""
+    pairs = []
     for sizes, forwards, weights, of_input in networks:
         for layer, (wide, narrow) in enumerate(pairwise(sizes)):
             shapes = ((rows, wide), (narrow, wide), (rows, narrow))
@@ -105,13 +145,7 @@ def matmuls(run: Run) -> Action:
                 pairs.append((y.t(), x))
             if of_input or (weights and layer > 0):
                 pairs.append((y, weight))
-    block = fastest([one_by_one(pairs), *([graph(pairs)] if run.device == "cpu" else [])])
-
-    def minibatch() -> None:
-        for _ in range(1 if work.replay_batch_size else work.batch_size // rows):
-            block()
-
-    return minibatch
+    return fastest([one_by_one(pairs), *([graph(pairs)] if run.device == "cpu" else [])])
 
 
 def sac_products(
@@ -163,25 +197,31 @@ def fastest(ways: list[Action]) -> Action:
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3", "S1", "S64"), "env", "unwrapped", "matmuls")
+    run = parse(("W1", "W2", "W2b", "W3", *W4, "S1", "S64"), "env", "unwrapped", "matmuls")
     work, clock = run.workload, Clock(run)
     torch.manual_seed(run.seed)
     if run.flags.matmuls:
-        name, part, act = "floor: matmuls of the update", "update", matmuls(run)
-        repeats = work.updates or work.epochs * work.minibatches
+        name, repeats = (
+            "floor: matmuls of the update",
+            work.updates or work.epochs * work.minibatches,
+        )
+        parts = [("update", matmuls(run), repeats)]
+        if run.name in W4:
+            name = "floor: matmuls of acting, values and update"
+            parts.append(("collect", rollout_matmuls(run), 1))
     elif run.flags.unwrapped:
-        name, part, act = "floor: env, unwrapped", "collect", unwrapped(run)
-        repeats = work.steps
+        name, parts = "floor: env, unwrapped", [("collect", unwrapped(run), work.steps)]
     else:
-        name, part, act, repeats = "floor: env, random actions", "collect", wrapped(run), work.steps
+        name, parts = "floor: env, random actions", [("collect", wrapped(run), work.steps)]
     gc.freeze()  # what was imported is not to be looked through while the clock runs
     clock.start()
     with torch.no_grad():
         for _ in range(run.total):
-            began = clock.now()
-            for _ in range(repeats):
-                act()
-            clock.add(part, clock.now() - began)
+            for part, act, repeats in parts:
+                began = clock.now()
+                for _ in range(repeats):
+                    act()
+                clock.add(part, clock.now() - began)
             clock.end_iteration(rest=False)
     clock.report(name, None if run.flags.matmuls or run.name in TORCH else "gymnasium")
 

@@ -13,13 +13,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from common import Clock, Run, parse
+from common import W4, Clock, Run, parse
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from pendulum import OBSERVATION_SIZE, TIME_LIMIT, move, observe, start
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl import PPO, ActorCritic, Algorithm, GymnasiumEnv, RLDataModule, RLTrainer
+from lightning_rl.envs import CartPole, PushCube
 from lightning_rl.envs.torch_env import TorchEnv
 from lightning_rl.machine import PLAIN
 
@@ -44,6 +45,10 @@ class PendulumEnv(TorchEnv):
         moved, reward = move(state["state"], action)
         terminated = torch.zeros_like(reward, dtype=torch.bool)
         return TensorDict({"state": moved}, state.batch_size), reward, terminated, {}
+
+
+IN_TORCH = {"pendulum in torch": PendulumEnv, "CartPole": CartPole, "PushCube": PushCube}
+"""By a workload's `env`, those that are stepped as batched tensors."""
 
 
 class Timestamps(Callback):
@@ -90,11 +95,11 @@ def train_and_report(run: Run, clock: Clock, model: Algorithm, data: RLDataModul
 
 
 def main() -> None:
-    run = parse(("W1", "W2", "W2b", "W3"), "compile", "plain")
+    run = parse(("W1", "W2", "W2b", "W3", *W4), "compile", "plain")
     work, clock = run.workload, Clock(run)
     seed_everything(run.seed, verbose=False)
-    if run.name == "W3":
-        env: Any = partial(PendulumEnv, device=run.device)
+    if work.env in IN_TORCH:
+        env: Any = partial(IN_TORCH[work.env], device=run.device)
     else:
         env = partial(GymnasiumEnv, id=work.env)
     data = RLDataModule(

@@ -65,7 +65,7 @@ def test_an_unknown_check_is_an_error_that_names_the_known_ones(script, capsys):
         script.main(["--only", "resum"])
     assert stop.value.code == 2
     message = capsys.readouterr().err
-    assert "there is no check 'resum'; there are w3, compiled" in message
+    assert "there is no check 'resum'; there are w3, steps_speed" in message
     assert "Did you mean resume?" in message
 
 
@@ -158,6 +158,51 @@ def test_graphs_are_counted_where_they_are_captured(monkeypatch):
     assert graphs.CapturedGraph is cuda_graphs.CapturedGraph, "and left as it was"
 
 
+@pytest.fixture
+def steps_of(monkeypatch, tmp_path, traced_only):
+    """Return what compares compiled steps to eager ones, small, and gives its rows."""
+    monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
+    equality, findings = (importlib.import_module(name) for name in ("equality", "findings"))
+
+    def rows():
+        found = findings.Findings("cpu", True, tmp_path)
+        equality.steps(found)
+        return found.rows
+
+    return rows
+
+
+def test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts(steps_of):
+    equal, replayed = steps_of()
+    assert equal["passed"] is True, equal["figure"]
+    assert equal["numbers"]["ended"] > 16, "each env has had a new start"
+    assert replayed["figure"] == "not on a CPU"
+
+
+def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
+    from lightning_rl.collectors.compiled_steps import StepWriter
+
+    take = StepWriter._take_from
+
+    def disturbed(self, t):
+        self.steps.carry["state", "position"].add_(1e-3)
+        return take(self, t)
+
+    monkeypatch.setattr(StepWriter, "_take_from", disturbed)
+    equal, _ = steps_of()
+    assert equal["passed"] is False
+
+
+def test_steps_that_are_not_compiled_are_a_failure_that_says_why(steps_of, monkeypatch):
+    from lightning_rl.envs import CartPole
+
+    step = CartPole.step
+    monkeypatch.setattr(CartPole, "step", lambda self, action: step(self, action))
+    (row,) = (row for row in steps_of() if "eager" in row["name"])
+    assert row["passed"] is False
+    assert "CartPole has a step of its own" in row["figure"]
+
+
 def small(script, tmp_path, *options):
     output = tmp_path / "out"
     status = script.main(["--device", "cpu", "--output", str(output), *options])
@@ -185,6 +230,9 @@ def test_every_check_runs_small_on_a_cpu(script, tmp_path):
     assert [check["status"] for check in report["checks"]] == ["passed"] * len(script.CHECKS)
     for row in (
         "| compiled: PPO compiled and eager | yes |",
+        "| steps: steps of CartPole, compiled and eager | yes |",
+        "| steps: steps of CartPole replayed as CUDA graphs | - | not on a CPU |",
+        "| steps_speed: rollouts of CartPole, 64 envs | - |",
         "| compiled: PPO replayed as CUDA graphs | - | not on a CPU |",
         "| compiled: GRPO replayed as CUDA graphs | - | not on a CPU |",
         "| processes: two ranks, gloo: the ranks | yes | equal bit for bit |",

@@ -361,6 +361,26 @@ def own_draws(env):
     return Multinomial(env.single_observation_space, env.single_action_space)
 
 
+class Remembers(Multinomial):
+    """It keeps its state in the module, a list, and a buffer that it writes."""
+
+    def __init__(self, observation_space, action_space):
+        super().__init__(observation_space, action_space)
+        self.past = []
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, td, deterministic=False, generator=None):
+        self.past.append(len(td))
+        self.steps += 1
+        td["action"] = torch.full((len(td), 1), float(len(self.past)) + 10 * float(self.steps))
+        td["sample_log_prob"] = torch.zeros(len(td))
+        return td
+
+
+def remembering(env):
+    return Remembers(env.single_observation_space, env.single_action_space)
+
+
 REFUSED = {
     "a decision": (Decides, None, "test_compiled_steps.py, line "),
     "a list": (Lists, None, "a step changes Lists.past, which is no part of its state"),
@@ -368,6 +388,7 @@ REFUSED = {
     "a tensor written": (Writes, None, "a step changes Writes.sum, which is no part of its state"),
     "global draws": (Draws, None, "Draws draws random numbers by aten.randn.default"),
     "a step of its own": (StepsItself, None, "StepsItself has a step of its own"),
+    "a policy's own state": (Walk, remembering, "a step changes Remembers.past, which is no part"),
     "multinomial": (Walk, own_draws, "the policy draws by aten.multinomial.default"),
 }
 

@@ -270,14 +270,14 @@ class Silent(Arm):
     metadata = {"render_modes": []}  # noqa: RUF012
 
 
-gymnasium.register("tests/Arm-v0", Arm)
+gymnasium.register("tests/Jointed-v0", Arm)
 gymnasium.register("tests/Arm-v1", Silent)
 
 
 @pytest.fixture(scope="module")
 def arm_run(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("arm_run")
-    train(run_dir, env="tests/Arm-v0", data=BUDGET, policy={"normalize_observation": True})
+    train(run_dir, env="tests/Jointed-v0", data=BUDGET, policy={"normalize_observation": True})
     return run_dir
 
 
@@ -295,7 +295,7 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     assert (said["policy"], said["algorithm"], said["env"]) == (
         "ActorCritic",
         "PPO",
-        "tests/Arm-v0",
+        "tests/Jointed-v0",
     )
     assert said["observations"] == [
         {"name": "observation", "shape": [6], "dtype": "float32", "low": None, "high": None}
@@ -343,7 +343,7 @@ def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith(
         "Without what the env says (control period, joints), as it is not here: The configuration "
-        f"in {last(arm_run)} names 'tests/Arm-v0' as data.env"
+        f"in {last(arm_run)} names 'tests/Jointed-v0' as data.env"
     )
     assert "code that it names is not run. Add --trust_code true if you know where it comes" in out
     said = json.loads(Path(f"{path}.json").read_text())

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_rl.cli.trials import THREADS, be_trial, last_line_of
+from lightning_rl.cli.trials import THREADS, last_line_of
 from lightning_rl.errors import require
 from lightning_rl.files import check_writable
 from lightning_rl.ray_cluster import check_versions
 
-PROGRAM = ("-m", "lightning_rl.cli.trial_node")
-"""What Python is started with to be a trial: this file."""
+PROGRAM = ("-m", "lightning_rl.cli.trial_program")
+"""What Python is started with to be a trial."""
 
 OF_A_WORKER = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE")
 """Variables by which Ray tells its workers what they are; a trial is none, and may use Ray."""
@@ -155,12 +154,3 @@ def _check_directory(order: Order) -> None:
         "--output_dir to a directory that all nodes see at the same path.",
     )
     check_writable(directory)
-
-
-def _rl_cli(arguments: Sequence[str]) -> None:
-    """Be `python -m lightning_rl`, which reads the arguments from where `be_trial` has put them."""
-    runpy.run_module("lightning_rl", run_name="__main__")
-
-
-if __name__ == "__main__":
-    be_trial(_rl_cli, sys.argv[3:], None, Path(sys.argv[2]), int(sys.argv[1]))

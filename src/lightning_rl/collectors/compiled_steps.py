@@ -156,23 +156,16 @@ class CompiledSteps:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.restarts = Restarts.LATER  # so that its state is what the transition has made
-        before, versions = _attributes_of(trial), _versions_of(trial)
+        held = _Held(trial, self.policy)
         draws = _RecordsDraws(self._sentinel)
         trial_root = _Root(self.policy, trial)
-        played = self._played(trial_root, dict(self.carry), draws)
-        changed = [
-            name
-            for name, value in _attributes_of(trial).items()
-            if name not in before or not same(value, before[name])
-        ]
-        now = _versions_of(trial)
-        changed += [name for name, version in versions.items() if now.get(name) != version]
-        if changed:
-            raise UntraceableError(
-                f"a step changes {type(env).__name__}.{sorted(changed)[0]}, which is no part of "
-                "its state: what changes from step to step belongs into the TensorDict that "
-                "`transition` returns"
-            )
+        try:
+            played = self._played(trial_root, dict(self.carry), draws)
+            changed = held.changed()
+        finally:
+            held.put_back()
+        if changed is not None:
+            raise UntraceableError(changed)
         after = {key: played.carry[key] for key in self.carry}
         if _shapes(after) != _shapes(self.carry):
             raise UntraceableError(
@@ -654,18 +647,64 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
     return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
 
 
-def _attributes_of(env: TorchEnv) -> dict[str, Any]:
-    """Copy what an env holds beside what a step writes."""
-    return {key: frozen(value) for key, value in vars(env).items() if key not in DRIVEN}
+class _Held:
+    """What an env and the modules of a policy hold beside what a step writes, before one is taken.
+
+    Args:
+        env: a copy, which is left as the step leaves it.
+        policy: acts with its own modules, as a copy of a large one would take as much memory.
+    """
+
+    def __init__(self, env: TorchEnv, policy: Policy) -> None:
+        self._env, self._policy = env, policy
+        self._owners: list[Any] = [env, *policy.modules()]
+        self._before = [_attributes_of(owner) for owner in self._owners]
+        self._tensors = [
+            (tensor, version_of(tensor), None if owner is env else tensor.clone())
+            for owner, attributes in zip(self._owners, self._before, strict=True)
+            for tensor in attributes.values()
+            if isinstance(tensor, Tensor)
+        ]
+
+    def changed(self) -> str | None:
+        """Return what a step has changed that it must not, and where that belongs; None if none."""
+        written = {
+            id(tensor) for tensor, version, _ in self._tensors if version_of(tensor) != version
+        }
+        for owner, before in zip(self._owners, self._before, strict=True):
+            for name, value in sorted(_attributes_of(owner).items()):
+                if name in before and same(value, before[name]) and id(value) not in written:
+                    continue
+                what = (
+                    f"a step changes {type(owner).__name__}.{name}, which is no part of its state: "
+                )
+                if owner is self._env:
+                    return (
+                        f"{what}what changes from step to step belongs into the TensorDict that "
+                        "`transition` returns"
+                    )
+                return f"{what}what a policy remembers is data, see `extra_fields`"
+        return None
+
+    def put_back(self) -> None:
+        """Have the policy hold what it held before."""
+        for owner, before in zip(self._owners[1:], self._before[1:], strict=True):
+            for name in _attributes_of(owner).keys() - before.keys():
+                delattr(owner, name)
+            for name, value in before.items():
+                if not same(getattr(owner, name), value):
+                    setattr(owner, name, value)
+        for tensor, version, copied in self._tensors:
+            if copied is not None and version_of(tensor) != version:
+                tensor.copy_(copied)
 
 
-def _versions_of(env: TorchEnv) -> dict[str, int]:
-    """Return how often each tensor that an env holds has been written."""
-    return {
-        key: version_of(value)
-        for key, value in vars(env).items()
-        if isinstance(value, Tensor) and key not in DRIVEN
-    }
+def _attributes_of(owner: Any) -> dict[str, Any]:
+    """Copy what an env or a module holds, without parameters, and tensors as they are."""
+    is_module = isinstance(owner, nn.Module)
+    left_out = ("_parameters", "_modules", "_buffers") if is_module else DRIVEN
+    held = {key: frozen(value) for key, value in vars(owner).items() if key not in left_out}
+    return held | dict(owner.named_buffers(recurse=False)) if is_module else held
 
 
 def _line_behind(error: BaseException, name: str) -> str:

@@ -26,6 +26,7 @@ AMD EPYC; its graph takes 5 to 10 s the first time, and 2 to 3 s where Inductor 
 """
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
+"""How messages say what another machine, or another way of computing, comes to."""
 
 
 class Choice:
