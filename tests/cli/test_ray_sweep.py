@@ -418,7 +418,7 @@ def trials_of(*pids):
         pid
         for parent in pids
         for pid, name in processes_of(parent).items()
-        if "lightning_rl.cli.trial_node" in name
+        if trial_node.PROGRAM[1] in name
     ]
 
 

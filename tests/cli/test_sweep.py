@@ -356,6 +356,7 @@ def test_a_sampler_of_optuna_chooses_by_the_scores(optuna):
         "z": [[1], None],
     }
     found = points("TPESampler", space, 40, n_startup_trials=10)
+    assert found == points("TPESampler", space, 40, n_startup_trials=10), "its seed is the sweep's"
     late = [point["x"] for point in found[20:]]
     assert sum(late) / len(late) > 0.75
     assert {type(point["y"]) for point in found} == {int}

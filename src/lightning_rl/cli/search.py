@@ -1,5 +1,6 @@
 """Choose the settings of a sweep's trials: all of a grid, at random, or as Optuna's samplers do."""
 
+import inspect
 import json
 import math
 import random
@@ -261,8 +262,9 @@ def _study(
 
 
 def _takes_seed(module: Any, name: str) -> bool:
-    code = getattr(getattr(getattr(module, name, None), "__init__", None), "__code__", None)
-    return code is not None and "seed" in code.co_varnames
+    found = getattr(module, name, None)
+    # Its signature, not its code: Optuna wraps the constructors of some.
+    return isinstance(found, type) and "seed" in inspect.signature(found).parameters
 
 
 def _made(
