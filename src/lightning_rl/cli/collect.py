@@ -10,9 +10,7 @@ from types import FrameType
 from typing import Any
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser, check_names
-from lightning_rl.cli.parsing import Refusal
+from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.collectors.ray import resource_of
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.ray_cluster import (
@@ -52,11 +50,8 @@ def collect(options: Sequence[str]) -> None:
     for name, (kind, default, text) in OPTIONS.items():
         required: dict[str, Any] = {"required": True} if default is None else {"default": default}
         parser.add_argument(f"--{name}", type=kind, help=text, **required)
-    try:
+    with explained_refusals(options):
         settings = parser.parse_args(list(options))
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
-        sys.exit(2)
     refuse_without_ray("rl-cli collect")
     check_answers(settings.address)
     _stay(settings.address, settings.run, settings.num_gpus)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser, check_names
-from lightning_rl.cli.parsing import Refusal
+from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.envs import VectorEnv
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.export.formats import SUFFIXES, Exported, Format, export_policy
@@ -49,11 +47,8 @@ def export(options: Sequence[str]) -> None:
     for name, (kind, default, text) in OPTIONS.items():
         given: dict[str, Any] = {"required": True} if name == "ckpt_path" else {"default": default}
         parser.add_argument(f"--{name}", type=kind, help=text, **given)
-    try:
+    with explained_refusals(options):
         settings = parser.parse_args(list(options))
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
-        sys.exit(2)
     if settings.trust_code:
         sys.path.append(os.getcwd())  # where code of one's own lies
     trained = load_trained(

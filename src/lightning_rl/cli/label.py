@@ -1,13 +1,10 @@
 """Run `rl-cli label`: say of each step of a dataset how good it was."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser, check_names
-from lightning_rl.cli.parsing import Refusal
+from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.errors import require
 from lightning_rl.offline.label import (
     Chosen,
@@ -54,11 +51,8 @@ def label(options: Sequence[str]) -> None:
         several: dict[str, Any] = {"nargs": "+"} if name in LISTS else {}
         kind = kind | None if default is None else kind
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **several)
-    try:
+    with explained_refusals(options):
         settings = parser.parse_args(list(options)).as_dict()
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
-        sys.exit(2)
     path = settings.pop("path")
     success, failure = (_chosen(name, settings.pop(name)) for name in LISTS)
     done = label_dataset(path, LabelSettings(**settings), success=success, failure=failure)

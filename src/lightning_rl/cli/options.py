@@ -1,11 +1,13 @@
 """Parse the options of a subcommand that trains nothing."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import Refusal
 from lightning_rl.errors import closest
 
@@ -16,6 +18,16 @@ class OptionParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the parsing: whoever knows what was typed says what is wrong."""
         raise Refusal(message) from ex
+
+
+@contextmanager
+def explained_refusals(typed: Sequence[str]) -> Iterator[None]:
+    """Say what is wrong with options as they were typed, and leave with status 2."""
+    try:
+        yield
+    except Refusal as refusal:
+        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), typed)}\n")
+        sys.exit(2)
 
 
 def check_names(subcommand: str, options: Sequence[str], known: Iterable[str]) -> None:

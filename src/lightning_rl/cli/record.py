@@ -19,9 +19,8 @@ from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser, check_names
-from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
+from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
+from lightning_rl.cli.parsing import check_options, take_numpy_numbers
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
@@ -203,11 +202,8 @@ def _parsed(arguments: list[str], typed: Sequence[str]) -> Namespace:
         kind = kind if default is not None or needed else kind | None
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **needed)
     parser.add_argument("--config", default=None, type=str, help="a training config, for its env")
-    try:
+    with explained_refusals(typed):
         settings = parser.instantiate(parser.parse_args(arguments))
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), typed)}\n")
-        sys.exit(2)
     require(
         settings.data.env is not None,
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser, check_names
-from lightning_rl.cli.parsing import Refusal
+from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.errors import check_range, require
 from lightning_rl.files import write_atomically
 from lightning_rl.reports.comparison import METRIC, Comparison, compare
@@ -53,11 +51,8 @@ def report(options: Sequence[str]) -> None:
         several: dict[str, Any] = {"nargs": "+"} if name == "group_by" else {}
         kind = kind | None if default is None else kind
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **several)
-    try:
+    with explained_refusals(options):
         settings = parser.parse_args(list(options)).as_dict()
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), options)}\n")
-        sys.exit(2)
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
     compared = compare(settings["runs"], settings["metric"], settings["group_by"] or None)

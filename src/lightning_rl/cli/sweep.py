@@ -21,9 +21,8 @@ from rich.table import Table
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.options import OptionParser
-from lightning_rl.cli.parsing import Refusal, check_duplicate_keys
+from lightning_rl.cli.options import OptionParser, explained_refusals
+from lightning_rl.cli.parsing import check_duplicate_keys
 from lightning_rl.cli.ray_trials import LOCAL, RayTrials
 from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, space_of
 from lightning_rl.cli.trials import (
@@ -218,11 +217,8 @@ def _settings(own: Sequence[str]) -> SweepSettings:
             for key in content:
                 _check_name(str(key), known, f"{name} has an unknown setting")
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
-    try:
+    with explained_refusals(own):
         parsed = _parser().parse_args(arguments)
-    except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), own)}\n")
-        sys.exit(2)
     return SweepSettings(**parsed.sweep.as_dict())
 
 
