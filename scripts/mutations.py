@@ -1293,8 +1293,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/discrete_sac.py",
         "discrete actions: the temperature counts what is forbidden",
-        "self.policy.num_allowed(minibatch).log()",
-        "torch.tensor(float(self.policy.distribution.num_choices)).log().expand(len(minibatch))",
+        "self.policy.num_allowed(minibatch).to(log_probs.dtype)",
+        "torch.full_like(log_probs[:, 0], float(self.policy.distribution.num_choices))",
         "numerics/test_critics.py",
     ),
     Mutation(

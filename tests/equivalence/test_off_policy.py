@@ -142,7 +142,8 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
     assert compiled.compilation.compiled
     for key, value in eager.state_dict().items():
         if torch.is_tensor(value) and value.is_floating_point():
-            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=1e-4)
+            # Adam makes steps of one size of gradients that are little more than rounding noise.
+            torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=3e-4)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ CLOSED_FORM = {
 
 @pytest.mark.parametrize("replay", CLOSED_FORM)
 def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
-    settings = {"gamma": 0.9, "tau": 0.1, "entropy_in_target": False, "updates_per_env_step": 4}
+    settings = {"gamma": 0.9, "tau": 0.1, "entropy_in_target": False, "updates_per_env_step": 6}
     module = learn(tmp_path, Corridor, replay=replay, **settings)
     inside = TensorDict({"observation": torch.ones(3, 1)}, [3])
     action = torch.tensor([[-0.9], [0.0], [0.9]])
@@ -144,6 +144,7 @@ def test_the_actor_learns_a_continuous_action(name, tmp_path):
         env,
         algorithm=algorithm,
         policy=policy,
+        data={"total_env_steps": 800 if name == "CrossQ" else 400},
         updates_per_env_step=3,
         **({"init_alpha": 0.01, "learn_alpha": False} if algorithm is SAC else {}),
         **model,

@@ -6,14 +6,21 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic
+from lightning_rl import ActorCritic, ActorOnly
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies import (
+    DeterministicActorCritic,
+    DiscreteActorCritic,
+    GripperActorCritic,
+    SquashedActorCritic,
+)
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     flat_observation_size,
     flatten_observation,
     mlp,
 )
+from lightning_rl.policies.q_networks import QEnsemble
 
 STATE = Box(-1.0, 1.0, (3,))
 
@@ -43,6 +50,51 @@ def test_weights_are_orthogonal_with_their_gains(output_gain):
             short @ short.t(), gain**2 * torch.eye(len(short)).double(), rtol=1e-4, atol=1e-5
         )
         assert not layer.bias.any()
+
+
+def test_weights_by_fan_in_are_uniform_and_so_are_biases():
+    torch.manual_seed(0)
+    layers = linears(mlp(400, (100,), 30, initialization="fan_in", network="residual"))
+    layers += linears(mlp(400, (100, 100), 30, initialization="fan_in", output_gain=0.01))
+    assert len(layers) == 7
+    for layer in layers:
+        most = layer.in_features**-0.5
+        for numbers in (layer.weight.detach(), layer.bias.detach()):
+            assert numbers.abs().max() <= most
+            assert numbers.std().item() == pytest.approx(most / 3**0.5, rel=0.3)
+
+
+@pytest.mark.parametrize("initialization", ["orthogonal", "fan_in"])
+@pytest.mark.parametrize(
+    ("policy", "action"),
+    [
+        (ActorOnly, Box(-1, 1, (2,))),
+        (ActorCritic, Box(-1, 1, (2,))),
+        (SquashedActorCritic, Box(-1, 1, (2,))),
+        (DeterministicActorCritic, Box(-1, 1, (2,))),
+        (DiscreteActorCritic, Discrete(3)),
+        (GripperActorCritic, Box(-1, 1, (3,))),
+    ],
+)
+def test_every_policy_begins_as_its_setting_says(policy, action, initialization):
+    own = ActorOnly if issubclass(policy, ActorOnly) else SquashedActorCritic
+    settings = {} if own is ActorOnly else {"critic_hidden_sizes": (8,)}
+    one = policy(STATE, action, hidden_sizes=(8,), initialization=initialization, **settings)
+    biases = [value for name, value in one.named_parameters() if "bias" in name]
+    assert len(biases) >= 2
+    orthogonal = initialization == "orthogonal"
+    assert all(bool(bias.any()) != orthogonal for bias in biases)
+    assert (linears(one.actor)[-1].weight.abs().max() < 0.02) == orthogonal
+    unsaid = policy(STATE, action, hidden_sizes=(8,), **settings)
+    assert linears(unsaid.actor)[0].bias.any() == (own is not ActorOnly)
+
+
+def test_the_critics_of_an_ensemble_begin_apart():
+    critic = QEnsemble(5, (6,), 3, initialization="fan_in")
+    for layer in (*critic.weights, *critic.biases):
+        assert layer.is_contiguous()
+        assert not torch.equal(layer[0], layer[1])
+        assert not torch.equal(layer[1], layer[2])
 
 
 def test_the_output_is_linear_and_the_hidden_layers_are_not():

@@ -77,7 +77,8 @@ class DiscreteSAC(SoftActorCritic):
             q = self.judged(self.policy.action_values(minibatch, features=for_critics))
         loss = -expected_soft_value(log_probs, q, alpha).mean()
         entropy = -(log_probs.exp() * log_probs).sum(-1)
-        wanted = self.target_entropy_share * self.policy.num_allowed(minibatch).log()
+        allowed = self.policy.num_allowed(minibatch).to(log_probs.dtype)
+        wanted = self.target_entropy_share * allowed.log()
         reported = {"entropy": entropy.mean(), "target_entropy": wanted.mean(), "alpha": alpha}
         return loss, reported
 

@@ -8,7 +8,13 @@ import gymnasium
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import distribution_for
 from lightning_rl.policies.memory import MemoryFactory
-from lightning_rl.policies.perceptron import flat_observation_size, mlp, read_keys, read_space
+from lightning_rl.policies.perceptron import (
+    Initialization,
+    flat_observation_size,
+    mlp,
+    read_keys,
+    read_space,
+)
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 
 
@@ -46,6 +52,8 @@ class ActorOnly(PerceptronPolicy):
             it in the episode, in [0, 1). 0 draws each by itself; .97 pushes for some 33 steps into
             one direction, which explores where single draws cancel each other, and is easier on a
             robot's joints.
+        initialization: of the hidden layers' and heads' weights: `orthogonal`, with the actor's
+            last layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -69,6 +77,7 @@ class ActorOnly(PerceptronPolicy):
         actor_keys: Sequence[str] | None = None,
         memory: MemoryFactory | None = None,
         noise_correlation: float = 0.0,
+        initialization: Initialization = "orthogonal",
     ) -> None:
         if encoder is None:  # refused first where both spaces are amiss
             keys = read_keys(observation_space, actor_keys, "actor_keys")
@@ -91,6 +100,7 @@ class ActorOnly(PerceptronPolicy):
             encoder=encoder,
             actor_keys=actor_keys,
             memory=memory,
+            initialization=initialization,
         )
 
 
@@ -132,4 +142,10 @@ class ActorCritic(ActorOnly):
         super().__init__(observation_space, action_space, hidden_sizes, encoder=encoder, **kwargs)
         size = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
-        self.critic = mlp(size, sizes, 1, activation=kwargs.get("activation", "tanh"))
+        self.critic = mlp(
+            size,
+            sizes,
+            1,
+            activation=kwargs.get("activation", "tanh"),
+            initialization=kwargs.get("initialization", "orthogonal"),
+        )

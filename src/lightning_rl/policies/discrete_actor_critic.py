@@ -12,7 +12,7 @@ from lightning_rl.errors import require
 from lightning_rl.policies.distributions import Categorical
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.memory import MemoryFactory
-from lightning_rl.policies.perceptron import Network, Normalization
+from lightning_rl.policies.perceptron import Initialization, Network, Normalization
 from lightning_rl.policies.q_actor_critic import QActorCritic
 from lightning_rl.policies.q_networks import QEnsemble, refuse_batch
 from lightning_rl.rollout import MASK
@@ -50,6 +50,8 @@ class DiscreteActorCritic(QActorCritic):
             have none. None where not given.
         network: of actor and critics: `perceptron`, or `residual` with a block for each of the
             hidden sizes, which are then all of one width.
+        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
+            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -77,6 +79,7 @@ class DiscreteActorCritic(QActorCritic):
         share_encoder: bool = True,
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
+        initialization: Initialization = "fan_in",
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
@@ -104,6 +107,7 @@ class DiscreteActorCritic(QActorCritic):
             share_encoder,
             memory,
             network,
+            initialization=initialization,
         )
 
     def sizes_of_critic(self, features: int) -> tuple[int, int]:

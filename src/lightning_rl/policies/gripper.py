@@ -99,6 +99,7 @@ class GripperActorCritic(SquashedActorCritic):
             activation=activation if critic_activation is None else critic_activation,
             normalization=critic_normalization,
             network=kwargs.get("network", "perceptron"),
+            initialization=kwargs.get("initialization", "fan_in"),
         )
         self.register_buffer("commands", commands, persistent=False)
 

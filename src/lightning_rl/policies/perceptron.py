@@ -34,6 +34,12 @@ NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, 
 Network = Literal["perceptron", "residual"]
 """What hidden layers are: one after the other, or each a block that is added to what it reads."""
 
+Initialization = Literal["orthogonal", "fan_in"]
+"""Of weights: orthogonal by a gain, with zero biases (Andrychowicz et al. 2021, "What Matters in
+On-Policy Reinforcement Learning", section 3.2); or, biases too, uniform within ±1/sqrt(n) of a
+layer of n inputs, as `torch.nn.Linear` begins (Lillicrap et al. 2016, "Continuous Control with Deep
+Reinforcement Learning", section 7)."""
+
 EXPANSION = 4
 """How many times as many units as it reads a residual block has within."""
 
@@ -47,11 +53,11 @@ def mlp(
     output_gain: float = 1.0,
     normalization: Normalization = "none",
     network: Network = "perceptron",
+    initialization: Initialization = "orthogonal",
 ) -> nn.Sequential:
-    """Build a perceptron, or a residual network, with orthogonal weights and zero biases.
+    """Build a perceptron, or a residual network.
 
-    The gain is sqrt(2), and `output_gain` for the last layer. Source: Andrychowicz et al. 2021,
-    "What Matters in On-Policy Reinforcement Learning", section 3.2.
+    The gain of orthogonal weights is sqrt(2), and `output_gain` for the last layer.
 
     In a residual network a linear layer leads to the width H that all hidden sizes have; there is a
     `ResidualBlock` for each of them, and a normalisation before the last layer. Source: Lee et al.
@@ -71,15 +77,17 @@ def mlp(
     layers: list[nn.Module] = []
     if network == "residual":
         check_residual(hidden_sizes, "hidden_sizes")
-        layers.append(_linear(input_size, hidden_sizes[0], 1.0))
-        layers += [ResidualBlock(size, activation, normalization) for size in hidden_sizes]
+        layers.append(linear(input_size, hidden_sizes[0], 1.0, initialization))
+        layers += [
+            ResidualBlock(size, activation, normalization, initialization) for size in hidden_sizes
+        ]
         layers += _normalizing(hidden_sizes[0], normalization)
-        return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
-    for before, after in pairwise(sizes[:-1]):
-        layers.append(_linear(before, after, math.sqrt(2)))
-        layers += _normalizing(after, normalization)
-        layers.append(ACTIVATIONS[activation]())
-    return nn.Sequential(*layers, _linear(sizes[-2], sizes[-1], output_gain))
+    else:
+        for before, after in pairwise(sizes[:-1]):
+            layers.append(linear(before, after, math.sqrt(2), initialization))
+            layers += _normalizing(after, normalization)
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers, linear(sizes[-2], sizes[-1], output_gain, initialization))
 
 
 class ResidualBlock(nn.Module):
@@ -89,15 +97,22 @@ class ResidualBlock(nn.Module):
         size: H, of x; there are `EXPANSION` times as many units within.
         activation: one of `ACTIVATIONS`.
         normalization: of x.
+        initialization: of the weights.
     """
 
-    def __init__(self, size: int, activation: str, normalization: Normalization) -> None:
+    def __init__(
+        self,
+        size: int,
+        activation: str,
+        normalization: Normalization,
+        initialization: Initialization = "orthogonal",
+    ) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             *_normalizing(size, normalization),
-            _linear(size, EXPANSION * size, math.sqrt(2)),
+            linear(size, EXPANSION * size, math.sqrt(2), initialization),
             ACTIVATIONS[activation](),
-            _linear(EXPANSION * size, size, 1.0),
+            linear(EXPANSION * size, size, 1.0, initialization),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,23 +137,27 @@ def _normalizing(size: int, normalization: Normalization) -> list[nn.Module]:
     return [] if normalization == "none" else [NORMALIZATIONS[normalization](size)]
 
 
-def check_activation(activation: str) -> None:
-    """Refuse an unknown activation.
+def check_activation(activation: str, setting: str = "activation") -> None:
+    """Refuse an unknown activation, by the name of the setting that asks for it.
 
     Raises:
         ConfigurationError: naming those that there are.
     """
     require(
         activation in ACTIVATIONS,
-        f"Unknown activation '{activation}'; allowed: "
+        f"Unknown {setting} '{activation}'; allowed: "
         f"{', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}.",
     )
 
 
-def _linear(input_size: int, output_size: int, gain: float) -> nn.Linear:
+def linear(
+    input_size: int, output_size: int, gain: float, initialization: Initialization
+) -> nn.Linear:
+    """Return a layer with its first weights; `gain` is of orthogonal ones."""
     layer = nn.Linear(input_size, output_size)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    if initialization == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
     return layer
 
 

@@ -18,6 +18,7 @@ from lightning_rl.policies.memory import MemoryFactory
 from lightning_rl.policies.normalization import ObservationNormalizer
 from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.perceptron import (
+    Initialization,
     Network,
     Normalization,
     flat_observation_size,
@@ -43,14 +44,14 @@ class PerceptronPolicy(Policy):
         distribution: of the actions, by what the actor gives.
         hidden_sizes: units of the actor's hidden layers.
         activation: one of `ACTIVATIONS`.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
+        normalize_observation: scale them by their running mean and variance, clipped to ±10.
         normalization: of the actor's hidden units.
         encoder: makes the features; None for the flat observation.
         actor_keys: of a Dict observation, those that the actor reads; None for all but
             `action_mask`.
         memory: stands between these features and the heads; None where the policy has none.
         network: of the actor's hidden layers: see `mlp`.
+        initialization: of the actor's weights: see `Initialization`.
 
     Raises:
         ConfigurationError: for an unknown activation or key, a space that the encoder, or without
@@ -75,6 +76,7 @@ class PerceptronPolicy(Policy):
         actor_keys: Sequence[str] | None = None,
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
+        initialization: Initialization = "orthogonal",
     ) -> None:
         super().__init__(observation_space, action_space)
         require(
@@ -103,6 +105,7 @@ class PerceptronPolicy(Policy):
             normalization=normalization,
             network=network,
             output_gain=0.01,
+            initialization=initialization,
         )
         self.features_size = size
         self.critic_reads_apart = False

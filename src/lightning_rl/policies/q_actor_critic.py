@@ -9,12 +9,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import check_range, closest, require
+from lightning_rl.errors import check_range, require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
 from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
 from lightning_rl.policies.memory import Memory, MemoryFactory
-from lightning_rl.policies.perceptron import ACTIVATIONS, Network, Normalization
+from lightning_rl.policies.perceptron import (
+    Initialization,
+    Network,
+    Normalization,
+    check_activation,
+)
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.policies.q_networks import CriticNormalization, QEnsemble, ValueAtoms
 
@@ -58,6 +63,8 @@ class QActorCritic(PerceptronPolicy):
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
             give values.
+        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
+            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -88,6 +95,7 @@ class QActorCritic(PerceptronPolicy):
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
     ) -> None:
         super().__init__(
             observation_space,
@@ -101,24 +109,28 @@ class QActorCritic(PerceptronPolicy):
             actor_keys,
             memory,
             network,
+            initialization,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
         chosen = activation if critic_activation is None else critic_activation
-        require(
-            chosen in ACTIVATIONS,
-            f"Unknown critic_activation '{chosen}'; allowed: "
-            f"{', '.join(ACTIVATIONS)}{closest(chosen, ACTIVATIONS)}.",
-        )
+        check_activation(chosen, "critic_activation")
         require(
             all(size >= 1 for size in sizes),
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, least=1)
         inputs, outputs = self.sizes_of_critic(features)
-        normalization = critic_normalization
         self.critic = QEnsemble(
-            inputs, sizes, num_critics, chosen, normalization, network, outputs, value_atoms
+            inputs,
+            sizes,
+            num_critics,
+            chosen,
+            critic_normalization,
+            network,
+            outputs,
+            value_atoms,
+            initialization,
         )
 
     def sizes_of_critic(self, features: int) -> tuple[int, int]:
@@ -266,6 +278,8 @@ class SquashedActorCritic(QActorCritic):
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
             give values.
+        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
+            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -296,6 +310,7 @@ class SquashedActorCritic(QActorCritic):
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
     ) -> None:
         super().__init__(
             observation_space,
@@ -317,6 +332,7 @@ class SquashedActorCritic(QActorCritic):
             memory,
             network,
             value_atoms,
+            initialization,
         )
 
     def draw_unit(
@@ -369,6 +385,8 @@ class DeterministicActorCritic(QActorCritic):
             hidden sizes, which are then all of one width.
         value_atoms: over which categorical critics distribute probability; null for critics that
             give values.
+        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
+            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -399,6 +417,7 @@ class DeterministicActorCritic(QActorCritic):
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
     ) -> None:
         super().__init__(
             observation_space,
@@ -420,6 +439,7 @@ class DeterministicActorCritic(QActorCritic):
             memory,
             network,
             value_atoms,
+            initialization,
         )
 
     def best_unit(

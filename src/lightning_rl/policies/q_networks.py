@@ -14,9 +14,11 @@ from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     EXPANSION,
+    Initialization,
     Network,
     Normalization,
     check_residual,
+    linear,
 )
 
 CriticNormalization = Literal[Normalization, "batch"]
@@ -69,6 +71,7 @@ class QEnsemble(nn.Module):
         network: `perceptron` or `residual`.
         num_outputs: values of each critic, such as one per action; 1 where `atoms` are given.
         atoms: of categorical critics; None for critics that give values.
+        initialization: of the weights; the gain of orthogonal ones is 1 for the last layer.
 
     Attributes:
         atoms: [K], or None.
@@ -90,8 +93,10 @@ class QEnsemble(nn.Module):
         network: Network = "perceptron",
         num_outputs: int = 1,
         atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
     ) -> None:
         super().__init__()
+        self.initialization = initialization
         self.num_critics = num_critics
         self.normalization = normalization
         self.residual = network == "residual"
@@ -124,12 +129,10 @@ class QEnsemble(nn.Module):
             self.register_buffer("seen", torch.zeros(()))
 
     def _add_layer(self, before: int, after: int, gain: float) -> None:
-        weights = [
-            nn.init.orthogonal_(torch.empty(after, before), gain) for _ in range(self.num_critics)
-        ]
+        layers = [linear(before, after, gain, self.initialization) for _ in range(self.num_critics)]
         # [in, out], as the product of a batch of rows wants it.
-        self.weights.append(torch.stack(weights).transpose(1, 2).contiguous())
-        self.biases.append(torch.zeros(self.num_critics, 1, after))
+        self.weights.append(torch.stack([layer.weight.detach().t() for layer in layers]))
+        self.biases.append(torch.stack([layer.bias.detach()[None] for layer in layers]))
 
     def _add_normalization(self, place: int, size: int) -> None:
         if self.normalization != "none":
