@@ -197,6 +197,9 @@ def refused(*arguments, capsys, code=1):
     return capsys.readouterr().err
 
 
+GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -251,10 +254,46 @@ def refused(*arguments, capsys, code=1):
         ),
         (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: leave it"),
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),
+        (
+            ["--sweep", "serch.yaml"],
+            1,
+            "the file serch.yaml, which is not there; close matches: search.yaml.",
+        ),
+        (
+            ["--sweep.first", "[{model.gamma: 0.9}]", *GAMMAS],
+            1,
+            "sweep.first is tried before what a search chooses, and a grid",
+        ),
+        (
+            ["--sweep.first", "[{model.gama: 0.9}]", *GAMMAS],
+            1,
+            "sweep.first has 'model.gama', which is not in sweep.space; close matches: model.gamma.",
+        ),
+        (
+            ["--sweep.first", "[{}]", *GAMMAS],
+            1,
+            "sweep.first: a point has no model.gamma; it needs all of the space.",
+        ),
+        (
+            ["--sweep.first", "[{model.gamma: 0.8}]", *GAMMAS],
+            1,
+            "sweep.first: model.gamma is 0.8, and sweep.space has it among 0.9, 0.99.",
+        ),
+        (
+            [
+                "--sweep.first",
+                "[{model.gamma: 1}]",
+                "--sweep.space",
+                "{model.gamma: {low: 0.8, high: 0.99}}",
+            ],
+            1,
+            "sweep.first: model.gamma is 1, and sweep.space has it from 0.8 to 0.99.",
+        ),
         (["--resume", "nowhere"], 1, "A sweep is resumed as it was begun: --config, --data.buffer"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_a_trial_begins(arguments, code, message, capsys):
+    Path("search.yaml").touch()
     assert message in refused(*arguments, capsys=capsys, code=code)
 
 
@@ -283,10 +322,17 @@ def test_a_file_says_what_is_swept_and_options_say_otherwise(capsys):
     assert config["model"]["init_args"]["gamma"] == 0.95
 
 
-def points(how, space, count=6, **args):
+def test_alone_it_says_that_it_needs_a_config(capsys):
+    with pytest.raises(SystemExit):
+        run(["sweep"])
+    error = capsys.readouterr().err
+    assert "sweep needs a config, which all trials begin with: --config FILE; or --resume" in error
+
+
+def points(how, space, count=6, first=(), **args):
     search = Search(space_of(space), how, args, None, {}, "max", 1)
     found = []
-    for point in search.points(count):
+    for point in search.points(count, first):
         chosen, known = search.begin(point)
         search.end(known, chosen["x"])
         found.append(chosen)
@@ -361,6 +407,18 @@ def test_a_sampler_of_optuna_chooses_by_the_scores(optuna):
     assert sum(late) / len(late) > 0.75
     assert {type(point["y"]) for point in found} == {int}
     assert all(point["z"] in ([1], None) for point in found)
+
+
+@pytest.mark.parametrize("how", ["random", "TPESampler"])
+def test_what_is_known_to_be_good_comes_first(how, optuna):
+    space = {"x": {"low": 0.0, "high": 1.0}, "z": [[1], None]}
+    first = [{"x": 0.5, "z": [1]}, {"x": 0.25, "z": None}]
+    found = points(how, space, 4, first)
+    assert found[:2] == first
+    search = Search(space_of(space), how, {}, None, {}, "max", 1)
+    again = list(search.points(6, first, found))
+    assert again[:4] == found, "gone on with, whatever has been chosen is not chosen anew"
+    assert points(how, space, 1, first) == first[:1]
 
 
 def test_what_optuna_does_not_have_is_refused(optuna):

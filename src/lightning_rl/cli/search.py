@@ -77,6 +77,38 @@ def space_of(given: Mapping[str, Any]) -> Space:
     return {name: _values_of(name, value) for name, value in given.items()}
 
 
+def check_first(space: Space, points: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse points to begin with that are none of a space.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for point in points:
+        unknown = [name for name in point if name not in space]
+        require(
+            not unknown,
+            f"sweep.first has '{', '.join(unknown)}', which is not in sweep.space"
+            f"{closest(unknown[0], space) if unknown else ''}.",
+        )
+        missing = ", ".join(name for name in space if name not in point)
+        require(not missing, f"sweep.first: a point has no {missing}; it needs all of the space.")
+        for name, value in point.items():
+            allowed = space[name]
+            if isinstance(allowed, Range):
+                number = isinstance(value, int | float) and not isinstance(value, bool)
+                require(
+                    number and allowed.low <= value <= allowed.high,
+                    f"sweep.first: {name} is {value!r}, and sweep.space has it from {allowed.low} "
+                    f"to {allowed.high}.",
+                )
+            else:
+                require(
+                    value in allowed,
+                    f"sweep.first: {name} is {value!r}, and sweep.space has it among "
+                    f"{', '.join(map(str, allowed))}.",
+                )
+
+
 def _values_of(name: str, value: Any) -> Sequence[Any] | Range:
     where = f"sweep.space: {name}"
     if isinstance(value, list):
@@ -156,20 +188,23 @@ class Search:
         """Return how many points a grid has."""
         return math.prod(len(cast(Sequence[Any], values)) for values in self.space.values())
 
-    def points(self, count: int, asked: Sequence[Point] = ()) -> Iterator[Point | None]:
+    def points(
+        self, count: int, first: Sequence[Point] = (), asked: Sequence[Point] = ()
+    ) -> Iterator[Point | None]:
         """Yield the points that are known beforehand; None where a sampler is asked in its turn.
 
         Args:
             count: of the points of a search that is no grid.
-            asked: what earlier calls have yielded, or a sampler has chosen.
+            first: points that come before those of a search that is no grid.
+            asked: what earlier calls have yielded, or a sampler has chosen; none at first.
         """
         if self.how == GRID:
             every = product(*(cast(Sequence[Any], values) for values in self.space.values()))
             yield from (dict(zip(self.space, values, strict=True)) for values in every)
         elif self._samples:
-            yield from islice([*asked, *[None] * count], count)
+            yield from islice([*(asked or first), *[None] * count], count)
         else:
-            yield from (self._drawn() for _ in range(count))
+            yield from islice([*first, *(self._drawn() for _ in range(count))], count)
 
     def _drawn(self) -> Point:
         return {

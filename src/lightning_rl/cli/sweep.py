@@ -12,19 +12,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
-from lightning_rl.cli.config_files import find_config
-from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.options import OptionParser, explained_refusals
-from lightning_rl.cli.parsing import check_duplicate_keys
+from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.ray_trials import LOCAL, RayTrials
-from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, space_of
+from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, check_first, space_of
+from lightning_rl.cli.sweep_settings import TRIALS, SweepSettings, sweep_parser, sweep_settings
 from lightning_rl.cli.trials import (
     POLL_SECONDS,
     Begin,
@@ -55,55 +52,11 @@ LOSSES = 3
 ROOM_SECONDS = 10.0
 """After which it is said that a trial waits for room."""
 
-TRIALS = 20
-"""Points of a search that is no grid, where not given."""
-
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that a space must not have: the sweep sets them."""
 
 CHANGEABLE = ("jobs", "cores_per_trial", "gpus_per_trial", "address", "trials")
 """Of the sweep, what may be said anew when it is resumed."""
-
-
-@dataclass
-class SweepSettings:
-    """Say which trials a sweep has, and how many run at a time.
-
-    Args:
-        seeds: of each point of the space: a number n for 1 to n, or a list of them; the
-            configuration's own where not given.
-        space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
-            {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
-        search: grid (all combinations of the values), random, or a class of optuna.samplers such
-            as TPESampler; where not given grid, or random if there is a range.
-        search_args: of that class.
-        trials: points that are tried where the search is no grid; 20 where not given.
-        pruner: a class of optuna.pruners, such as MedianPruner, that ends trials whose evaluations
-            fall behind; its steps are env steps.
-        pruner_args: of that class.
-        score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
-        jobs: trials at a time; as many as the cores allow where not given.
-        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; trainer.num_threads
-            where not given, 0 to leave it to the system.
-        gpus_per_trial: that Ray keeps for a trial, or a share of one.
-        address: of a running Ray cluster, host:port, whose nodes run the trials, or local for one
-            that is started on this machine; without Ray where not given.
-        seed: of what the search draws.
-    """
-
-    seeds: int | list[int] | None = None
-    space: dict[str, Any] = field(default_factory=dict)
-    search: str | None = None
-    search_args: dict[str, Any] = field(default_factory=dict)
-    trials: int | None = None
-    pruner: str | None = None
-    pruner_args: dict[str, Any] = field(default_factory=dict)
-    score: Literal["last", "best"] = "last"
-    jobs: int | None = None
-    cores_per_trial: int | None = None
-    gpus_per_trial: float = 0.0
-    address: str | None = None
-    seed: int = 1
 
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
@@ -152,8 +105,8 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     """
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
-        _parser().parse_args(["--help"])  # which ends the process
-    settings = _settings(own)
+        sweep_parser().parse_args(["--help"])  # which ends the process
+    settings = sweep_settings(own)
     resumed = value_of("--resume", own)
     if resumed is None:
         made = _new(settings, rest, parse)
@@ -183,73 +136,6 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, rest
 
 
-def _parser() -> OptionParser:
-    parser = OptionParser(
-        prog="rl-cli sweep",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
-        "...]",
-        description="Train by several seeds and settings, some at a time. Other options are those "
-        "of fit, for all trials.",
-    )
-    parser.add_argument(
-        "--resume", type=str, default=None, help="Directory of a sweep to go on with, or last."
-    )
-    parser.add_class_arguments(SweepSettings, "sweep")
-    return parser
-
-
-def _settings(own: Sequence[str]) -> SweepSettings:
-    """Read what is said of the sweep."""
-    known = [one.name for one in fields(SweepSettings)]
-    arguments = list(own)
-    for i, option in enumerate(own):
-        flag, _, inline = option.partition("=")
-        if flag.startswith("--sweep."):
-            _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
-        elif flag == "--sweep":
-            at = i if inline else i + 1
-            require(at < len(own), "--sweep needs a YAML file, or YAML.")
-            text, name = _text_of(inline or own[at])
-            check_duplicate_keys(text, name)
-            content = _mapping(text, name)
-            for key in content:
-                _check_name(str(key), known, f"{name} has an unknown setting")
-            arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
-    with explained_refusals(own):
-        parsed = _parser().parse_args(arguments)
-    return SweepSettings(**parsed.sweep.as_dict())
-
-
-def _check_name(name: str, known: Sequence[str], message: str) -> None:
-    require(
-        name.split(".")[0].rstrip("+") in known,
-        f"{message} '{name}'{closest(name, known)}. A sweep has {', '.join(known)}.",
-    )
-
-
-def _text_of(given: str) -> tuple[str, str]:
-    """Return YAML that stands there, or in the file of that name, and how to call it."""
-    if os.path.isfile(given):
-        return Path(given).read_text(), given
-    if given.endswith((".yaml", ".yml")):
-        path = find_config(given)
-        return path.read_text(), str(path)
-    return given, "--sweep"
-
-
-def _mapping(text: str, name: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{name} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
-    require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
-    return dict(content)
-
-
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
     """Check everything, and make a sweep that has no directory yet."""
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
@@ -258,11 +144,17 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
             "--seed_everything": "say --sweep.seeds",
         }.get(name, "each trial has a directory of its own, below --output_dir")
         require(value_of(name, rest) is None, f"A sweep takes no {name}: {cure}.")
+    require(
+        value_of("--config", rest) is not None or value_of("--model", rest) is not None,
+        "sweep needs a config, which all trials begin with: --config FILE; or --resume last, to go "
+        f"on with a sweep. Shipped: {', '.join(shipped_configs())}.",
+    )
     space = space_of(settings.space)
     for name in space:
         path = ".".join(part for part in name.split(".") if part != "init_args")
         require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
     text = parse(rest, [[f"--{name}={_typed(v)}"] for name, v in _extremes(space)])
+    check_first(space, settings.first)
     base = load_yaml(text)
     seeds = settings.seeds if settings.seeds is not None else [base["seed_everything"]]
     if isinstance(seeds, int):
@@ -400,8 +292,13 @@ class _Sweep:
             f"sweep.trials is {settings.trials}, but a grid tries every point: leave it out, or "
             "choose sweep.search: random.",
         )
+        require(
+            settings.search != GRID or not settings.first,
+            "sweep.first is tried before what a search chooses, and a grid tries every point: "
+            "leave it out, or choose sweep.search: random.",
+        )
         asked = [] if state is None else [point for point in state["points"] if point is not None]
-        self.points = list(self.search.points(settings.trials or TRIALS, asked))
+        self.points = list(self.search.points(settings.trials or TRIALS, settings.first, asked))
         seeds = settings.seeds
         assert isinstance(seeds, list)
         numbered = [(point, seed) for point in range(len(self.points)) for seed in seeds]
