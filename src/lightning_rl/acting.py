@@ -41,6 +41,11 @@ class TrainedPolicy:
         self.action_space = space.structure if isinstance(space, StructuredActions) else space
         self.reset()
 
+    def __repr__(self) -> str:
+        """Say what acts, what it reads, and what it gives."""
+        what = f"{type(self.module).__name__} of version {int(self.module.version)}"
+        return f"TrainedPolicy({what}, {self.observation_space} -> {self.action_space})"
+
     def reset(self, rows: Any = None, seed: int = 0) -> None:
         """Begin episodes: what the policy remembers is forgotten.
 

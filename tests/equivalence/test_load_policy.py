@@ -1,5 +1,6 @@
 """`load_policy` acts as `rl-cli validate` does: by its own checkpoint, alone, one observation or many."""
 
+import re
 from functools import partial
 
 import gymnasium
@@ -181,6 +182,9 @@ def test_by_each_of_its_names(runs, tmp_path, monkeypatch):
     assert type(policy.act(observation)) is np.int64
     assert type(policy.act(torch.as_tensor(observation))) is torch.Tensor
     assert policy.act([0.0, 0.0, 0.0, 0.0]).shape == ()
+    assert re.fullmatch(
+        r"TrainedPolicy\(ActorCritic of version \d+, Box.* -> Discrete.*\)", repr(policy)
+    )
 
 
 # --- what an env gives, and takes ---

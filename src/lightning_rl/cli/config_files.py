@@ -25,13 +25,17 @@ def find_config(name: str) -> Path:
 
 def shipped_parts() -> dict[str, Path]:
     """Return what is shipped to be added to a config, by name, such as `trainer/ddp.yaml`."""
-    folder = _folder()
-    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
+    return _named("trainer/*.yaml")
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Return the shipped configs by name, each of which is a run."""
-    return {path.name: path for path in sorted(_folder().glob("*.yaml"))}
+    """Return the shipped configs by name, each of which is a run: `ppo.yaml`, `tuned/...`."""
+    return _named("*.yaml") | _named("tuned/*.yaml")
+
+
+def _named(pattern: str) -> dict[str, Path]:
+    folder = _folder()
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.glob(pattern))}
 
 
 def _folder() -> Path:
