@@ -2,8 +2,6 @@
 
 import numpy as np
 
-LOW, HIGH = -5.0, 2.0  # bounds of the log standard deviation
-
 
 def forward(layers, x):
     """A ReLU perceptron; return its output and the inputs of each layer."""
@@ -68,8 +66,9 @@ class SACReference:
         in_target=True,
         limit=None,
         mean_of_all=False,
+        log_std_bounds=(-20.0, 2.0),
     ):
-        self.actor, self.critics = actor, critics
+        self.actor, self.critics, self.bounds = actor, critics, log_std_bounds
         self.targets = [[(w.copy(), b.copy()) for w, b in critic] for critic in critics]
         self.log_alpha = np.array(np.log(alpha))
         self.adams = [Adam(rate) for _ in range(3)]
@@ -84,7 +83,7 @@ class SACReference:
     def act(self, observation, noise):
         output, inputs = forward(self.actor, observation)
         mean, free = np.split(output, 2, axis=-1)
-        std = np.exp(LOW + 0.5 * (HIGH - LOW) * (np.tanh(free) + 1))
+        std = np.exp(np.clip(free, *self.bounds))
         u = mean + std * noise
         return u, mean, free, std, inputs
 
@@ -137,7 +136,7 @@ class SACReference:
         # d/du: -Q through tanh, and alpha log pi, of which the noise is given: -log std + 2 tanh(u) per dimension.
         by_u = by_action * (1 - action**2) + alpha / size * 2 * action
         by_log_std = by_u * std * batch["noise"] - alpha / size
-        by_free = by_log_std * 0.5 * (HIGH - LOW) * (1 - np.tanh(free) ** 2)
+        by_free = by_log_std * ((free >= self.bounds[0]) & (free <= self.bounds[1]))
         found, _ = backward(self.actor, inputs, np.hstack([by_u, by_free]))
         log_prob = log_density(u, mean, std)
         self.adams[1].step(flat(self.actor), flat(found), self.limit)

@@ -132,6 +132,7 @@ SETTINGS = {
         {"policy_delay": 2, "max_grad_norm": 0.5, "entropy_in_target": False},
         {},
     ),
+    "clamped": ({}, {"log_std_bounds": (-0.4, 0.3)}),
     "four critics, two of them": (
         {"num_target_critics": 2, "target_entropy": -1.0},
         {"num_critics": 4},
@@ -156,6 +157,7 @@ def test_twenty_updates_of_sac_are_those_of_the_reference(settings, dtype, compi
         in_target=kwargs.get("entropy_in_target", True),
         limit=kwargs.get("max_grad_norm"),
         mean_of_all="num_target_critics" in kwargs,
+        **{key: value for key, value in policy_kwargs.items() if key == "log_std_bounds"},
     )
     rng = np.random.default_rng(2)
     for update in range(20):
@@ -266,7 +268,7 @@ def test_a_log_prob_near_the_bounds_is_finite_and_right():
     noise = torch.tensor([[30.0, -30.0]])
     torch.nn.init.zeros_(policy.actor[-1].weight)
     with torch.no_grad():
-        policy.actor[-1].bias.copy_(torch.tensor([9.0, -9.0, 0.0, 0.0]))
+        policy.actor[-1].bias.copy_(torch.tensor([9.0, -9.0, -1.5, -1.5]))
         unit, log_prob = policy.draw_unit(
             TensorDict({"observation": torch.zeros(1, 3)}, [1]), noise
         )

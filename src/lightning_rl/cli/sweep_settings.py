@@ -63,6 +63,7 @@ class SweepSettings:
 
 
 def sweep_parser() -> OptionParser:
+    """Return the parser of what `rl-cli sweep` takes beside the options of `fit`."""
     parser = OptionParser(
         prog="rl-cli sweep",
         formatter_class=HelpFormatter,
@@ -80,7 +81,14 @@ def sweep_parser() -> OptionParser:
 
 
 def sweep_settings(own: Sequence[str]) -> SweepSettings:
-    """Read what is said of the sweep."""
+    """Read what is said of the sweep.
+
+    Args:
+        own: options that begin with `--sweep` or `--resume`.
+
+    Raises:
+        ConfigurationError: for a name that there is not, and YAML or a file that cannot be read.
+    """
     known = [one.name for one in fields(SweepSettings)]
     arguments = list(own)
     for i, option in enumerate(own):

@@ -496,12 +496,13 @@ class UnitActions(Squashing, Exploring):
         return action.reshape(*action.shape[:-1], *self.shape)
 
 
-class StateTanhGaussian(UnitActions):
+class StateStdTanhGaussian(UnitActions):
     """A squashed Gaussian whose standard deviation depends on the observation too.
 
-    The network gives mean and a number s per dimension of the action, [B, 2A]: the log standard
-    deviation of u is low + (high - low) (tanh(s) + 1) / 2. Source: Haarnoja et al. 2018, "Soft
-    Actor-Critic Algorithms and Applications", appendix C; the bounds as in the authors' later code.
+    The network gives mean and log standard deviation of u per dimension of the action, [B, 2A]; the
+    latter is clamped. Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+    Applications", appendix C; the bounds as in the authors' code. Beyond them there is no gradient:
+    they are far from what is learnt, so as to bound mishaps alone.
     Its entropy has no closed form: `log_prob_and_entropy` returns that of u plus the log slope of
     tanh at the mean, which is exact where the deviation is small.
 
@@ -531,9 +532,8 @@ class StateTanhGaussian(UnitActions):
 
     def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation of u, [B, A] each, of an output [B, 2A]."""
-        mean, free = output.chunk(2, dim=-1)
-        low, high = self.log_std_bounds
-        return mean, low + 0.5 * (high - low) * (free.tanh() + 1.0)
+        mean, log_std = output.chunk(2, dim=-1)
+        return mean, log_std.clamp(*self.log_std_bounds)
 
     def sample(
         self,

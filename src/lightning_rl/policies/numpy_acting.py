@@ -20,7 +20,7 @@ from lightning_rl.policies.gaussians import (
     NoisyTanh,
     RescaledGaussian,
     Squashing,
-    StateTanhGaussian,
+    StateStdTanhGaussian,
     TanhGaussian,
     UnitActions,
 )
@@ -51,7 +51,7 @@ FAMILIES: tuple[type[ActionDistribution], ...] = (
     DiagonalGaussian,
     RescaledGaussian,
     TanhGaussian,
-    StateTanhGaussian,
+    StateStdTanhGaussian,
     NoisyTanh,
 )
 """Those that are drawn from here; by the class itself, as one derived may draw in another way."""
@@ -135,7 +135,7 @@ class NumpyActor(RolloutActor):
         observation = storage["observation"].view(slots, num_envs, -1)
         self._observations = list(observation.numpy())
         self._actions = list(storage["action"].view(slots, num_envs, -1).numpy())
-        if isinstance(policy.distribution, TanhGaussian | StateTanhGaussian):
+        if isinstance(policy.distribution, TanhGaussian | StateStdTanhGaussian):
             self._unsquashed = list(storage["unsquashed_action"].numpy())
         if isinstance(policy.distribution, RescaledGaussian):
             self._units = list(storage["unit_action"].numpy())
@@ -156,7 +156,7 @@ class NumpyActor(RolloutActor):
             DiagonalGaussian: self._draw_gaussian,
             RescaledGaussian: self._draw_rescaled,
             TanhGaussian: self._draw_squashed,
-            StateTanhGaussian: self._draw_state_squashed,
+            StateStdTanhGaussian: self._draw_state_squashed,
             NoisyTanh: self._draw_noisy,
         }[type(distribution)]
 
@@ -184,10 +184,9 @@ class NumpyActor(RolloutActor):
         noise = self._noise[start:]
         if isinstance(distribution, Categorical):
             gumbel_(noise, generator)
-        elif isinstance(distribution, StateTanhGaussian):
+        elif isinstance(distribution, StateStdTanhGaussian):
             noise.normal_(generator=generator)
-            low, high = distribution.log_std_bounds
-            self._log_std = np.float32(low), np.float32(0.5 * (high - low))
+            self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
         elif isinstance(distribution, NoisyTanh):
             noise.normal_(generator=generator).mul_(distribution.exploration_std)
         else:
@@ -262,11 +261,9 @@ class NumpyActor(RolloutActor):
 
     def _draw_state_squashed(self, t: int, output: Array, noise: Array) -> None:
         size = noise.shape[-1]
-        low, half = self._log_std
-        std = np.tanh(output[:, size:])
-        std += 1.0
-        std *= half
-        std += low
+        low, high = self._log_std
+        std = np.maximum(output[:, size:], low)
+        np.minimum(std, high, out=std)
         np.exp(std, out=std)
         noise *= std
         self._draw_squashed(t, output[:, :size], noise)

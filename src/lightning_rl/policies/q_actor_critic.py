@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_rl.errors import check_range, require
 from lightning_rl.policies.distributions import widened
 from lightning_rl.policies.encoders import EncoderFactory
-from lightning_rl.policies.gaussians import NoisyTanh, StateTanhGaussian, UnitActions
+from lightning_rl.policies.gaussians import NoisyTanh, StateStdTanhGaussian, UnitActions
 from lightning_rl.policies.memory import Memory, MemoryFactory
 from lightning_rl.policies.perceptron import (
     Initialization,
@@ -256,7 +256,8 @@ class SquashedActorCritic(QActorCritic):
         num_critics: E, critics in the ensemble.
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
             what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
-        log_std_bounds: least and greatest log standard deviation of what is squashed.
+        log_std_bounds: least and greatest log standard deviation of what is squashed; what the
+            network gives is clamped.
         normalize_observation: scale observations by their running mean and variance, clipped to
             ±10.
         actor_normalization: of the actor's hidden units, likewise.
@@ -285,7 +286,7 @@ class SquashedActorCritic(QActorCritic):
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
     """
 
-    distribution: StateTanhGaussian
+    distribution: StateStdTanhGaussian
     acts_as_perceptron = True
 
     def __init__(
@@ -298,7 +299,7 @@ class SquashedActorCritic(QActorCritic):
         critic_activation: str | None = None,
         num_critics: int = 2,
         critic_normalization: CriticNormalization = "none",
-        log_std_bounds: tuple[float, float] = (-5.0, 2.0),
+        log_std_bounds: tuple[float, float] = (-20.0, 2.0),
         normalize_observation: bool = False,
         actor_normalization: Normalization = "none",
         noise_correlation: float = 0.0,
@@ -315,7 +316,7 @@ class SquashedActorCritic(QActorCritic):
         super().__init__(
             observation_space,
             action_space,
-            StateTanhGaussian(action_space, log_std_bounds, noise_correlation),
+            StateStdTanhGaussian(action_space, log_std_bounds, noise_correlation),
             hidden_sizes,
             activation,
             critic_hidden_sizes,
