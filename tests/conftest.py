@@ -6,6 +6,8 @@ import shutil
 import sys
 import tempfile
 from contextlib import chdir
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_
 # Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
 # That they are flushed, and when, is asked of the calls (test_checkpoints.py).
 os.fsync = os.fstat
+
+# Lightning looks through all that is installed for each trainer, a twelfth of a short run.
+metadata.entry_points = cache(metadata.entry_points)
 
 MOST_WORKERS = 8
 """Each takes up to 1 GB, and the longest tests that run in one piece set the time by then."""

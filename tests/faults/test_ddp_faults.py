@@ -123,7 +123,12 @@ def end_of(process, within=30.0):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 class TestTwoProcesses:
     @pytest.mark.parametrize(
-        ("rank", "launcher"), [(0, "lightning"), (1, "lightning"), (1, "torchrun")]
+        ("rank", "launcher"),
+        [
+            (0, "lightning"),
+            pytest.param(1, "lightning", marks=pytest.mark.slow),
+            (1, "torchrun"),
+        ],
     )
     def test_an_exception_on_one_rank_ends_both(self, rank, launcher, launch, tmp_path):
         process = launch("--data.env.fails_on", str(rank), launcher=launcher)

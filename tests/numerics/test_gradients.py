@@ -22,6 +22,19 @@ MODELS = [
     ("Pendulum-v1", {"normalize_observation": True}, {"clip_value_loss": True}),
     ("Pendulum-v1", {"squash": True}, {"normalize_advantage": "off", "max_grad_norm": None}),
 ]
+FIRST, *OTHERS = MODELS
+COMPILED = [
+    ("Inductor", *FIRST),
+    *(("trace", *model) for model in OTHERS),
+    *(pytest.param("Inductor", *model, marks=pytest.mark.slow) for model in OTHERS),
+]
+
+
+@pytest.fixture
+def by(request):
+    """What runs the graphs: what Inductor makes of a trace, or the trace as it is."""
+    if request.param == "trace":
+        request.getfixturevalue("traced_only")
 
 
 def minibatch_for(module, data, size):
@@ -49,8 +62,10 @@ def differentiate(module, minibatch, *, compile):
     return found, [parameter.grad.clone() for parameter in module.policy.parameters()]
 
 
-@pytest.mark.parametrize(("env", "policy", "model"), MODELS)
-def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(env, policy, model):
+@pytest.mark.parametrize(("by", "env", "policy", "model"), COMPILED, indirect=["by"])
+def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(
+    by, env, policy, model
+):
     data = make_data(env)
     module = make_ppo(data, policy, **model)
     minibatch = minibatch_for(module, data, 64)
@@ -62,9 +77,9 @@ def test_one_compiled_graph_gives_the_gradients_and_scalars_of_the_eager_update(
     torch.testing.assert_close(eager_grads, compiled_grads, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("env", "policy", "model"), MODELS)
+@pytest.mark.parametrize(("by", "env", "policy", "model"), COMPILED, indirect=["by"])
 def test_the_compiled_values_are_the_eager_ones_also_once_the_weights_have_moved(
-    env, policy, model
+    by, env, policy, model
 ):
     data = make_data(env)
     module = make_ppo(data, policy, **model)
@@ -176,10 +191,10 @@ def test_who_compiles_the_same_again_finds_it_in_the_cache():
     assert counters["aot_autograd"]["autograd_cache_hit"] == found + 1
 
 
-@pytest.mark.parametrize("by", ["trace", pytest.param("Inductor", marks=pytest.mark.slow)])
-def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path, request):
-    if by == "trace":
-        request.getfixturevalue("traced_only")
+@pytest.mark.parametrize(
+    "by", ["trace", pytest.param("Inductor", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path):
     model = {"algorithm": GRPO, "group_size": 4, "n_epochs": 1, "kl_coef": 0.1}
     data = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 2}
     runs = [
