@@ -16,6 +16,7 @@ from lightning_rl import (
     SyncCollector,
     TensorSimulator,
 )
+from lightning_rl.functional import explained_variance
 from lightning_rl.rollout import final_observations
 from tests.helpers import last, load, train
 
@@ -252,6 +253,9 @@ def test_ppo_learns_from_no_such_step_and_counts_none(tmp_path):
     assert int(module.reward_normalizer.count) == module.env_steps
     advantage = module.rollout["advantage"][:, :-1][~padding]
     assert advantage.mean().abs() < 1e-5
+    judged = (module.rollout[key][:, :-1][~padding] for key in ("value", "return"))
+    explained = float(explained_variance(*judged))
+    assert module.metrics["train/explained_variance"] == pytest.approx(explained, abs=1e-6)
     lengths = load(last(tmp_path))["RLDataModule"]["collectors"][0]["statistics"]["lengths"]
     assert max(lengths) <= LIMIT, "an episode has as many steps as were steps"
 

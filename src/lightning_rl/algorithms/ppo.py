@@ -128,7 +128,8 @@ class PPO(OnPolicyAlgorithm):
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
-        self.statistics.set("explained_variance", explained_variance(value[:, :-1], target))
+        judged = (x if chosen is None else x[chosen] for x in (value[:, :-1], target))
+        self.statistics.set("explained_variance", explained_variance(*judged))
         if self.normalize_advantage == "rollout":
             own = advantage if chosen is None else advantage[chosen]
             if ranks.world_size() > 1:
