@@ -23,6 +23,7 @@ from lightning_rl.callbacks import (
     EnvStepCSV,
     EnvStepProgress,
     EnvStepTensorBoard,
+    EpisodeLines,
     EvaluationReport,
     GracefulStop,
     LastCheckpoint,
@@ -450,8 +451,10 @@ class RLTrainer(Trainer, Constructed):
         """
         callbacks = cast(list[Callback], cast(Any, self).callbacks)
         callbacks[:] = [one for one in callbacks if not isinstance(one, EvaluationReport)]
-        if not any(isinstance(one, VideoRecorder) for one in callbacks):
-            callbacks.append(Window())
+        recorders = [one for one in callbacks if isinstance(one, VideoRecorder)]
+        for recorder in recorders:
+            recorder.stage = "play"
+        callbacks.append(EpisodeLines() if recorders else Window())
         return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
 
     def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:

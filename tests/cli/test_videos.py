@@ -329,6 +329,11 @@ def test_no_film_where_nobody_asked_for_one(tmp_path):
 # --- rl-cli play ---
 
 
+EPISODE = re.compile(
+    r"^Episode \d of 2 \(seed (\d+)\): return ([\d.]+) after (\d+) env steps$", re.MULTILINE
+)
+
+
 def play(*options):
     """Run the command on a checkpoint whose evaluation is there already."""
     run(["play", "--ckpt_path", "last", *options])
@@ -356,20 +361,22 @@ def test_a_policy_is_shown_in_a_window_one_episode_after_the_other(evaluated, mo
     (env,) = opened
     assert (env.num_envs, env.env_kwargs["render_mode"]) == (1, "human")
     out = capfd.readouterr().out
-    seeds = re.findall(
-        r"^Episode (\d) of 2 \(seed (\d+)\): return ([\d.]+) after (\d+) env steps$", out, re.M
-    )
-    assert [(one[0], one[1]) for one in seeds] == [("1", "10001"), ("2", "10002")]
-    returns = [float(one[2]) for one in seeds]
-    assert returns == [float(one[3]) for one in seeds]
+    seen = EPISODE.findall(out)
+    assert [seed for seed, _, _ in seen] == ["10001", "10002"]
+    returns = [float(one) for _, one, _ in seen]
+    assert returns == [float(steps) for _, _, steps in seen]
     assert f"\nAverage return: {sum(returns) / 2:.2f}\n" in out
     assert not list(evaluated.parent.glob("videos/*"))
 
 
 def test_or_it_is_filmed_as_an_evaluation_is(evaluated, capfd):
     play("--video", "true")
-    film = evaluated.parent.absolute() / "videos" / "validate_64.mp4"
-    assert capfd.readouterr().out.endswith(f"Film: {film}\n")
+    film = evaluated.parent.absolute() / "videos" / "play_64.mp4"
+    out = capfd.readouterr().out
+    seeds, returns, _ = zip(*EPISODE.findall(out), strict=True)
+    assert seeds == ("10001", "10002")
+    average = sum(map(float, returns)) / 2
+    assert out.endswith(f"\nAverage return: {average:.2f}\nFilm: {film}\n")
     assert decode(film)[0].shape[0] > 4
 
 

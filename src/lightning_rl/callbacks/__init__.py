@@ -18,7 +18,7 @@ from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.callbacks.report import EvaluationReport
 from lightning_rl.callbacks.settings import SettingsWriter
 from lightning_rl.callbacks.video import VideoRecorder, VideoSettings
-from lightning_rl.callbacks.window import Window
+from lightning_rl.callbacks.window import EpisodeLines, Window
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -27,6 +27,7 @@ __all__ = [
     "EnvStepCSV",
     "EnvStepProgress",
     "EnvStepTensorBoard",
+    "EpisodeLines",
     "EvaluationReport",
     "GracefulStop",
     "LastCheckpoint",

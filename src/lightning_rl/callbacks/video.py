@@ -75,9 +75,15 @@ class VideoRecorder(Callback):
         directory: of the run.
         settings: what is filmed.
 
+    Attributes:
+        stage: what a film that is none of a training is named after, in the place of `validate` or
+            `test`; `RLTrainer.play` sets it.
+
     Raises:
         ConfigurationError: where a package of the extra `video` is missing.
     """
+
+    stage: str | None = None
 
     def __init__(self, directory: Path, settings: VideoSettings) -> None:
         require_video_packages()
@@ -131,7 +137,8 @@ class VideoRecorder(Callback):
         best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
         if not trainer.is_global_zero:
             return
-        stage = "eval" if trainer.state.fn == "fit" else str(getattr(trainer.state.fn, "value", ""))
+        asked_for = self.stage or str(getattr(trainer.state.fn, "value", ""))
+        stage = "eval" if trainer.state.fn == "fit" else asked_for
         if self._film is not None:
             self._attempt(lambda: self._finish(trainer, pl_module, stage, best))
         elif best and self._clock.allows():
@@ -222,9 +229,9 @@ class VideoRecorder(Callback):
         fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
         rate = min(fps, max(real, min(SLOWEST, fps)))
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
-        boards = [x for x in trainer.loggers if isinstance(x, EnvStepTensorBoard)]
-        if stage in ("validate", "test"):
-            boards = []  # the curves of a run are those of its training
+        # The curves of a run are those of its training.
+        loggers = trainer.loggers if trainer.state.fn == "fit" else []
+        boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard)]
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
         self._writing = self._writer.submit(
             _write, film, rate, [self.directory / name for name in names], boards, steps

@@ -1,4 +1,4 @@
-"""Show the episodes of an evaluation in a window, one after the other."""
+"""Say how each episode of an evaluation ended, and show them in a window, one after the other."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -7,11 +7,23 @@ from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.errors import require
 
 
-class Window(Callback):
-    """Have the env of the evaluation open a window, and print a line when an episode ends.
+class EpisodeLines(Callback):
+    """Print a line for each episode of an evaluation, and the average of their returns.
 
-    `RLTrainer.play` puts it in the place of the report.
+    `RLTrainer.play` puts it, or a `Window`, in the place of the report.
     """
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print them."""
+        evaluation = algorithm_of(pl_module).evaluation
+        ended = zip(*(evaluation[key] for key in ("seeds", "returns", "lengths")), strict=True)
+        for i, (seed, value, length) in enumerate(ended):
+            _say(i, len(evaluation["seeds"]), seed, value, f"{length} env steps")
+        _sum_up(evaluation["avg_reward"])
+
+
+class Window(Callback):
+    """Have the env of the evaluation open a window, and print a line when an episode ends."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Open it, before Lightning asks which episodes are played together.
@@ -40,9 +52,8 @@ class Window(Callback):
 
         def watch(step: int, returns: Tensor, running: Tensor) -> None:
             if not running.any():
-                number = f"Episode {batch_idx + 1} of {data.num_eval_episodes}"
-                said = f"return {float(returns[0]):.2f} after {step} {taken}"
-                print(f"{number} (seed {batch[0]}): {said}", flush=True)
+                count, value = data.num_eval_episodes, float(returns[0])
+                _say(batch_idx, count, batch[0], value, f"{step} {taken}")
 
         algorithm_of(pl_module).watch = watch
 
@@ -50,4 +61,13 @@ class Window(Callback):
         """Look away, and sum up."""
         algorithm = algorithm_of(pl_module)
         algorithm.watch = None
-        print(f"Average return: {algorithm.evaluation['avg_reward']:.2f}", flush=True)
+        _sum_up(algorithm.evaluation["avg_reward"])
+
+
+def _say(index: int, count: int, seed: int, value: float, length: str) -> None:
+    said = f"Episode {index + 1} of {count} (seed {seed}): return {value:.2f} after {length}"
+    print(said, flush=True)
+
+
+def _sum_up(average: float) -> None:
+    print(f"Average return: {average:.2f}", flush=True)

@@ -240,7 +240,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def after_play(self) -> None:
         """Say where the film is, if that was asked for and has become one."""
         trainer = cast(RLTrainer, self.trainer)
-        film = trainer.run_dir / "videos" / f"validate_{self.model.env_steps}.mp4"
+        film = trainer.run_dir / "videos" / f"play_{self.model.env_steps}.mp4"
         if self.config[self.subcommand].trainer.video and film.is_file():
             print(f"Film: {film}", flush=True)
 
