@@ -99,10 +99,12 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20, help="of the final evaluation")
     parser.add_argument("--jobs", type=int, help="seeds at a time; as the cores allow")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/reproduce"))
-    parser.add_argument("--results", type=Path, default=Path("outputs/reproduce/results.jsonl"))
+    parser.add_argument("--results", type=Path, help="results.jsonl in --output_dir if not given")
     parser.add_argument("--warm_start", metavar="CONFIG", help="trained first, with its defaults")
     args, overrides = parser.parse_known_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)
+    args.results = args.results or args.output_dir / "results.jsonl"
+    args.results.parent.mkdir(parents=True, exist_ok=True)
 
     def run(config: str, seeds: list[int], settings: list[str]) -> list[tuple[dict, Path]]:
         done = train(config, seeds, settings, args)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_sequences
 from lightning_rl.algorithms.sequence_cut import SEQUENCE_LENGTH
+from lightning_rl.checkpoint_format import STATE_KEY
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
@@ -37,7 +38,8 @@ class OffPolicyAlgorithm(Algorithm):
         tau: how far target networks move towards the networks with each update, in (0, 1]; null for
             an algorithm without them.
         updates_per_env_step: updates for each env step of all processes, from `learning_starts` on;
-            below 1 one for several env steps.
+            below 1 one for several env steps. A resumed run with another number has it from there
+            on.
         publish_every_updates: updates within an iteration after which a collector in the background
             gets the weights, before it gets those of the iteration's end; one in turns has the
             policy itself.
@@ -118,6 +120,7 @@ class OffPolicyAlgorithm(Algorithm):
             f"space {policy.observation_space}: leave it out.",
         )
         self.plan = EpisodePlan(random_env_steps=random_env_steps)
+        self._counted_from: tuple[int, int] | None = None  # env steps, updates
 
     # --- what training_step is made of ---
 
@@ -201,8 +204,9 @@ class OffPolicyAlgorithm(Algorithm):
         steps = self.env_steps + fresh
         if steps < self.learning_starts or len(self.replay) < self._steps_of_one_sequence:
             return 0
+        since, had = self._counted_from or (self.learning_starts, 0)
         # A tenth of 3 is 0.30000000000000004 * 10: a whole number must not be missed by rounding.
-        due = math.floor((steps - self.learning_starts) * self.updates_per_env_step + 1e-9)
+        due = had + math.floor((steps - since) * self.updates_per_env_step + 1e-9)
         return max(0, due - self.updates_done)
 
     @property
@@ -253,6 +257,36 @@ class OffPolicyAlgorithm(Algorithm):
             slow.lerp_(fast.detach(), tau)
 
     # --- what Lightning and `Algorithm` ask for ---
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add from where updates are counted, and by which settings."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[STATE_KEY]["updates"] = {
+            "counted_from": self._counted_from,
+            "per_env_step": self.updates_per_env_step,
+            "learning_starts": self.learning_starts,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up from where updates are counted: from here, where they have another pace now.
+
+        Counted from the start, those of all earlier env steps would be made up for at once, or
+        there would be none until the new pace has come to as many.
+        """
+        super().on_load_checkpoint(checkpoint)
+        saved = checkpoint[STATE_KEY].get("updates")
+        if saved is None or self.updates_done == 0:
+            return
+        before = saved["per_env_step"], saved["learning_starts"]
+        if before == (self.updates_per_env_step, self.learning_starts):
+            self._counted_from = saved["counted_from"]
+            return
+        self._counted_from = max(self.env_steps, self.learning_starts), self.updates_done
+        if before[0] != self.updates_per_env_step:
+            rank_zero_info(
+                f"From here on, env step {self.env_steps:,}, updates_per_env_step is "
+                f"{self.updates_per_env_step:g}; it was {before[0]:g}."
+            )
 
     def minibatches_per_iteration(self) -> int:
         """Return how many an iteration has once learning has started."""

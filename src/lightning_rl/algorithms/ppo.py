@@ -122,9 +122,8 @@ class PPO(OnPolicyAlgorithm):
             truncated = truncated | taken_over
             final_value = torch.where(taken_over, value[:, 1:], final_value)
         data = self.rewards(rollout), value, terminated, truncated, final_value
-        estimate = gae
-        if self.may_be_stale and self.correction.method == "vtrace":
-            estimate = partial(vtrace, self.correction.log_ratio(rollout))
+        traces = self.may_be_stale and self.correction.method == "vtrace"
+        estimate = partial(vtrace, self.correction.log_ratio(rollout)) if traces else gae
         advantage, target = estimate(
             *data, gamma=discount_of(rollout, self.gamma), gae_lambda=self.gae_lambda
         )
