@@ -127,6 +127,13 @@ MUTATIONS = (
         "numerics/test_staleness.py equivalence/test_off_policy.py",
     ),
     Mutation(
+        "algorithms/off_policy.py",
+        "a resumed run makes up for all earlier env steps at its new pace of updates",
+        "since, had = self._counted_from or (self.learning_starts, 0)",
+        "since, had = self.learning_starts, 0",
+        "equivalence/test_off_policy.py",
+    ),
+    Mutation(
         "collectors/asynchronous.py",
         "weights that are published within a version are not taken up",
         "if self._weights.number == self._acting_number:",
@@ -368,6 +375,13 @@ MUTATIONS = (
         "numerics/test_gripper.py",
     ),
     # --- a reward classifier, a teacher, a simulator of tensors ---
+    Mutation(
+        "algorithms/ppo.py",
+        "a critic is judged by steps in which nothing happened",
+        "(x if chosen is None else x[chosen] for x in (value[:, :-1], target))",
+        "(value[:, :-1], target)",
+        "numerics/test_tensor_simulator.py",
+    ),
     Mutation(
         "offline/frames.py",
         "what is held out is learnt from too",
