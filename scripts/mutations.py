@@ -1043,6 +1043,21 @@ MUTATIONS = (
         "faults/test_faults.py",
     ),
     Mutation(
+        "callbacks/graceful_stop.py",
+        "a signal that comes while the ranks agree is lost",
+        "        return ranks.max_over_ranks(self._received or 0) or None",
+        "        self._received = ranks.max_over_ranks(self._received or 0) or None\n"
+        "        return self._received",
+        "faults/test_faults.py",
+    ),
+    Mutation(
+        "envs/gymnasium/workers.py",
+        "a stack is read while it is being written",
+        "    while not all(map(_is_whole, written)) and",
+        "    while not all(written) and",
+        "faults/test_hangs.py",
+    ),
+    Mutation(
         "callbacks/metrics.py",
         "the best value that is logged is always the largest",
         'self._better = max if best_mode == "max" else min',

@@ -5,6 +5,7 @@ One process imports the package and nothing else, and forks for each that is ask
 children. Where the start itself is the point, a test starts a new process.
 """
 
+import faulthandler
 import gc
 import json
 import os
@@ -187,6 +188,8 @@ def become(asked, files):
     os.chdir(asked["directory"])
     os.environ.clear()
     os.environ.update(asked["env"])
+    if asked["env"].get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     sys.path[0] = asked["directory"]
     sys.path[1:1] = filter(None, asked["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [asked["program"], *asked["arguments"]]

@@ -75,7 +75,9 @@ def launch(tmp_path, monkeypatch):
     def begin(*options, launcher="lightning"):
         fit = ["fit", "--config", "run.yaml", "--config", "trainer/ddp.yaml", *options]
         program, before = LAUNCHERS[launcher]
-        process = Command(*before, *fit, program=program, env={"OMP_NUM_THREADS": "1"})
+        process = Command(
+            *before, *fit, program=program, env={"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        )
         begun.append(process)
         return process
 
@@ -109,13 +111,16 @@ def at_work(process, directory, timeout=120):
     return [int(file.read_text()) for file in files]
 
 
-def end_of(process, within=30.0):
+def end_of(process, within=60.0):
     """Wait for the end, and for that of every process; return what they have printed."""
     deadline = time.monotonic() + within
     while process.poll() is None or in_session(process.pid):
-        assert time.monotonic() < deadline, (
-            f"{in_session(process.pid)} go on: {process.stdout + process.stderr}"
-        )
+        if time.monotonic() > deadline:
+            going_on = in_session(process.pid)
+            for pid in going_on:
+                os.kill(pid, signal.SIGABRT)  # faulthandler says where it is
+            time.sleep(1)
+            pytest.fail(f"{going_on} went on: {process.stdout + process.stderr}")
         time.sleep(0.05)
     return process.stdout + process.stderr
 

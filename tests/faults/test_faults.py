@@ -16,6 +16,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import gymnasium
@@ -29,6 +30,7 @@ from lightning_rl import RLTrainer
 from lightning_rl.callbacks.budget import EnvStepBudget
 from lightning_rl.callbacks.loggers import EnvStepCSV
 from lightning_rl.cli.app import run
+from lightning_rl.distributed import ranks
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.envs.gymnasium.workers import WorkerDied
 from lightning_rl.errors import ConfigurationError, WriteError
@@ -579,6 +581,38 @@ def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path
     _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Interrupt(*numbers)]})
     assert trainer.stop_signal == signal.SIGTERM
     assert load(last(tmp_path / "run"))["global_step"] == 5
+
+
+def agreement(monkeypatch, function):
+    """Have the ranks agree by a function on the signal that any of them has got."""
+    stand_in = SimpleNamespace(max_over_ranks=function, world_size=ranks.world_size)
+    monkeypatch.setattr("lightning_rl.callbacks.graceful_stop.ranks", stand_in)
+
+
+def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeypatch):
+    def exchanged(number):
+        asked.append(number)
+        if len(asked) == 4:  # what this process gave to the others is on its way
+            os.kill(os.getpid(), signal.SIGTERM)
+        return number
+
+    asked = []
+    agreement(monkeypatch, exchanged)
+    _, _, trainer = train(tmp_path / "run")
+    assert asked[3:] == [0, signal.SIGTERM]
+    assert trainer.stop_signal == signal.SIGTERM
+    assert load(last(tmp_path / "run"))["global_step"] == trainer.global_step < 12
+
+
+def test_a_signal_that_another_rank_got_first_is_the_same_one(tmp_path, monkeypatch):
+    class Late(Callback):
+        def on_train_end(self, *args):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    agreement(monkeypatch, lambda number: signal.SIGTERM)
+    _, _, trainer = train(tmp_path / "run", trainer={"callbacks": [Late()]})
+    assert trainer.stop_signal == signal.SIGTERM
+    assert load(last(tmp_path / "run"))["global_step"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

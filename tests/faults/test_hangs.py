@@ -21,6 +21,7 @@ from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv, SyncCollecto
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
+from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
 from lightning_rl.errors import ConfigurationError
 from tests.helpers import last, load, make_data, train
@@ -233,6 +234,21 @@ def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
             data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["sync"]("step", in_c)},
             trainer={"num_sanity_val_steps": 1},
         )
+
+
+def test_a_stack_is_read_once_it_is_whole(monkeypatch):
+    """A process that gets no core for a while stops between two of its lines."""
+    lines = [
+        "Stack (most recent call first):\n",
+        '  File "/env.py", line 7 in step\n',
+        '  File "/wrapper.py", line 3 in step\n',
+        f'  File "{workers.__file__}", line 1 in _work\n',
+    ]
+    cut = [lines[:1], lines[:1], lines[:2], lines[:2], lines[:3], lines[:3], lines]
+    reads = iter(["", *map("".join, cut)])
+    monkeypatch.setattr(workers, "_read", lambda file: next(reads))
+    (stack,) = workers._stacks([os.getpid()])
+    assert [frame.filename for frame in stack] == ["/wrapper.py", "/env.py"]
 
 
 def test_one_env_of_many_is_named_in_its_own_process():

@@ -37,7 +37,7 @@ class GracefulStop(Callback):
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / CHECKPOINTS / "last.ckpt"
-        self._received: int | None = None
+        self._received: int | None = None  # by this process; only the handler sets it
         self._first = 0.0  # when the first signal came, in seconds
         self._collector: Collector | None = None
         self._previous: dict[int, Any] = {}
@@ -48,7 +48,7 @@ class GracefulStop(Callback):
         self._collector = None
         data = data_of(trainer)
         if trainer.world_size == 1 and data.dataset is not None:
-            data.dataset.on_interrupt = lambda: self._save_and_stop(trainer)
+            data.dataset.on_interrupt = lambda: self._save_and_stop(trainer, self._received)
             self._collector = data.collector
         if trainer.world_size > 1 and settings().skip_signal_exchange:
             skip_signal_exchange(trainer)
@@ -62,14 +62,19 @@ class GracefulStop(Callback):
 
         At its end, the evaluation and `LastCheckpoint` come first.
         """
-        if trainer.is_last_batch or trainer.should_stop or not self._agreed():
+        if trainer.is_last_batch or trainer.should_stop:
             return
-        self._save_and_stop(trainer)
+        number = self._received_by_any()
+        if number is not None:
+            self._save_and_stop(trainer, number)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop between epochs. This callback comes after `LastCheckpoint`."""
-        if not trainer.should_stop and self._agreed():
-            self._stop(trainer)
+        if trainer.should_stop:
+            return
+        number = self._received_by_any()
+        if number is not None:
+            self._stop(trainer, number)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give the signals back to Lightning, which then gives them back to whoever had them.
@@ -87,10 +92,10 @@ class GracefulStop(Callback):
         if ranks.world_size() == 1:
             self._restore()
 
-    def _agreed(self) -> bool:
-        """Tell whether any rank has got a signal; then all have."""
-        self._received = ranks.max_over_ranks(self._received or 0) or None
-        return self._received is not None
+    def _received_by_any(self) -> int | None:
+        """Return the signal that any rank has got, the same on all."""
+        # Not kept in `_received`: one that comes while the others are waited for would be lost.
+        return ranks.max_over_ranks(self._received or 0) or None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ends_at_once(number):
@@ -112,14 +117,14 @@ class GracefulStop(Callback):
         again = self._received == number == signal.SIGTERM and late
         return number == signal.SIGINT or again
 
-    def _save_and_stop(self, trainer: Trainer) -> None:
+    def _save_and_stop(self, trainer: Trainer, number: int | None) -> None:
         trainer.save_checkpoint(self.path)
         trainer.limit_val_batches = 0
-        self._stop(trainer)
+        self._stop(trainer, number)
 
-    def _stop(self, trainer: Trainer) -> None:
+    def _stop(self, trainer: Trainer, number: int | None) -> None:
         trainer.should_stop = True
-        trainer.stop_signal = self._received  # type: ignore[attr-defined]  # RLTrainer
+        trainer.stop_signal = number  # type: ignore[attr-defined]  # RLTrainer
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

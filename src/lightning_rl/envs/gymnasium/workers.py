@@ -248,11 +248,11 @@ def _stacks(pids: Sequence[int]) -> list[traceback.StackSummary | None]:
             with suppress(ProcessLookupError):
                 os.kill(pid, SHOW_STACK)
     deadline = time.monotonic() + STACK_SECONDS
-    before, now = [""], list(map(_read, files))
-    while (now != before or not all(now)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-        before, now = now, list(map(_read, files))
-    return list(map(_stack, now))
+    written = list(map(_read, files))
+    while not all(map(_is_whole, written)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        written = list(map(_read, files))
+    return list(map(_stack, written))
 
 
 def _stack_file(pid: int) -> Path | None:
@@ -270,9 +270,20 @@ def _read(file: Path | None) -> str:
     return ""
 
 
+def _frames(text: str) -> list[tuple[str, str, str]]:
+    """Read what `faulthandler` has written: file, line and function, the innermost call first."""
+    return re.findall(r'^ +File "(.+)", line (\d+) in (.+)\n', text, re.MULTILINE)
+
+
+def _is_whole(text: str) -> bool:
+    """Tell whether a stack, which is written line by line, has come out of what is the env's."""
+    # `faulthandler` ends one of more than a hundred calls with three dots.
+    return text.endswith("  ...\n") or any(file in _OURS for file, *_ in _frames(text))
+
+
 def _stack(text: str) -> traceback.StackSummary | None:
-    """Read what `faulthandler` has written, the innermost call first; keep what is the env's."""
-    found = re.findall(r'^ +File "(.+)", line (\d+) in (.+)$', text, re.MULTILINE)
+    """Return of what `faulthandler` has written what is the env's, the innermost call last."""
+    found = _frames(text)
     inner = []
     for file, line, name in found:
         if file in _OURS:
