@@ -3,8 +3,8 @@
 And append one JSON line per seed to a file.
 
 Reports, per seed, the mean return of the last 100 training episodes (stochastic policy) and of the
-deterministic evaluation of the last checkpoint; and over the seeds the mean with its 95 % interval
-(Student's t).
+deterministic evaluation of the last checkpoint, wall-clock and CPU seconds of training; and over
+the seeds the mean with its 95 % interval (Student's t).
 
     python scripts/reproduce.py --config ppo.yaml --seeds 1 2 3 4 5 --jobs 2
     python scripts/reproduce.py --warm_start vla_bc.yaml --config vla_ppo.yaml --seeds 1 2 3
@@ -59,6 +59,8 @@ def evaluated(
     """Evaluate the last policy of a trial; return what came of it, and its run directory."""
     rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
+    written = json.loads((run_dir / "run.json").read_text())
+    cpu = [part["seconds"]["cpu"] or 0.0 for part in (written, *written["earlier"])]
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]
     row = {
@@ -72,6 +74,7 @@ def evaluated(
         "eval_length": evaluation["avg_length"],
         "eval_success": evaluation["success_rate"],
         "seconds": trial["seconds"],
+        "cpu_seconds": sum(cpu),
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
     }
@@ -122,7 +125,8 @@ def main() -> None:
     else:
         rows = run(args.config, args.seeds, overrides)
     rows = [row for row, _ in rows]
-    for key in ("train_return_last_100", "eval_return", "eval_length", "eval_success", "seconds"):
+    told = ["train_return_last_100", "eval_return", "eval_length", "eval_success"]
+    for key in (*told, "seconds", "cpu_seconds"):
         if rows[0][key] is None:
             continue
         print(f"{args.config} {' '.join(overrides)} {key}: {interval([row[key] for row in rows])}")

@@ -15,6 +15,7 @@ import yaml
 
 from lightning_rl.cli.app import run
 from lightning_rl.cli.search import Range, Search, space_of
+from lightning_rl.cli.sweep import _count
 from lightning_rl.cli.trials import TrialProcess, cores_of
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import lock_file
@@ -183,6 +184,21 @@ def test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads(tmp_path):
     assert len(os.sched_getaffinity(0)) >= 1
 
 
+def test_a_trial_of_two_processes_is_one_trial():
+    ended = rl_cli("sweep", *SMALL, "--config", "trainer/ddp.yaml", "--data.total_env_steps", "512")
+    assert ended.returncode == 0, ended.stderr
+    directory, (trial,) = state()
+    assert (trial["outcome"], trial["env_steps"]) == ("finished", 512)
+    assert json.loads((directory / trial["run"] / "run.json").read_text())["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "count"), [("auto", 1), (-1, 1), (3, 3), ("3", 3), ([0, 2], 2), ("0,2,3", 3)]
+)
+def test_a_trial_has_cores_for_each_of_its_processes(devices, count):
+    assert _count(devices) == count
+
+
 def test_cores_are_dealt_out_without_sharing(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7, 8, 9})
     assert cores_of(2, 2) == [[3, 5], [7, 8]]
@@ -251,6 +267,11 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             ["--trainer.num_threads", "4", "--sweep.cores_per_trial", "1"],
             1,
             "sweep.cores_per_trial is 1, and trainer.num_threads 4: its threads would wait",
+        ),
+        (
+            ["--config", "trainer/ddp.yaml", "--sweep.cores_per_trial", "1"],
+            1,
+            "trainer.num_threads 1 in each of 2 processes (trainer.devices): its threads would",
         ),
         (["--sweep.trials", "3"], 1, "sweep.trials is 3, but a grid tries every point: leave it"),
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),

@@ -275,7 +275,7 @@ class _Sweep:
         self._text, self._base = text, load_yaml(text)
         trainer = self._base["trainer"]
         self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
-        self._check_cores(trainer["num_threads"])
+        self._check_cores(trainer["num_threads"], trainer["devices"])
         self._check_gpus(trainer["accelerator"])
         self.search = Search(
             space_of(settings.space),
@@ -310,16 +310,19 @@ class _Sweep:
         self._signal: int | None = None
         self._hurried = False  # by a second one
 
-    def _check_cores(self, num_threads: int) -> None:
+    def _check_cores(self, num_threads: int, devices: Any) -> None:
         """Work out how many trials run at a time, and on how many cores each."""
         given = self.settings
-        self.cores = num_threads if given.cores_per_trial is None else given.cores_per_trial
+        ranks = _count(devices)
+        threads = num_threads * ranks
+        self.cores = threads if given.cores_per_trial is None else given.cores_per_trial
         check_range("sweep.cores_per_trial", self.cores, least=0)
         check_range("sweep.jobs", given.jobs, least=1)
         require(
-            self.cores == 0 or num_threads <= self.cores,
-            f"sweep.cores_per_trial is {self.cores}, and trainer.num_threads {num_threads}: its "
-            "threads would wait for each other. Set them alike.",
+            self.cores == 0 or threads <= self.cores,
+            f"sweep.cores_per_trial is {self.cores}, and trainer.num_threads {num_threads}"
+            f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: its threads "
+            f"would wait for each other. Give it {threads}, or 0, which pins none.",
         )
         usable = usable_cores()
         wanted = (given.jobs or 1) * self.cores
@@ -676,6 +679,14 @@ class _Running:
         if self.process.where is None:
             return 0.0
         return round(time.monotonic() - self.began, 1)
+
+
+def _count(devices: int | str | list[int]) -> int:
+    """Return how many processes `trainer.devices` starts; 1 where it leaves that open, as auto."""
+    listed = devices.split(",") if isinstance(devices, str) else devices
+    if isinstance(listed, list) and len(listed) > 1:
+        return len(listed)
+    return int(str(devices)) if str(devices).isdigit() else 1
 
 
 def _rounded(value: Any) -> Any:

@@ -38,8 +38,8 @@ class SweepSettings:
         pruner_args: of that class.
         score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
         jobs: trials at a time; as many as the cores allow where not given.
-        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; trainer.num_threads
-            where not given, 0 to leave it to the system.
+        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; those of
+            trainer.num_threads and devices where not given, 0 to leave it to the system.
         gpus_per_trial: that Ray keeps for a trial, or a share of one.
         address: of a running Ray cluster, host:port, whose nodes run the trials, or local for one
             that is started on this machine; without Ray where not given.
