@@ -2,7 +2,9 @@
 # Reproduce the learning results of docs/results.md: about half an hour of one core for classic control, two hours for MuJoCo
 # with ours alone, five with the reference beside it (pip install 'lightning-rl[mujoco]' stable-baselines3).
 #
-#   scripts/reproduce.sh [classic|tasks|off_policy|mujoco|reference|all]
+# Half an hour of one core for each of the tuned tasks at most: pip install 'lightning-rl[mujoco,box2d]'.
+#
+#   scripts/reproduce.sh [classic|tasks|off_policy|mujoco|reference|tuned|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -35,3 +37,8 @@ for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
     done
   fi
 done
+if [[ $what == tuned || $what == all ]]; then
+  for task in half_cheetah hopper walker2d lunar_lander bipedal_walker; do
+    python scripts/reproduce.py --config "tuned/ppo_$task.yaml" --seeds 11 12 13 14 15 --episodes 50
+  done
+fi
