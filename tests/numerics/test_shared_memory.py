@@ -1,5 +1,6 @@
 """Processes exchange bytes through shared memory: none torn, none lost, and no endless wait."""
 
+import os
 import random
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def test_everyone_gets_what_everyone_gave_however_late_they_are():
     shared, wrong, finished = memory(world), [], []
 
     def take_part(rank):
-        table = SharedTable(shared, rank, [0] * world, 60.0)
+        table = SharedTable(shared, rank, [os.getpid()] * world, 60.0)
         clock = random.Random(rank)
         for turn in range(turns):
             if clock.random() < 0.1:
