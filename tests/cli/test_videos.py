@@ -150,6 +150,25 @@ def test_the_caption_tells_when_an_episode_ended(tmp_path, monkeypatch):
     assert said[0] == "return 0.0   step 0"
 
 
+@pytest.mark.parametrize(
+    ("id", "given", "camera"),
+    [
+        ("HalfCheetah-v5", {}, {"camera_name": "track"}),
+        ("HalfCheetah-v5", {"camera_id": 0}, {"camera_id": 0}),
+        ("HalfCheetah-v5", {"camera_name": "front"}, {"camera_name": "front"}),
+        ("CartPole-v1", {}, {}),
+    ],
+)
+def test_a_robot_of_mujoco_is_followed_by_its_camera(id, given, camera):
+    pytest.importorskip("mujoco")
+    env = GymnasiumEnv(2, id=id, env_kwargs=given)
+    env.make_renderable()
+    assert env.env_kwargs == {"render_mode": "rgb_array", **camera}
+    if camera == {"camera_name": "track"}:
+        assert [one.unwrapped.mujoco_renderer.camera_id for one in env._env.envs] == [0, 0]
+    env.close()
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_gymnasium_envs_draw_the_rows_that_are_asked_for(vectorization):
     env = GymnasiumEnv(3, "CartPole-v1", vectorization=vectorization)

@@ -256,7 +256,11 @@ class GymnasiumEnv(VectorEnv):
             # Else pygame and MuJoCo look for a screen, and the latter fails without one.
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
-        self.env_kwargs = {**self.env_kwargs, "render_mode": "rgb_array"}
+        camera = {}
+        if str(gymnasium.spec(self.id).entry_point).startswith("gymnasium.envs.mujoco"):
+            # Else it stays where the episode begins (Gymnasium 1.4), and films an empty floor.
+            camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
+        self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}
         self._make_anew()
 
     def show(self) -> None:
