@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from lightning_rl.cli.app import run
-from lightning_rl.cli.search import Range, Search, space_of
+from lightning_rl.cli.search import Range, Search, check_first, space_of
 from lightning_rl.cli.sweep import _count, _Sweep
+from lightning_rl.cli.sweep_settings import sweep_settings
 from lightning_rl.cli.trials import TrialProcess, cores_of
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import lock_file
@@ -443,6 +444,26 @@ def test_what_is_known_to_be_good_comes_first(how, optuna):
     again = list(search.points(6, first, found))
     assert again[:4] == found, "gone on with, whatever has been chosen is not chosen anew"
     assert points(how, space, 1, first) == first[:1]
+
+
+def test_a_string_in_quotes_stays_one(tmp_path):
+    space = {
+        "model.normalize_advantage": ["off", "minibatch"],
+        "data.env.env_kwargs": [{"id": "1"}],
+    }
+    first = [{"model.normalize_advantage": "off", "data.env.env_kwargs": {"id": "1"}}]
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"space": space, "first": first, "search": "random"}))
+    read = sweep_settings(["--sweep", str(path), "--sweep.trials", "3"])
+    assert (read.space, read.first, read.trials) == (space, first, 3)
+    check_first(space_of(read.space), read.first)
+    given = [
+        "--sweep",
+        "{first: [{x: 'off'}], space: {x: ['off']}, search_args: {n: 'no'}}",
+    ]
+    read = sweep_settings([*given, "--sweep.search_args.n", "6"])
+    assert read.first == [{"x": "off"}]
+    assert read.search_args == {"n": 6}, "what is said last counts, and is no YAML in quotes"
 
 
 SEARCHES = sorted((ROOT / "scripts/searches").glob("*.yaml"))

@@ -17,6 +17,9 @@ from lightning_rl.errors import ConfigurationError, closest, require
 TRIALS = 20
 """Points of a search that is no grid, where not given."""
 
+OF_ANY_TYPE = ("space", "search_args", "first", "pruner_args")
+"""Settings of a sweep whose values may be of any type."""
+
 
 @dataclass
 class SweepSettings:
@@ -91,10 +94,12 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
     """
     known = [one.name for one in fields(SweepSettings)]
     arguments = list(own)
+    given: dict[str, Any] = {}  # by YAML, and by no later option
     for i, option in enumerate(own):
         flag, _, inline = option.partition("=")
         if flag.startswith("--sweep."):
-            _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
+            name = _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
+            given.pop(name, None)
         elif flag == "--sweep":
             at = i if inline else i + 1
             require(at < len(own), "--sweep needs a YAML file, or YAML.")
@@ -104,16 +109,21 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
             for key in content:
                 _check_name(str(key), known, f"{name} has an unknown setting")
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
+            given |= content
     with explained_refusals(own):
         parsed = sweep_parser().parse_args(arguments)
-    return SweepSettings(**parsed.sweep.as_dict())
+    # Of any type, a string is read as YAML once more: "off", in quotes, would be false.
+    as_read = {name: value for name, value in given.items() if name in OF_ANY_TYPE}
+    return SweepSettings(**parsed.sweep.as_dict() | as_read)
 
 
-def _check_name(name: str, known: Sequence[str], message: str) -> None:
+def _check_name(path: str, known: Sequence[str], message: str) -> str:
+    """Return the setting that a path begins with."""
+    name = path.split(".")[0].rstrip("+")
     require(
-        name.split(".")[0].rstrip("+") in known,
-        f"{message} '{name}'{closest(name, known)}. A sweep has {', '.join(known)}.",
+        name in known, f"{message} '{path}'{closest(path, known)}. A sweep has {', '.join(known)}."
     )
+    return name
 
 
 def _text_of(given: str) -> tuple[str, str]:
