@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         TensorSimulator,
         TorchEnv,
         VectorEnv,
+        VectorEnvWrapper,
         check_env,
     )
     from lightning_rl.errors import ConfigurationError
@@ -168,6 +169,7 @@ _HOMES = {
     "TorchEnv": "envs",
     "VLAObservation": "envs",
     "VectorEnv": "envs",
+    "VectorEnvWrapper": "envs",
     "check_env": "envs",
     "LabelSettings": "offline",
     "LabelledFrames": "offline",
@@ -255,6 +257,7 @@ __all__ = [
     "VLAPolicy",
     "ValueAtoms",
     "VectorEnv",
+    "VectorEnvWrapper",
     "check_env",
     "label_dataset",
     "load_policy",

@@ -27,6 +27,7 @@ class Batched(VectorEnv):
     """Neither of single envs, nor able to let rows wait."""
 
     device = torch.device("cpu")
+    single_observation_space = single_action_space = gymnasium.spaces.Box(-1, 1, (1,))
 
     def __init__(self, num_envs):
         self.num_envs = num_envs

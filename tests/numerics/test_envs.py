@@ -18,6 +18,8 @@ from lightning_rl.envs import (
     TimeLimitProbe,
     TorchEnv,
     ValueProbe,
+    VectorEnv,
+    VectorEnvWrapper,
 )
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import QuickDiscrete
@@ -44,6 +46,13 @@ class Echo(gymnasium.Env):
         last = self.steps == self.length
         info = {"success": bool(received.flat[0] % 2 == 0)} if last else {}
         return received, float(received.sum()), last, False, info
+
+
+class Wrapped(VectorEnvWrapper):
+    """Changes nothing."""
+
+    def __init__(self, env):
+        super().__init__(env)
 
 
 class Tree(gymnasium.Env):
@@ -864,3 +873,28 @@ def test_the_continuous_action_probe_is_best_at_half_the_observation():
     offset = torch.tensor([[0.0], [0.5], [-1.0], [0.1]])
     _, reward, *_ = env.step(0.5 * shown + offset)
     torch.testing.assert_close(reward, 1.0 - offset[:, 0] ** 2)
+
+
+def test_a_wrapper_answers_as_the_env_in_it():
+    """For all that `VectorEnv` has, so that nothing of it can be forgotten where it grows."""
+    env = ValueProbe(2)
+    env.reports_penalty, env.render_fps, env.metadata = True, 7.0, {"joint_names": ["a"]}
+    wrapped = Wrapped(env)
+    for name in VectorEnv.__annotations__ | {"extra_fields": None}:
+        assert getattr(wrapped, name) == getattr(env, name)
+    methods = {
+        name for name, value in vars(VectorEnv).items() if callable(value) and name[0] != "_"
+    }
+    # Which steps the wrapper itself: what it changes would not be in the env's own rollouts.
+    assert methods - vars(VectorEnvWrapper).keys() == {"rollout_stepper"}
+    called = []
+    for name in methods - {"rollout_stepper"}:
+        setattr(env, name, lambda *args, name=name: called.append((name, args)))
+        arguments = {
+            "reset": (3, {"x": 1}),
+            "step": (0,),
+            "render": ([1],),
+            "load_state_dict": ({},),
+        }
+        getattr(wrapped, name)(*arguments.get(name, ()))
+        assert called.pop() == (name, arguments.get(name, ()))

@@ -22,7 +22,7 @@ from lightning_rl.envs.probes import (
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tensor_simulator import TensorSimulator
 from lightning_rl.envs.torch_env import TorchEnv
-from lightning_rl.envs.vector_env import RestoreError, VectorEnv
+from lightning_rl.envs.vector_env import RestoreError, VectorEnv, VectorEnvWrapper
 from lightning_rl.envs.vla_observation import VLAObservation
 from lightning_rl.structured_actions import FlatAction
 
@@ -60,5 +60,6 @@ __all__ = [
     "VLAObservation",
     "ValueProbe",
     "VectorEnv",
+    "VectorEnvWrapper",
     "check_env",
 ]

@@ -1,17 +1,22 @@
 """Act by chunks: one decision is K actions, which the env executes one after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import gymnasium
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, interventions
+from lightning_rl.envs.vector_env import (
+    Observation,
+    Seed,
+    VectorEnv,
+    VectorEnvWrapper,
+    interventions,
+)
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.rollout import FieldSpec
 
@@ -45,7 +50,7 @@ class WrapsEach(Protocol):
         """Put one more wrapper around each env; all begin anew, and the spaces are its."""
 
 
-class ActionChunk(VectorEnv):
+class ActionChunk(VectorEnvWrapper):
     """An env whose action is a chunk of K actions, executed open loop.
 
     An env that finishes within a chunk leaves out the rest of it, and waits until the others have
@@ -81,25 +86,21 @@ class ActionChunk(VectorEnv):
         execute: int | None = None,
     ) -> None:
         require(chunk_size >= 1, f"chunk_size must be at least 1, got {chunk_size}.")
-        self.steps_per_action = chunk_size if execute is None else execute
         require(
-            1 <= self.steps_per_action <= chunk_size,
+            execute is None or 1 <= execute <= chunk_size,
             f"execute must lie in [1, chunk_size={chunk_size}], got {execute}.",
         )
-        self.env = env(num_envs)
-        self.num_envs, self.device = num_envs, self.env.device
-        self.reports_interventions = self.env.reports_interventions
-        self.max_episode_steps = self.env.max_episode_steps
+        super().__init__(env(num_envs))
         self.chunk_size = chunk_size
-        self.metadata = self.env.metadata
+        self.steps_per_action = chunk_size if execute is None else execute
         self.render_fps = self.env.render_fps / self.steps_per_action  # a picture per chunk
+        self.reports_penalty = False  # of a part of one action; no algorithm reads a chunk's
         if isinstance(self.env, WrapsEach):
             self.env.wrap_each(partial(ChunkWrapper, chunk_size=chunk_size, execute=execute))
             spaces = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
             self.single_observation_space = spaces["observation"]
             self.single_action_space = self.env.single_action_space
         elif isinstance(self.env, HoldsRows):
-            self.single_observation_space = self.env.single_observation_space
             self.single_action_space = repeated(self.env.single_action_space, chunk_size)
         else:
             raise ConfigurationError(
@@ -116,7 +117,8 @@ class ActionChunk(VectorEnv):
             "step_reward": (shape, torch.float32),
             "executed": (shape, torch.bool),
         }
-        return own | super().extra_fields
+        # As of any env whose actions are such: what the wrapped one says is of one action.
+        return own | super(VectorEnvWrapper, self).extra_fields
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -148,26 +150,8 @@ class ActionChunk(VectorEnv):
         fields = {"final_obs": final, "step_reward": step_reward, "executed": executed}
         return observation, step_reward.sum(1), terminated, truncated, merged | fields
 
-    def state_dict(self) -> dict[str, Any] | None:
-        return self.env.state_dict()
-
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         return self._inner(self.env.load_state_dict(state))
-
-    def make_renderable(self) -> None:
-        self.env.make_renderable()
-
-    def render(self, rows: Sequence[int]) -> np.ndarray:
-        return self.env.render(rows)
-
-    def show(self) -> None:
-        self.env.show()
-
-    def stop_interventions(self) -> None:
-        self.env.stop_interventions()
-
-    def close(self) -> None:
-        self.env.close()
 
     def _take_over(
         self, merged: dict[str, Any], action: Tensor, k: int, info: dict[str, Any], active: Tensor

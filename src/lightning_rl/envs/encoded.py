@@ -1,6 +1,6 @@
 """Observe what a frozen encoder makes of pictures, in place of the pictures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import gymnasium
@@ -9,13 +9,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, VectorEnvWrapper
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.policies.encoders import Encoder
-from lightning_rl.rollout import FieldSpec
 
 
-class EncodedObservations(VectorEnv):
+class EncodedObservations(VectorEnvWrapper):
     """An env whose pictures are observed as the features of an encoder that nothing trains.
 
     Each is encoded once, as it is observed, and rollouts and replays hold D numbers in its place:
@@ -38,7 +37,8 @@ class EncodedObservations(VectorEnv):
         encoder: Callable[[gymnasium.Space[Any]], Encoder],
         key: str | None = None,
     ) -> None:
-        self.env, self.key = env(num_envs), key
+        super().__init__(env(num_envs))
+        self.key = key
         space = self.env.single_observation_space
         if key is not None:
             known = sorted(space.keys()) if isinstance(space, gymnasium.spaces.Dict) else []
@@ -61,17 +61,6 @@ class EncodedObservations(VectorEnv):
         if key is not None:
             whole = cast(gymnasium.spaces.Dict, self.env.single_observation_space)
             self.single_observation_space = gymnasium.spaces.Dict({**whole.spaces, key: features})
-        self.single_action_space = self.env.single_action_space
-        self.num_envs, self.device = num_envs, self.env.device
-        self.metadata = self.env.metadata
-        self.render_fps, self.max_episode_steps = self.env.render_fps, self.env.max_episode_steps
-        self.steps_per_action = self.env.steps_per_action
-        self.reports_interventions = self.env.reports_interventions
-        self.reports_penalty = self.env.reports_penalty
-
-    @property
-    def extra_fields(self) -> dict[str, FieldSpec]:
-        return self.env.extra_fields
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -91,26 +80,8 @@ class EncodedObservations(VectorEnv):
             info = {**info, "final_obs": final}
         return encoded, reward, terminated, truncated, info
 
-    def state_dict(self) -> dict[str, Any] | None:
-        return self.env.state_dict()
-
     def load_state_dict(self, state: dict[str, Any]) -> Observation:
         return self._encoded(self.env.load_state_dict(state))
-
-    def make_renderable(self) -> None:
-        self.env.make_renderable()
-
-    def render(self, rows: Sequence[int]) -> np.ndarray:
-        return self.env.render(rows)
-
-    def show(self) -> None:
-        self.env.show()
-
-    def stop_interventions(self) -> None:
-        self.env.stop_interventions()
-
-    def close(self) -> None:
-        self.env.close()
 
     @torch.no_grad()
     def _encoded(self, observation: Observation) -> Observation:

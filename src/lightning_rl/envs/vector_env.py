@@ -185,6 +185,56 @@ class VectorEnv(ABC):
         """Free processes and windows. May be called more than once."""
 
 
+class VectorEnvWrapper(VectorEnv):
+    """An env around another one, which answers for all that a subclass does not say itself.
+
+    A subclass takes `num_envs` and what makes the env, as a config gives them, and hands the env
+    on. Rollouts hold what the wrapper's own `step` returns.
+
+    Args:
+        env: is wrapped.
+    """
+
+    @abstractmethod
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = env
+        for attribute in VectorEnv.__annotations__:
+            setattr(self, attribute, getattr(env, attribute))
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        return self.env.extra_fields
+
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        return self.env.reset(seed, options)
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        return self.env.step(action)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self.env.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> Observation:
+        return self.env.load_state_dict(state)
+
+    def make_renderable(self) -> None:
+        self.env.make_renderable()
+
+    def render(self, rows: Sequence[int]) -> np.ndarray:
+        return self.env.render(rows)
+
+    def show(self) -> None:
+        self.env.show()
+
+    def stop_interventions(self) -> None:
+        self.env.stop_interventions()
+
+    def close(self) -> None:
+        self.env.close()
+
+
 class StepReports(NamedTuple):
     """What an env said in the steps of a rollout, where that is summed up already.
 
