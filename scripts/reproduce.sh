@@ -38,7 +38,7 @@ for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
   fi
 done
 if [[ $what == tuned || $what == all ]]; then
-  for task in half_cheetah hopper walker2d lunar_lander bipedal_walker; do
+  for task in half_cheetah hopper walker2d ant humanoid swimmer inverted_double_pendulum lunar_lander bipedal_walker; do
     python scripts/reproduce.py --config "tuned/ppo_$task.yaml" --seeds 11 12 13 14 15 --episodes 50
   done
 fi
