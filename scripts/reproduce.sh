@@ -41,9 +41,8 @@ tuned() {
   python scripts/reproduce.py --config "tuned/ppo_$1.yaml" --seeds "${@:2}" --episodes 50
 }
 if [[ $what == tuned || $what == all ]]; then
-  for task in half_cheetah inverted_double_pendulum; do
-    tuned "$task" 31 32 33 34 35
-  done
+  tuned half_cheetah 31 32 33 34 35
+  tuned inverted_double_pendulum 41 42 43 44 45
   for task in hopper walker2d ant humanoid swimmer lunar_lander bipedal_walker; do
     tuned "$task" 11 12 13 14 15
   done
