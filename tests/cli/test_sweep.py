@@ -500,12 +500,15 @@ def test_without_optuna_a_sampler_says_what_to_install(monkeypatch):
 
 
 def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(optuna):
-    """CartPole gives 1 a step: of five steps it cannot keep up with 20."""
+    """CartPole gives 1 a step: of five steps it cannot keep up with 20.
+
+    Of 48 evaluations, so that the trial goes on for seconds after the one that tells.
+    """
     longest = "data.eval_env.init_args.env_kwargs"
     space = f"{{{longest}: [{{max_episode_steps: 20}}, {{max_episode_steps: 5}}]}}"
     options = ["--sweep.space", space, "--sweep.jobs", "1", "--sweep.pruner", "MedianPruner"]
     options += ["--sweep.pruner_args", "{n_startup_trials: 1}", "--data.iterations_per_epoch", "5"]
-    sweep = rl_cli("sweep", *SMALL, *options, "--data.total_env_steps", str(64 * 5 * 16))
+    sweep = rl_cli("sweep", *SMALL, *options, "--data.total_env_steps", str(64 * 5 * 48))
     assert sweep.returncode == 0, sweep.stderr
     directory, (first, second) = state()
     assert (first["outcome"], second["outcome"]) == ("finished", "pruned")
