@@ -24,6 +24,9 @@ if [[ $what == off_policy || $what == all ]]; then
     --evaluate_every 1_000 --curves outputs/sac_pendulum.json
   python scripts/reproduce.py --config sac_push_cube.yaml --seeds 1 2 3 --episodes 100
   python scripts/reproduce.py --config sac_cart_pole.yaml --seeds 1 2 3
+  for task in PushCube PointMass; do
+    python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
+  done
   python scripts/sac_curves.py   # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet
 fi
 for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
