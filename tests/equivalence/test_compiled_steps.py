@@ -27,7 +27,7 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.optim.compiled.choice import Choice, StepsChoice
-from lightning_rl.policies.encoders import DictEncoder, ImpalaCNN
+from lightning_rl.policies.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.memory import LSTM
 from tests.helpers import assert_same, load, train
 
@@ -132,7 +132,7 @@ def of_pictures(space):
         return ImpalaCNN(pictures, 8, (4,))
 
     if isinstance(space, Box):
-        return small(space)
+        return SpatialSoftmaxCNN(space, 4, (4,), (3,), (1,))
     pictures = next(key for key, child in space.items() if len(child.shape) == 3)
     return DictEncoder(space, {pictures: small})
 

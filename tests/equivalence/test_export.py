@@ -30,6 +30,7 @@ from lightning_rl import (
     PerceptronEncoder,
     PushCube,
     SlowPolicy,
+    SpatialSoftmaxCNN,
     SquashedActorCritic,
     TinyVLA,
     VLAPolicy,
@@ -111,6 +112,10 @@ POLICIES = {
     "pictures, choices and numbers": (
         lambda: ActorCritic(SEEN, BOX, encoder=partial(DictEncoder, encoders={"rgb": SMALL})),
         (["observation.goal", "observation.joints", "observation.rgb"], ["action"]),
+    ),
+    "points in pictures": (
+        lambda: SquashedActorCritic(PICTURE, BOX, encoder=partial(SpatialSoftmaxCNN, points=4)),
+        (["observation"], ["action"]),
     ),
     "in a wrapper": (
         lambda: SlowPolicy(NUMBERS, BOX, ActorOnly, delay_ms=0.0),

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from tensordict import TensorDict
 
-from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer
+from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
 from lightning_rl.envs import (
     ActionProbe,
     MaskProbe,
@@ -85,8 +85,11 @@ def stripes():
     return TensorDict({"observation": seen}, [2])
 
 
-def test_the_actor_learns_from_pictures_which_action_is_asked_for(tmp_path):
-    module = learn(tmp_path, PictureProbe, 20, policy={"encoder": EYE})
+@pytest.mark.parametrize(
+    "encoder", [EYE, partial(SpatialSoftmaxCNN, points=4, channels=(8,), kernels=(3,), normalize=True, strides=(1,))]
+)  # fmt: skip
+def test_the_actor_learns_from_pictures_which_action_is_asked_for(encoder, tmp_path):
+    module = learn(tmp_path, PictureProbe, 20, policy={"encoder": encoder})
     td = module.policy.get_action(stripes(), deterministic=True)
     assert td["action"].tolist() == [1, 0]
     assert module.policy.evaluate_actions(td)["sample_log_prob"].exp().min() > 0.9

@@ -36,6 +36,7 @@ from lightning_rl import (
     PointMass,
     PushCube,
     ReplayBuffer,
+    SpatialSoftmaxCNN,
     SquashedActorCritic,
 )
 from lightning_rl.cli.trust import checked_config
@@ -65,7 +66,10 @@ def pictures(*shape, seed=0):
 # --- pictures ---
 
 
-@pytest.mark.parametrize("make", [SMALL, partial(ImpalaCNN, size=8, channels=(4, 4))])
+POINTS = partial(SpatialSoftmaxCNN, points=4, channels=(4, 6), kernels=(4, 2), strides=(2, 1))
+
+
+@pytest.mark.parametrize("make", [SMALL, partial(ImpalaCNN, size=8, channels=(4, 4)), POINTS])
 def test_features_of_any_number_of_batch_dimensions(make):
     encoder = make(PICTURE)
     batch = pictures(6, 12, 10, 3)
@@ -133,6 +137,39 @@ def test_the_residual_network_takes_pictures_of_any_size(size):
     assert encoder(pictures(2, *size, 3)).shape == (2, 5)
 
 
+def test_a_point_is_the_mean_place_of_what_its_channel_sees():
+    """Left and top are -1, right and bottom 1, x first; a channel that sees nothing is in the middle."""
+    encoder = SpatialSoftmaxCNN(
+        Box(0, 255, (9, 17, 3), np.uint8), points=3, channels=[3], kernels=[1], strides=[1]
+    )
+    convolution, _, last, _ = encoder.layers
+    with torch.no_grad():
+        convolution.weight.copy_(torch.eye(3)[:, :, None, None])
+        last.weight.copy_(90.0 * torch.eye(3)[:, :, None, None])
+    picture = torch.zeros(9, 17, 3, dtype=torch.uint8)
+    picture[2, 16, 0] = 255
+    picture[4, 0, 1] = picture[8, 2, 1] = 255  # two of them: between
+    expected = [1.0, 2 / 8 * 2 - 1, (-1 + 2 / 16 * 2 - 1) / 2, (0 + 1) / 2, 0.0, 0.0]
+    torch.testing.assert_close(encoder(picture), torch.tensor(expected))
+    with pytest.raises(ConfigurationError, match=r"SpatialSoftmaxCNN.points"):
+        SpatialSoftmaxCNN(PICTURE, points=0)
+    with pytest.raises(ConfigurationError, match=r"SpatialSoftmaxCNN: a picture of 12x3 pixels"):
+        SpatialSoftmaxCNN(Box(0, 255, (12, 3, 3), np.uint8))
+
+
+def test_points_follow_what_moves_by_as_much():
+    """A softmax over places moves with the picture, where a linear layer has to learn each place."""
+    encoder = SpatialSoftmaxCNN(PICTURE, points=2, channels=[3], kernels=[1], strides=[1])
+    with torch.no_grad():
+        encoder.layers[-2].weight.mul_(30.0)
+    picture = torch.full((12, 10, 3), 40, dtype=torch.uint8)
+    picture[4, 3] = torch.tensor([250, 20, 130])
+    moved = picture.roll((2, 3), (0, 1))
+    pairs = (encoder(moved) - encoder(picture)).view(2, 2)
+    ratio = pairs[:, 1] / pairs[:, 0]  # steps of 2 / 11 down and of 2 / 9 to the right
+    torch.testing.assert_close(ratio, torch.full((2,), (2 * 2 / 11) / (3 * 2 / 9)))
+
+
 def test_a_crop_is_what_a_slice_is_and_a_resize_keeps_the_mean():
     whole, cropped = SMALL(Box(0, 255, (8, 6, 3), np.uint8)), SMALL(PICTURE, crop=(2, 3, 8, 6))
     cropped.load_state_dict(whole.state_dict())
@@ -150,10 +187,15 @@ def test_a_crop_is_what_a_slice_is_and_a_resize_keeps_the_mean():
 
 @pytest.mark.parametrize("kind", ["group", "layer"])
 @pytest.mark.parametrize(
-    "make", [partial(NatureCNN, kernels=(4, 2, 2), strides=(2, 1, 1)), ImpalaCNN]
+    "make",
+    [
+        partial(NatureCNN, size=8, kernels=(4, 2, 2), strides=(2, 1, 1)),
+        partial(ImpalaCNN, size=8),
+        partial(SpatialSoftmaxCNN, kernels=(4, 2, 2), strides=(2, 1, 1)),
+    ],
 )
 def test_channels_are_normalised_by_choice_and_alike_in_training_and_acting(make, kind):
-    encoder = make(PICTURE, size=8, channels=(16, 16, 16), normalization=kind)
+    encoder = make(PICTURE, channels=(16, 16, 16), normalization=kind)
     groups = {layer.num_groups for layer in encoder.modules() if isinstance(layer, nn.GroupNorm)}
     assert groups == ({2} if kind == "group" else {1})
     assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in encoder.modules())  # fmt: skip

@@ -11,6 +11,7 @@ from lightning_rl.policies.encoders import (
     NatureCNN,
     OneHot,
     PerceptronEncoder,
+    SpatialSoftmaxCNN,
 )
 from lightning_rl.policies.gripper import GripperActorCritic
 from lightning_rl.policies.memory import GRU, LSTM, Memory
@@ -57,6 +58,7 @@ __all__ = [
     "QEnsemble",
     "RewardNormalizer",
     "SlowPolicy",
+    "SpatialSoftmaxCNN",
     "SquashedActorCritic",
     "TinyVLA",
     "TransformersBackbone",

@@ -284,6 +284,52 @@ class PictureEncoder(Encoder):
         self.scale.copy_((factor * self._unit)[:, None, None])
         self.shift.copy_((-moments.mean * factor)[:, None, None])
 
+    def _convolutions(
+        self,
+        channels: Sequence[int],
+        kernels: Sequence[int],
+        strides: Sequence[int],
+        activation: str,
+        normalization: ChannelNormalization,
+    ) -> tuple[list[nn.Module], list[int]]:
+        """Return convolutions for the pictures, and the shape [C, H, W] of what they make of one.
+
+        Raises:
+            ConfigurationError: for a picture too small for them, and numbers that do not fit.
+        """
+        name = type(self).__name__
+        check_activation(activation)
+        require(
+            len(channels) == len(kernels) == len(strides) > 0,
+            f"{name}: channels={list(channels)}, kernels={list(kernels)} and "
+            f"strides={list(strides)} have one entry for each convolution, so as many.",
+        )
+        for of_what, numbers in (
+            ("channels", channels),
+            ("kernels", kernels),
+            ("strides", strides),
+        ):
+            check_range(f"{name}.{of_what}", min(numbers), least=1)
+        before, *sides = self.input_shape
+        least = 1
+        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
+            least = (least - 1) * stride + kernel
+        require(
+            min(sides) >= least,
+            f"{name}: a picture of {sides[0]}x{sides[1]} pixels is too small for "
+            f"kernels={list(kernels)} and strides={list(strides)}, which need {least}x{least} at "
+            f"least. Set smaller kernels or strides, or resize: [{least}, {least}], or use "
+            "ImpalaCNN, which takes pictures of any size.",
+        )
+        layers: list[nn.Module] = []
+        for after, kernel, stride in zip(channels, kernels, strides, strict=True):
+            layers.append(_convolution(before, after, kernel, stride))
+            layers += _channel_normalization(normalization, after)
+            layers.append(ACTIVATIONS[activation]())
+            sides = [(side - kernel) // stride + 1 for side in sides]
+            before = after
+        return layers, [before, *sides]
+
     def _planes(self, pictures: Tensor) -> Tensor:
         """Return the part to look at of pictures [M, ...] as [M, C, H, W], in their dtype."""
         # A view: the numbers stay channels-last, which is how convolutions are fastest.
@@ -372,36 +418,82 @@ class NatureCNN(PictureEncoder):
         resize: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(observation_space, normalize, crop, resize)
-        check_activation(activation)
-        require(
-            len(channels) == len(kernels) == len(strides) > 0,
-            f"NatureCNN: channels={list(channels)}, kernels={list(kernels)} and "
-            f"strides={list(strides)} have one entry for each convolution, so as many.",
-        )
-        for name, numbers in (("channels", channels), ("kernels", kernels), ("strides", strides)):
-            check_range(f"NatureCNN.{name}", min(numbers), least=1)
         check_range("NatureCNN.size", size, least=1)
-        before, *sides = self.input_shape
-        least = 1
-        for kernel, stride in zip(reversed(kernels), reversed(strides), strict=True):
-            least = (least - 1) * stride + kernel
-        require(
-            min(sides) >= least,
-            f"NatureCNN: a picture of {sides[0]}x{sides[1]} pixels is too small for "
-            f"kernels={list(kernels)} and strides={list(strides)}, which need {least}x{least} at "
-            f"least. Set smaller kernels or strides, or resize: [{least}, {least}], or use "
-            "ImpalaCNN, which takes pictures of any size.",
-        )
-        layers: list[nn.Module] = []
-        for after, kernel, stride in zip(channels, kernels, strides, strict=True):
-            layers.append(_convolution(before, after, kernel, stride))
-            layers += _channel_normalization(normalization, after)
-            layers.append(ACTIVATIONS[activation]())
-            sides = [(side - kernel) // stride + 1 for side in sides]
-            before = after
-        layers += _to_features(before * math.prod(sides), size, activation, normalization)
+        layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
+        layers += _to_features(math.prod(numbers), size, activation, normalization)
         self.layers = nn.Sequential(*layers)
         self.size = size
+
+
+class SpatialSoftmaxCNN(PictureEncoder):
+    """Convolutions that say where things are: the features are points in the picture.
+
+    Each of the last channels becomes a probability over the places of the picture by a softmax, and
+    the mean place by it, x and y from -1 (left, top) to 1, is two features. Where a task is about
+    positions they are found in fewer samples, and more exactly, than by a linear layer: see
+    docs/pictures.md. What a thing looks like, and how many there are, they do not say.
+
+    Source: Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; Finn
+    et al. 2016, "Deep Spatial Autoencoders for Visuomotor Learning", equations 1 and 2.
+    Differs from the papers: smaller convolutions, with orthogonal weights.
+
+    Args:
+        observation_space: of a picture, see `PictureEncoder`.
+        points: K, of a 1x1 convolution after the others; 2K features, (x, y) of each point.
+        channels: of each convolution before it.
+        kernels: their sizes, in pixels.
+        strides: their steps, in pixels. Large ones make for few places to choose from.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        normalization: of the channels of each convolution.
+        normalize: scale each channel by its running mean and variance over all pixels. Where most
+            of a picture is one bright ground, a network that sees large numbers there learns many
+            times slower.
+        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
+        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+
+    Raises:
+        ConfigurationError: for a picture too small for the kernels, and what is no picture.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        points: int = 32,
+        channels: Sequence[int] = (16, 32),
+        kernels: Sequence[int] = (5, 3),
+        strides: Sequence[int] = (2, 1),
+        activation: str = "relu",
+        normalization: ChannelNormalization = "none",
+        normalize: bool = False,
+        crop: tuple[int, int, int, int] | None = None,
+        resize: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(observation_space, normalize, crop, resize)
+        check_range("SpatialSoftmaxCNN.points", points, least=1)
+        layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
+        before, *sides = numbers
+        layers += [_convolution(before, points, 1, 1, gain=1.0), _MeanPlace(*sides)]
+        self.layers = nn.Sequential(*layers)
+        self.size = 2 * points
+
+
+class _MeanPlace(nn.Module):
+    """Turn pictures [M, K, H, W] of logits into the mean places [M, 2K], (x, y) of each channel."""
+
+    places: Tensor
+
+    def __init__(self, height: int, width: int) -> None:
+        super().__init__()
+        y, x = torch.meshgrid(_from_edge_to_edge(height), _from_edge_to_edge(width), indexing="ij")
+        self.register_buffer("places", torch.stack((x, y), -1).reshape(-1, 2), persistent=False)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        return (pictures.flatten(2).softmax(-1) @ self.places).flatten(1)
+
+
+def _from_edge_to_edge(number: int) -> Tensor:
+    """Return the places -1 to 1 at equal distances; the middle where there is but one."""
+    return torch.linspace(-1.0, 1.0, number) if number > 1 else torch.zeros(1)
 
 
 class ImpalaCNN(PictureEncoder):
@@ -472,9 +564,16 @@ class _Residual(nn.Module):
         return pictures + cast(Tensor, self.layers(pictures))
 
 
-def _convolution(before: int, after: int, kernel: int, stride: int, padding: int = 0) -> nn.Conv2d:
+def _convolution(
+    before: int,
+    after: int,
+    kernel: int,
+    stride: int,
+    padding: int = 0,
+    gain: float = math.sqrt(2),
+) -> nn.Conv2d:
     layer = nn.Conv2d(before, after, kernel, stride, padding)
-    nn.init.orthogonal_(layer.weight, math.sqrt(2))
+    nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(cast(Tensor, layer.bias))
     return layer
 
