@@ -47,8 +47,7 @@ if [[ $what == tuned || $what == all ]]; then
   tuned half_cheetah 31 32 33 34 35
   tuned inverted_double_pendulum 41 42 43 44 45
   tuned swimmer 21 22 23 24 25
-  tuned bipedal_walker 51 52 53 54 55
-  for task in hopper walker2d ant humanoid lunar_lander; do
+  for task in hopper walker2d ant humanoid lunar_lander bipedal_walker; do
     tuned "$task" 11 12 13 14 15
   done
 fi

@@ -579,6 +579,16 @@ def test_a_run_is_quiet_and_prints_its_configuration_on_request(capsys):
     assert printed["model"]["init_args"]["clip_coef"] == 0.3
 
 
+def test_null_takes_back_what_a_config_says_at_any_depth(capsys):
+    config = ["--config", "ppo_lstm_cart_pole.yaml", "--model.sequence_length", "null"]
+    for memory in (["--model.policy.memory", "null"], ["--model.policy.init_args.memory=null"]):
+        with pytest.raises(SystemExit):
+            run(["fit", *config, *memory, "--print_config"])
+        printed = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
+        assert printed["policy"]["init_args"]["memory"] is None
+        assert printed["sequence_length"] is None
+
+
 def test_no_parser_is_built_but_that_of_the_subcommand(monkeypatch):
     """Each takes some 0.1 s, of the 0.4 s that a short run takes in all."""
     built, init_parser = [], RLCLI.init_parser

@@ -69,6 +69,16 @@ class RLArgumentParser(LightningArgumentParser):
             describe_class(self)
         return super().format_help(formatter)
 
+    def parse_args(self, args: Any = None, *rest: Any, **named: Any) -> Any:
+        """Parse; a `null` two classes deep, as of `model.policy.memory`, stays one.
+
+        jsonargparse 4.53 reads it on the way and hands what it read to the parser of the inner
+        class as text, `--memory=None`.
+        """
+        if args is not None and len(args) == 1 and args[0].endswith("=None"):
+            args = [args[0].removesuffix("None") + "null"]
+        return super().parse_args(args, *rest, **named)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the parsing: whoever knows what was typed says what is wrong."""
         raise Refusal(message) from ex
