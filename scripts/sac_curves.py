@@ -16,7 +16,8 @@ is begun once, and never again where the file of curves holds it to that many en
 It does not go through `rl-cli sweep`: a sweep has one budget, and these runs are trained on to
 larger ones, beside those of the peer, one run of each in turn.
 
-Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table.
+Writes `--curves` (JSON: `{library: {id: {seed: [[env steps, return], ...]}}}`) and prints a table,
+with the CPU seconds, evaluations included, of those runs of ours that lie in `--output_dir`.
 """
 
 import argparse
@@ -84,10 +85,15 @@ def library_of(config: str, label: str) -> str:
     return ", ".join(filter(None, (OURS, named, label)))
 
 
+def run_name(config: str, env_id: str, seed: int | str, label: str) -> str:
+    return "_".join(
+        filter(None, (Path(config).stem, label.replace(" ", "_"), env_id, f"seed{seed}"))
+    )
+
+
 def ours(config: str, env_id: str, seed: int, args: argparse.Namespace) -> list[list[float]]:
     """Train, or train on, by the command line; return the points of the run's evaluations."""
-    label = f"_{args.label.replace(' ', '_')}" if args.label else ""
-    name = f"{Path(config).stem}{label}_{env_id}_seed{seed}"
+    name = run_name(config, env_id, seed, args.label)
     found = sorted(args.output_dir.glob(f"{name}_2*/checkpoints/last.ckpt"))
     command = [sys.executable, "-m", "lightning_rl", "fit"]
     if found:
@@ -127,12 +133,30 @@ def reached(curve: list[list[float]]) -> float:
     return curve[-1][0] if curve else 0
 
 
+def cpu_seconds(library: str, env_id: str, args: argparse.Namespace) -> str:
+    """Return what 1,000 env steps took on average, over the runs that lie here; "-" without any."""
+    of_config = {library_of(config, args.label): config for config in args.configs}
+    if library not in of_config:
+        return "-"
+    name = run_name(of_config[library], env_id, "*", args.label)
+    each = []
+    for run in args.output_dir.glob(f"{name}_2*/run.json"):
+        written = json.loads(run.read_text())
+        cpu = [part["seconds"]["cpu"] for part in (written, *written["earlier"])]
+        if None not in cpu:  # of one that goes on
+            each.append(1_000 * sum(cpu) / written["env_steps"])
+    return f"{np.mean(each):.2f}" if each else "-"
+
+
 def table(curves: Curves, args: argparse.Namespace) -> str:
     """Return a line per env and library: the returns of each seed at the budget, and their mean.
 
     Each is the mean of the last three evaluations, which say more than one.
     """
-    lines = ["| env | library | by seed | mean |", "|---|---|---|---|"]
+    lines = [
+        "| env | library | by seed | mean | CPU s per 1,000 env steps |",
+        "|---|---|---|---|---|",
+    ]
     for env_id in args.ids:
         for library, envs in curves.items():
             seeds = {
@@ -143,7 +167,8 @@ def table(curves: Curves, args: argparse.Namespace) -> str:
             if seeds:
                 each = ", ".join(f"{seeds[seed]:,.0f}" for seed in sorted(seeds))
                 mean = np.mean(list(seeds.values()))
-                lines.append(f"| {env_id} | {library} | {each} | {mean:,.0f} |")
+                cpu = cpu_seconds(library, env_id, args)
+                lines.append(f"| {env_id} | {library} | {each} | {mean:,.0f} | {cpu} |")
     return "\n".join(lines)
 
 
