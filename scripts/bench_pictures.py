@@ -1,12 +1,13 @@
 """Measure what compiling does for an update of a policy that sees: in turns, as a ratio.
 
-    python scripts/bench_pictures.py                                  # configs/ppo_push_cube_pixels.yaml
-    python scripts/bench_pictures.py --config sac_push_cube_pixels.yaml
-    python scripts/bench_pictures.py --model.policy.encoder ImpalaCNN   # any setting of the run
+    python scripts/bench_pictures.py                 # configs/ppo_push_cube_pixels.yaml
+    python scripts/bench_pictures.py --config sac_push_cube_pixels.yaml --iterations 30
+    python scripts/bench_pictures.py --model.max_grad_norm 1.0       # any setting of the run
 
 A pair of runs, eager and compiled, one after the other on one thread, as often as `--pairs` says,
-each of `--iterations` iterations. Of a run counts the median of `charts/SPS_update`, env steps per
-second of updates, over its second half: compiling is over by then. Prints the ratio of each pair.
+each of `--iterations` iterations (of SAC more than its random first steps take). Of a run counts
+the median of `charts/SPS_update`, env steps per second of updates, over its second half: compiling
+is over by then. Prints the ratio of each pair.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def main() -> None:
     ratios = []
     for pair in range(args.pairs):
         # The other one begins in every second pair: a machine may get faster or slower.
-        speeds = {compiled: 0.0 for compiled in ((False, True), (True, False))[pair % 2]}
+        speeds = dict.fromkeys(((False, True), (True, False))[pair % 2], 0.0)
         for compiled in speeds:
             speeds[compiled] = updates_per_second(args, settings, compiled)
         ratios.append(speeds[True] / speeds[False])

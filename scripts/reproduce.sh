@@ -4,7 +4,7 @@
 #
 # Ten minutes to three quarters of an hour of one core for each of the tuned tasks: pip install 'lightning-rl[mujoco,box2d]'.
 #
-#   scripts/reproduce.sh [classic|tasks|off_policy|mujoco|reference|tuned|all]
+#   scripts/reproduce.sh [classic|tasks|off_policy|memory|mujoco|reference|tuned|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -27,7 +27,13 @@ if [[ $what == off_policy || $what == all ]]; then
   for task in PushCube PointMass; do
     python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
   done
-  python scripts/sac_curves.py   # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet
+  # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet.
+  python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
+  python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100
+fi
+if [[ $what == memory || $what == all ]]; then
+  python scripts/reproduce.py --config ppo_lstm_cart_pole.yaml --seeds 11 12 13 14 15
+  python scripts/reproduce.py --config ppo_gru_pendulum.yaml --seeds 1 2 3 4 5
 fi
 for id in HalfCheetah-v5 Hopper-v5 Walker2d-v5; do
   if [[ $what == mujoco || $what == all ]]; then
