@@ -29,7 +29,7 @@ if [[ $what == off_policy || $what == all ]]; then
   done
   # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet.
   python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
-  python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100
+  python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100 --data.total_env_steps 300_000
 fi
 if [[ $what == memory || $what == all ]]; then
   python scripts/reproduce.py --config ppo_lstm_cart_pole.yaml --seeds 11 12 13 14 15

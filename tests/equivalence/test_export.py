@@ -163,7 +163,8 @@ def test_each_policy_acts_as_in_torch(name, tmp_path):
     assert (report["observations"], report["passed"]) == (1000, True)
     assert list(report["actions"]) == [one for one in outputs if one != "next_state"]
     for part in report["actions"].values():
-        assert part.get("largest_difference", 0.0) <= 1e-5
+        # A memory hands rounding on: test_a_memory_is_given_room_for_rounding_and_no_more.
+        assert part.get("largest_difference", 0.0) <= (5e-5 if "state" in inputs else 1e-5)
         assert "largest_difference" in part or part["equal"] >= 0.999
 
 
@@ -463,6 +464,15 @@ def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_muc
         "policy.pt2.parity.json says more."
     )
     assert not json.loads(Path(f"{path}.parity.json").read_text())["passed"]
+
+
+def test_a_memory_is_given_room_for_rounding_and_no_more(tmp_path):
+    torch.manual_seed(0)
+    box = spaces.Box(-1, 1, (3,))
+    _, report = exported(ActorCritic(NUMBERS, box, memory=GRU), "torch", tmp_path / "policy.pt2")
+    assert report["tolerance"] == 5e-5
+    with pytest.raises(ConfigurationError, match=r"action by 0.001; 5e-05 are allowed"):
+        exported(Odd(NUMBERS, box, memory=GRU), "torch", tmp_path / "odd.pt2")
 
 
 # --- VLAs ---
