@@ -193,7 +193,7 @@ MUTATIONS = (
     Mutation(
         "export/parity.py",
         "an export that acts otherwise passes",
-        '"passed": largest <= TOLERANCE,',
+        '"passed": largest <= tolerance,',
         '"passed": True,',
         "equivalence/test_export.py",
     ),
