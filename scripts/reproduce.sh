@@ -4,7 +4,7 @@
 #
 # Ten minutes to three quarters of an hour of one core for each of the tuned tasks: pip install 'lightning-rl[mujoco,box2d]'.
 #
-#   scripts/reproduce.sh [classic|tasks|off_policy|memory|mujoco|reference|tuned|all]
+#   scripts/reproduce.sh [classic|tasks|off_policy|ablation|memory|mujoco|reference|tuned|all]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=${1:-all}
@@ -27,9 +27,27 @@ if [[ $what == off_policy || $what == all ]]; then
   for task in PushCube PointMass; do
     python scripts/reproduce.py --config sac_many_envs.yaml --seeds 11 12 13 14 15 --data.env "$task"
   done
-  # MuJoCo; with --peer PYTHON also Stable-Baselines3's, where its curves are not kept yet.
-  python scripts/sac_curves.py --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
+  # MuJoCo; with --peer PYTHON also Stable-Baselines3's. The curves reported are in scripts/results/sac_curves.json.
+  mujoco=(python scripts/sac_curves.py --curves outputs/sac_curves.json)
+  "${mujoco[@]}" --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
+  "${mujoco[@]}" --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 --total_env_steps 1_000_000
   python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100 --data.total_env_steps 300_000
+fi
+# What the parts of sac_best.yaml are worth, and what else was tried: --label, config, settings.
+part() {
+  python scripts/sac_curves.py --curves outputs/sac_curves.json --ids Walker2d-v5 --seeds 1 2 --label "$1" --configs "${@:2}"
+}
+if [[ $what == ablation || $what == all ]]; then
+  part "policy_delay 1" sac_best.yaml --model.policy_delay 1
+  part "rate 3e-4, default betas" sac_best.yaml --model.learning_rate 3e-4 --model.optimizer.init_args.betas '[0.9,0.999]'
+  part "layer for batch, targets kept" sac_best.yaml --model.policy.init_args.critic_normalization layer --model.tau 0.005
+  part "residual, categorical" sac.yaml --model.policy.init_args.network residual --model.policy.init_args.hidden_sizes '[128]' \
+    --model.policy.init_args.critic_hidden_sizes '[128,128]' --model.policy.init_args.actor_normalization layer \
+    --model.policy.init_args.critic_normalization layer --model.policy.init_args.initialization orthogonal \
+    --model.policy.init_args.value_atoms '{num_atoms: 101, limit: 5.0}' --model.policy.init_args.normalize_observation true \
+    --model.normalize_reward true --model.policy_delay 2 --model.init_alpha 0.01
+  part "ensemble, 4 updates" sac.yaml --model.policy.init_args.num_critics 4 --model.num_target_critics 2 \
+    --model.policy.init_args.critic_normalization layer --model.updates_per_env_step 4 --model.policy_delay 4
 fi
 if [[ $what == memory || $what == all ]]; then
   python scripts/reproduce.py --config ppo_lstm_cart_pole.yaml --seeds 11 12 13 14 15
