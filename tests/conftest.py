@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -61,6 +62,17 @@ def finished_run(tmp_path_factory):
         return Path(shutil.copytree(made[arguments], to, copy_function=shutil.copy))
 
     return give
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """What a test draws is the same whichever tests its worker ran before."""
+    import numpy
+    import torch
+
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -332,7 +332,6 @@ def test_metadata_lie_in_the_onnx_file(arm_run, capsys):
     ids=["Gymnasium", "it does not say", "task", "chunks", "encoded"],
 )
 def test_the_control_period_is_that_of_the_env(env, period):
-    torch.manual_seed(0)
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
     content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
     said = metadata_of(policy, ports_of(policy), Path("nowhere/x.ckpt"), content, {}, env)
@@ -454,7 +453,6 @@ class Odd(ActorCritic):
 
 
 def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_much(tmp_path):
-    torch.manual_seed(0)
     path = tmp_path / "policy.pt2"
     with pytest.raises(ConfigurationError) as error:
         exported(Odd(NUMBERS, spaces.Box(-10, 10, (3,))), "torch", path)
@@ -467,7 +465,6 @@ def test_an_export_that_acts_otherwise_is_refused_and_the_report_says_by_how_muc
 
 
 def test_a_memory_is_given_room_for_rounding_and_no_more(tmp_path):
-    torch.manual_seed(0)
     box = spaces.Box(-1, 1, (3,))
     _, report = exported(ActorCritic(NUMBERS, box, memory=GRU), "torch", tmp_path / "policy.pt2")
     assert report["tolerance"] == 5e-5

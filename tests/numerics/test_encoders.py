@@ -160,8 +160,10 @@ def test_a_point_is_the_mean_place_of_what_its_channel_sees():
 def test_points_follow_what_moves_by_as_much():
     """A softmax over places moves with the picture, where a linear layer has to learn each place."""
     encoder = SpatialSoftmaxCNN(PICTURE, points=2, channels=[3], kernels=[1], strides=[1])
-    with torch.no_grad():
-        encoder.layers[-2].weight.mul_(30.0)
+    convolution, _, last, _ = encoder.layers
+    with torch.no_grad():  # each point sees what is bright, one of them sharper than the other
+        convolution.weight.fill_(1.0)
+        last.weight.copy_(torch.tensor([[1.0], [3.0]]).expand(2, 3)[:, :, None, None])
     picture = torch.full((12, 10, 3), 40, dtype=torch.uint8)
     picture[4, 3] = torch.tensor([250, 20, 130])
     moved = picture.roll((2, 3), (0, 1))

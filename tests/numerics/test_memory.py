@@ -57,7 +57,6 @@ def test_the_parts_are_printed_where_they_matter(tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_frozen_is_neither_copied_nor_published():
-    torch.manual_seed(0)
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
     frozen = policy.actor[0].requires_grad_(False)

@@ -53,7 +53,6 @@ def test_weights_are_orthogonal_with_their_gains(output_gain):
 
 
 def test_weights_by_fan_in_are_uniform_and_so_are_biases():
-    torch.manual_seed(0)
     layers = linears(mlp(400, (100,), 30, initialization="fan_in", network="residual"))
     layers += linears(mlp(400, (100, 100), 30, initialization="fan_in", output_gain=0.01))
     assert len(layers) == 7

@@ -42,7 +42,6 @@ LAYOUTS = [torch.randn, transposed, padded, scattered, repeated]
     [(1, 1, 1), (5, 7, 3), (64, 17, 64), (64, 300, 17), (17, 300, 64), (700, 20, 33)],
 )
 def test_matrices_of_any_layout_are_multiplied(product, left, right, rows, inner, columns):
-    torch.manual_seed(0)
     a, b = left(rows, inner), right(inner, columns)
     expected = a.double() @ b.double()
     torch.testing.assert_close(product(a, b).double(), expected, rtol=0, atol=1e-4)
@@ -54,7 +53,6 @@ def test_matrices_of_any_layout_are_multiplied(product, left, right, rows, inner
     ids=["many rows", "a long sum", "swapped", "the longest sum", "wide"],
 )
 def test_threads_share_large_products_and_give_the_same_bits(product, rows, inner, columns):
-    torch.manual_seed(0)
     a, b = transposed(rows, inner), torch.randn(inner, columns)
     threads, results = torch.get_num_threads(), []
     try:
@@ -99,7 +97,6 @@ def gradients_of(network):
 @pytest.mark.parametrize("samples", [2048, 512, 64])
 def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples):
     """Three layers forward, their weights, and the inputs of two; but none with a vector."""
-    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU())
     network.append(nn.Linear(128, 1))
     function = gradients_of(network)

@@ -75,7 +75,6 @@ def test_a_pushed_block_pushes_the_other_and_neither_leaves_the_table():
 
 
 def test_an_episode_is_the_same_alone_and_among_many_plain_and_in_chunks():
-    torch.manual_seed(0)
     many, alone = ActionChunk(8, PushBlocks, 4), ActionChunk(1, PushBlocks, 4)
     many.reset(seed=20)
     alone.reset(seed=[25])

@@ -105,7 +105,6 @@ CASES = {
 @pytest.mark.parametrize("memory", [GRU, LSTM])
 @pytest.mark.parametrize("name", CASES)
 def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
-    torch.manual_seed(0)
     settings = dict(CASES[name])
     length, n_steps = settings.pop("length"), settings.get("n_steps", 1)
     policy = policy_for(memory)
@@ -154,7 +153,6 @@ def test_they_lead_to_what_was_remembered_here_and_behind(name, memory, broken):
 
 
 def test_a_state_of_older_weights_is_forgotten_through_the_burn_in():
-    torch.manual_seed(0)
     policy = policy_for(LSTM)
     replay, streams = collected(policy, 5)
     fresh = {}

@@ -281,7 +281,6 @@ def test_a_log_prob_near_the_bounds_is_finite_and_right():
 
 
 def test_an_ensemble_is_as_many_perceptrons_as_it_has_critics():
-    torch.manual_seed(0)
     policy = SquashedActorCritic(
         OBSERVATION_SPACE, SPACE, (8,), num_critics=3, critic_normalization="layer"
     )

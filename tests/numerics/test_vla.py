@@ -47,7 +47,6 @@ def make_policy(env=None, **kwargs):
 @pytest.mark.parametrize(("head", "level"), HEADS)
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
 def test_log_prob_is_the_same_when_sampling_and_when_evaluating(head, level, temperature):
-    torch.manual_seed(0)
     env = make_env(24)
     policy = make_policy(env, head=head, log_prob_level=level, temperature=temperature)
     td = TensorDict({"observation": env.reset(seed=0)[0]}, [24])
@@ -162,7 +161,6 @@ class WatchedGRPO(Watching, GRPO):
 @pytest.mark.parametrize(("head", "level"), HEADS)
 @pytest.mark.parametrize("algorithm", [WatchedPPO, WatchedGRPO])
 def test_the_first_ratio_is_one_and_the_policy_moves(algorithm, head, level, tmp_path):
-    torch.manual_seed(0)
     policy = make_policy(head=head, log_prob_level=level)
     before = [p.clone() for p in policy.head.parameters()]
     settings = {"n_epochs": 2, "batch_size": 16, "ent_coef": 0.01}
@@ -193,7 +191,6 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(level, tmp_path):
 
 
 def test_the_critic_warms_up_alone(tmp_path):
-    torch.manual_seed(0)
     policy = make_policy()
     before = {name: p.clone() for name, p in policy.named_parameters()}
     module = PPO(policy, n_epochs=2, batch_size=16, critic_warmup_iterations=2)
@@ -203,7 +200,6 @@ def test_the_critic_warms_up_alone(tmp_path):
 
 
 def test_cloning_learns_and_reinforcement_learning_begins_with_what_it_has_learnt(tmp_path):
-    torch.manual_seed(0)
     policy = make_policy()
     data = data_module(16, 4, 30, partial(Demonstrations, episodes=16))
     module = BehaviorCloning(policy, n_epochs=4, batch_size=64, learning_rate=3e-3)
