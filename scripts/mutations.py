@@ -1313,6 +1313,20 @@ MUTATIONS = (
         "numerics/test_critics.py",
     ),
     Mutation(
+        "policies/q_networks.py",
+        "critics: running statistics count from the first minibatch on",
+        "late = self.seen > RENORMALIZED_AFTER",
+        "late = self.seen > 0",
+        "numerics/test_critics.py",
+    ),
+    Mutation(
+        "policies/q_networks.py",
+        "critics: batch renormalisation has no bounds",
+        "shift.clamp(-LARGEST_SHIFT, LARGEST_SHIFT), 0.0)",
+        "shift, 0.0)",
+        "numerics/test_critics.py",
+    ),
+    Mutation(
         "optim/compiled/graphs.py",
         "critics: tracing a graph moves running statistics",
         "            buffer.copy_(value)\n",

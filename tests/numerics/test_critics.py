@@ -189,7 +189,6 @@ def test_rewards_are_scaled_so_that_the_largest_return_fits():
 
 @pytest.mark.parametrize("normalization", ["none", "layer", "rms"])
 def test_residual_critics_are_as_many_residual_networks(normalization):
-    torch.manual_seed(0)
     critic = QEnsemble(5, (6, 6), 3, "relu", normalization, "residual").double()
     for parameter in critic.parameters():
         nn.init.normal_(parameter)
@@ -225,7 +224,6 @@ def test_a_residual_network_adds_to_what_it_reads():
 
 @pytest.mark.parametrize("network", ["perceptron", "residual"])
 def test_batch_statistics_are_of_both_passes_and_running_ones_of_all(network):
-    torch.manual_seed(0)
     critic = QEnsemble(3, (4, 4), 2, "relu", "batch", network)
     sets = [(torch.randn(8, 2), torch.randn(8, 1), torch.randn(8, 2) + 3, torch.randn(8, 1)) for _ in range(3)]  # fmt: skip
     for one in sets:
@@ -251,6 +249,42 @@ def test_batch_statistics_are_of_both_passes_and_running_ones_of_all(network):
     critic.together(*(torch.full_like(one, torch.nan) for one in sets[0]))
     for name, value in critic.named_buffers():
         assert name == "seen" or torch.equal(value, before[name])
+
+
+def test_after_many_minibatches_values_go_by_running_statistics_and_gradients_by_the_minibatch():
+    """Batch renormalisation: within its bounds what comes out is as in `forward`."""
+    critic = QEnsemble(3, (4,), 1, "relu", "batch").double()
+    pair = [torch.randn(8, n, dtype=torch.float64, requires_grad=True) for n in (2, 1, 2, 1)]
+    with torch.no_grad():
+        critic.biases[0].fill_(2.0)  # so that each unit is at work
+        critic.together(*pair)
+        for name, value in critic.named_buffers():
+            value.copy_(torch.tensor(99_999.0) if name == "seen" else value * 1.5 + 0.01)
+    x = torch.cat([torch.cat(pair[:2], -1), torch.cat(pair[2:], -1)])
+    kept = {name: value.clone() for name, value in critic.named_buffers()}
+    plain = torch.cat([one[0] for one in critic.together(*pair)])  # minibatch 100,000
+    critic.load_state_dict(critic.state_dict() | kept | {"seen": torch.tensor(100_000.0)})
+    assert (plain - critic(x[:, :2], x[:, 2:]).T).abs().max() > 0.01
+
+    found = torch.cat([one[0] for one in critic.together(*pair)])
+    for i, (weight, bias) in enumerate(zip(critic.weights, critic.biases, strict=True)):
+        unit = nn.functional.batch_norm(x, None, None, training=True)
+        running = (kept[f"{name}_{i}"].flatten() for name in ("mean", "var"))
+        fixed = nn.functional.batch_norm(x, *running, training=False).detach()
+        slope = ((fixed[1] - fixed[0]) / (unit[1] - unit[0])).detach()
+        x = (fixed + slope * (unit - unit.detach())) @ weight[0] + bias[0]
+        x = x.relu() if i == 0 else x
+    torch.testing.assert_close(found, x)
+    what = [*pair, *critic.weights]
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), what), torch.autograd.grad(x.square().sum(), what)
+    )
+    # far from what has run: three times the spread and five of them aside, and no more
+    far = [one.detach() * 100 + 5_000 for one in pair]
+    x = torch.cat([torch.cat(far[:2], -1), torch.cat(far[2:], -1)])
+    mean, scale = critic._statistics(x[None], 0, True)
+    unit = nn.functional.batch_norm(x, None, None, training=True)
+    torch.testing.assert_close(((x - mean) * scale)[0], unit * 3 + 5, atol=1e-5, rtol=1e-5)
 
 
 def test_without_targets_no_copy_is_kept():

@@ -27,6 +27,9 @@ CriticNormalization = Literal[Normalization, "batch"]
 MOMENTUM, EPS = 0.01, 1e-5
 """Of batch normalisation: how far running statistics move, and what is added to a variance."""
 
+RENORMALIZED_AFTER, LARGEST_RATIO, LARGEST_SHIFT = 100_000, 3.0, 5.0
+"""Minibatches of batch statistics alone, and bounds of r and d (Ioffe 2017), as CrossQ has them."""
+
 
 @dataclass(frozen=True)
 class ValueAtoms:
@@ -59,7 +62,9 @@ class QEnsemble(nn.Module):
     Where it is normalised over the minibatch, what each layer reads is scaled: by the mean and the
     variance of those samples in `together`, which moves running averages of both, and by these
     averages in `forward`. They are exact means over the first 100 minibatches, so that there is no
-    bias to begin with, and exponential ones from there on.
+    bias to begin with, and exponential ones from there on. After 100,000 minibatches `together`
+    goes by the running averages too, within bounds (Ioffe 2017, "Batch Renormalization"), while
+    gradients flow as before: a run that is long no longer hangs on what single minibatches hold.
 
     Args:
         num_inputs: D + A, of features and actions together.
@@ -217,8 +222,8 @@ class QEnsemble(nn.Module):
         if self.normalization == "none":
             return x
         if self.normalization == "batch":
-            mean, var = self._statistics(x, place, moving)
-            unit = (x - mean) * (var + EPS).rsqrt()
+            mean, scale = self._statistics(x, place, moving)
+            unit = (x - mean) * scale
             return torch.addcmul(self.shifts[place], unit, self.gains[place])
         of_layer = self.normalization == "layer"
         normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
@@ -226,17 +231,26 @@ class QEnsemble(nn.Module):
         return scaled + self.shifts[place] if of_layer else scaled
 
     def _statistics(self, x: Tensor, place: int, moving: bool) -> tuple[Tensor, Tensor]:
-        """Return mean and variance [E, 1, H]: those of x [E, B, H], or the running ones."""
+        """Return what to subtract from x [E, B, H] and then to multiply by [E, 1, H]."""
         averages = self.get_buffer(f"mean_{place}"), self.get_buffer(f"var_{place}")
+        running_mean, running_scale = averages[0], (averages[1] + EPS).rsqrt()
         if not moving:
-            return averages
+            return running_mean, running_scale
         var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        scale = (var + EPS).rsqrt()
         with torch.no_grad():
+            late = self.seen > RENORMALIZED_AFTER
+            ratio = (running_scale / scale).clamp(1 / LARGEST_RATIO, LARGEST_RATIO)
+            shift = (mean - running_mean) * running_scale
+            ratio = torch.where(late, ratio, 1.0)
+            shift = torch.where(late, shift.clamp(-LARGEST_SHIFT, LARGEST_SHIFT), 0.0)
             weight = (1.0 / self.seen).clamp(min=MOMENTUM)
             usable = (mean + var).isfinite().all()  # what is not would stay so
             for average, found in zip(averages, (mean, var), strict=True):
                 average.copy_(torch.where(usable, average.lerp(found, weight), average))
-        return mean, var
+        # (x - mean) * scale * ratio + shift, as one mean and one scale.
+        scale = scale * ratio
+        return mean - shift / scale, scale
 
 
 def _joined(features: Tensor, unit_action: Tensor | None) -> Tensor:
