@@ -294,7 +294,7 @@ PRIVATE_PARTS = {
     "jsonargparse_private.py": "jsonargparse",
     "tensorboard_private.py": "tensorboard",
     "envs/gymnasium/workers.py": "gymnasium",
-    "envs/gymnasium/mujoco_profiler.py": "mujoco",
+    "envs/gymnasium/mujoco_bindings.py": "mujoco",
     "cli/help_pages.py": "argparse",
 }
 """Of each dependency, the one file that may use what is private to it."""

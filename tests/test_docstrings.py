@@ -29,7 +29,7 @@ INTERNAL = (
     *(f"buffers/{name}.py" for name in ("columns", "replay_files", "waiting")),
     *(f"callbacks/{name}.py" for name in ("computing", "film", "typed")),
     *(f"envs/{name}.py" for name in ("chunk_wrapper", "counter_random", "watch")),
-    *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_profiler")),
+    *(f"envs/gymnasium/{name}.py" for name in ("inline", "making", "mujoco_bindings")),
     *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
     "optim/compiled/[!c]*",
     "optim/compiled/cuda_graphs.py",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
-from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
     INTERVENED,

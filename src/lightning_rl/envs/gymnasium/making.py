@@ -8,10 +8,12 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import ClipAction
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
+from lightning_rl.envs.gymnasium.mujoco_bindings import hear_mujoco
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
@@ -72,6 +74,7 @@ def make_gymnasium(
                 [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
             )
         else:
+            _import(id)
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
@@ -118,6 +121,7 @@ def _check_batch(env: Any, id: str, vectorization: str) -> None:
 def _make_one(
     id: str, env_kwargs: dict[str, Any], wrappers: list[EnvWrapper], names: dict[str, str]
 ) -> gymnasium.Env:
+    _import(id)
     # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
     for wrapper in (None, *wrappers):  # whichever of them uses those names
@@ -126,6 +130,14 @@ def _make_one(
     _check_units(env)
     structured = isinstance(flat_actions(env.action_space), StructuredActions)
     return ReplayableEpisode(FlatAction(env) if structured else env)
+
+
+def _import(id: str) -> None:
+    """Import the module of an env, and listen to MuJoCo if it does, before a model is compiled."""
+    spec = gymnasium.registry.get(id.rpartition(":")[2])
+    if spec is not None and isinstance(spec.entry_point, str):
+        load_env_creator(spec.entry_point)
+    hear_mujoco()
 
 
 def _check_units(env: gymnasium.Env) -> None:

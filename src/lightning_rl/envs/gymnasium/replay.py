@@ -9,7 +9,7 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 
-from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.intervention import Intervention
 from lightning_rl.envs.step_results import check_observation, check_step
 

@@ -1,4 +1,4 @@
-"""Switch off the profiler that MuJoCo's Python bindings switch on, and on again.
+"""Have MuJoCo's Python bindings give warnings of Python, and time no steps that nobody asks for.
 
 Of what is private to MuJoCo this file alone uses something: the library's path, and the name of a C
 variable in it. Tried with mujoco 4.0.
@@ -6,10 +6,37 @@ variable in it. Tried with mujoco 4.0.
 
 import ctypes
 import sys
+import warnings
 from typing import Any
 
 OF_MUJOCO = ("mujoco", "dm_control")
 """Packages whose objects an env holds where it steps MuJoCo."""
+
+
+def hear_mujoco() -> None:
+    """Have MuJoCo's warnings in this process be warnings of Python.
+
+    By itself MuJoCo prints each one whenever it comes, and writes it to MUJOCO_LOG.TXT in the
+    working directory: with version 4 the models that come with Gymnasium give one for every env
+    that is made. What is deprecated about a model is a `DeprecationWarning`, which Python shows to
+    those who ask for it; the rest, such as a simulation that is unstable, a `RuntimeWarning`.
+
+    A callback of the user's, by `mujoco.set_mju_user_warning`, is left alone. Nothing is done where
+    `mujoco` has not been imported.
+    """
+    mujoco = sys.modules.get("mujoco")
+    if mujoco is not None and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(_warn)
+
+
+def _warn(text: str) -> None:
+    # Where an env of Gymnasium's makes its model, it would be Gymnasium's, which has its own shown.
+    deprecated = "deprecated" in text
+    category, stacklevel = (DeprecationWarning, 1) if deprecated else (RuntimeWarning, 2)
+    try:
+        warnings.warn(f"MuJoCo: {text.strip()}", category, stacklevel)
+    except Warning as error:  # where warnings are errors: through MuJoCo it would end the process
+        print(error, file=sys.stderr)
 
 
 def set_mujoco_profiler(wanted: bool) -> None:

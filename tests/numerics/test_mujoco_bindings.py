@@ -1,6 +1,7 @@
-"""MuJoCo's profiler is off unless it is asked for, and nothing else about MuJoCo has changed."""
+"""MuJoCo's profiler is off unless it is asked for, its warnings are Python's, and nothing else about it has changed."""
 
 import json
+import warnings
 
 import gymnasium
 import numpy as np
@@ -8,7 +9,11 @@ import pytest
 import torch
 
 from lightning_rl import GymnasiumEnv, machine
-from lightning_rl.envs.gymnasium.mujoco_profiler import has_mujoco_profiler, set_mujoco_profiler
+from lightning_rl.envs.gymnasium.mujoco_bindings import (
+    has_mujoco_profiler,
+    hear_mujoco,
+    set_mujoco_profiler,
+)
 from lightning_rl.machine import MachineSettings
 from tests.helpers import train
 
@@ -95,3 +100,44 @@ def test_a_clock_of_the_users_goes_on():
     set_mujoco_profiler(wanted=False)
     rollout(gymnasium.make("HalfCheetah-v5"), steps=1)
     assert calls
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_what_mujoco_says_of_a_model_is_a_warning_of_python_and_no_file(
+    vectorization, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    mujoco.set_mju_user_warning(None)
+    with pytest.warns(DeprecationWarning, match="MuJoCo: compiler attribute 'settotalmass'"):
+        env = GymnasiumEnv(2, "HalfCheetah-v5", vectorization=vectorization)
+    env.close()
+    assert list(tmp_path.iterdir()) == []
+    assert "settotalmass" not in "".join(capfd.readouterr())
+
+
+def test_a_simulation_that_is_unstable_warns_and_one_where_warnings_are_errors_goes_on(capsys):
+    mujoco.set_mju_user_warning(None)
+    hear_mujoco()
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><body><joint type='slide'/><geom size='1'/></body></worldbody></mujoco>"
+    )
+
+    def blow_up():
+        data = mujoco.MjData(model)
+        data.qvel[0] = np.inf
+        mujoco.mj_step(model, data)
+
+    with pytest.warns(RuntimeWarning, match="MuJoCo: Nan, Inf or huge value in QVEL"):
+        blow_up()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        blow_up()
+    assert "Nan, Inf or huge value in QVEL" in capsys.readouterr().err
+
+
+def test_a_callback_of_the_users_is_left_alone():
+    said = []
+    mujoco.set_mju_user_warning(said.append)
+    GymnasiumEnv(1, "HalfCheetah-v5").close()
+    assert "settotalmass" in said[0]
+    mujoco.set_mju_user_warning(None)
