@@ -64,15 +64,25 @@ def finished_run(tmp_path_factory):
     return give
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """What a test draws is the same whichever tests its worker ran before."""
+def begin_at_seed_0():
+    """What is drawn from here on is the same whichever tests the worker ran before."""
     import numpy
     import torch
 
     random.seed(0)
     numpy.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef):
+    if fixturedef.scope != "function":  # made by whichever of its tests comes first
+        begin_at_seed_0()
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    begin_at_seed_0()
 
 
 @pytest.fixture
