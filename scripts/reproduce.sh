@@ -30,7 +30,7 @@ if [[ $what == off_policy || $what == all ]]; then
   # MuJoCo; with --peer PYTHON also Stable-Baselines3's. The curves reported are in scripts/results/sac_curves.json.
   mujoco=(python scripts/sac_curves.py --curves outputs/sac_curves.json)
   "${mujoco[@]}" --configs sac.yaml sac_best.yaml --ids HalfCheetah-v5 Hopper-v5 Walker2d-v5
-  "${mujoco[@]}" --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 --total_env_steps 1_000_000
+  "${mujoco[@]}" --configs sac_best.yaml --ids HalfCheetah-v5 --seeds 2 3 --total_env_steps 1_000_000
   python scripts/reproduce.py --config sac_push_cube_pixels.yaml --seeds 1 2 3 --episodes 100 --data.total_env_steps 300_000
 fi
 # What the parts of sac_best.yaml are worth, and what else was tried: --label, config, settings.
