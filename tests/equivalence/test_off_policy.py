@@ -25,6 +25,7 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.envs import MaskProbe
+from lightning_rl.policies import q_networks
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_resume import stop_and_resume
@@ -161,6 +162,19 @@ def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
         if torch.is_tensor(value) and value.is_floating_point():
             # Adam makes steps of one size of gradients that are little more than rounding noise.
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=3e-4)
+
+
+@pytest.mark.parametrize("name", ["CrossQ", "CrossQ that remembers"])
+def test_renormalised_critics_are_compiled_and_resumed_alike(
+    name, tmp_path, monkeypatch, traced_only
+):
+    """After 100,000 minibatches, here after 3, batch statistics are renormalised."""
+    plain, *_ = train(tmp_path / "plain", **settings(**RUNS[name]))
+    monkeypatch.setattr(q_networks, "RENORMALIZED_AFTER", 3)
+    test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only)
+    test_compiled_it_resumes_to_the_bit_too(name, tmp_path, traced_only)
+    renormalised = load(last(tmp_path / "eager"))["state_dict"]["policy.critic.weights.1"]
+    assert not torch.equal(renormalised, plain.policy.critic.weights[1])
 
 
 @pytest.mark.parametrize(
