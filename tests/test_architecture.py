@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import sys
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from itertools import pairwise
@@ -77,21 +78,34 @@ UPWARD = {("algorithms/base.py", "loading")}
 again is made of all that lies above."""
 
 
+def none(offenders, rule=""):
+    """Assert that there are no offenders, and list all that there are."""
+    assert not offenders, "\n".join([rule, *map(str, offenders)])
+
+
+def of_file(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+@cache
+def tree(path):
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path):
+    """All nodes of a file's syntax tree."""
+    return list(ast.walk(tree(path)))
+
+
 def room(path):
     relative = path.relative_to(SOURCE)
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
-def imports(path):
-    """Yield the rooms that a file imports, at its top level or inside functions."""
-    file = str(path.relative_to(SOURCE))
-    for other in imported(path):
-        if (file, other) not in UPWARD:
-            yield other
-
-
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Yield the rooms that a file imports, at its top level or inside functions."""
+    for node in nodes(path):
         if (
             isinstance(node, ast.ImportFrom)
             and node.module
@@ -104,20 +118,21 @@ def imported(path):
                     yield name.name.split(".")[1]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_imports_only_go_down(path):
-    here = room(path)
-    for other in imports(path):
-        assert LEVELS[other] <= LEVELS[here], f"{here} must not import {other}"
-        assert (here, other) not in APART, f"{here} and {other} meet in callbacks and cli only"
-
-
-@pytest.mark.parametrize(("file", "other"), UPWARD)
-def test_an_import_that_goes_up_is_made_at_the_call_alone(file, other):
-    assert other in imported(SOURCE / file)
-    tree = ast.parse((SOURCE / file).read_text())
-    at_the_top = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert f"lightning_rl.{other}" not in at_the_top
+def test_imports_only_go_down():
+    offenders = []
+    for path in FILES:
+        here = room(path)
+        for other in imported(path):
+            up = LEVELS[other] > LEVELS[here] or (here, other) in APART
+            if up and (of_file(path), other) not in UPWARD:
+                offenders.append(f"{of_file(path)} imports {other}")
+    for file, other in UPWARD:
+        at_the_top = [n.module for n in tree(SOURCE / file).body if isinstance(n, ast.ImportFrom)]
+        if f"lightning_rl.{other}" in at_the_top:
+            offenders.append(f"{file} imports {other} at its top")
+        if other not in imported(SOURCE / file):
+            offenders.append(f"{file} imports {other} no more: leave it out of UPWARD")
+    none(offenders)
 
 
 def module_of(path):
@@ -130,7 +145,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 def files_imported(path):
     """Yield the files behind the imports of a file, those for type checking and in functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (MODULES[name.name] for name in node.names if name.name in MODULES)
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
@@ -142,7 +157,7 @@ def files_imported(path):
 def where_defined(home, name):
     """The file of a name: that which a folder re-exports it from."""
     if home.name == "__init__.py" and home.parent != SOURCE:
-        for node in ast.parse(home.read_text()).body:
+        for node in tree(home).body:
             if isinstance(node, ast.ImportFrom) and name in {one.name for one in node.names}:
                 return where_defined(MODULES[node.module], name)
     return home
@@ -170,35 +185,43 @@ def test_files_do_not_import_each_other_in_a_circle():
         visit(path, [])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_functions_stay_short(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 60, f"{node.name} is too long"
+def test_functions_stay_short():
+    long = [
+        f"{of_file(path)}: {node.name}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+    ]
+    none(long)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_what_is_public_is_documented(path):
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "a file says in its first line what one does there"
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), node.name
+def test_what_is_public_is_documented():
+    """A file too: its first line says what one does there."""
+    public = [(of_file(path), tree(path)) for path in FILES]
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+                public.append((f"{of_file(path)}: {node.name}", node))
+    none([name for name, node in public if not ast.get_docstring(node)])
 
 
 def test_no_docstring_only_refers():
     """An override needs none; one that says more says it in a sentence of its own."""
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                text = ast.get_docstring(node) or ""
-                assert not re.match(r"See [`\w]+[^.;:,]*\.?$", text), f"{path.name}: {node.name}"
+    referring = [
+        f"{of_file(path)}: {node.name}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        and re.match(r"See [`\w]+[^.;:,]*\.?$", ast.get_docstring(node) or "")
+    ]
+    none(referring)
 
 
 def test_folders_only_re_export():
-    for path in SOURCE.rglob("*/__init__.py"):
-        for node in ast.parse(path.read_text()).body:
-            assert isinstance(node, (ast.Expr, ast.ImportFrom, ast.Assign)), path
+    allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
+    folders = SOURCE.rglob("*/__init__.py")
+    bad = [p for p in folders if not all(isinstance(node, allowed) for node in tree(p).body)]
+    none(bad)
 
 
 def test_every_public_name_can_be_imported():
@@ -259,18 +282,15 @@ def test_the_table_of_pairs_names_tests_that_are_there():
 PRIVATE = SOURCE / "torch_private.py"
 
 
-def private_names():
-    """What the one file imports of torch, by module."""
-    for node in ast.walk(ast.parse(PRIVATE.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("torch"):
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
-@pytest.mark.parametrize(("module", "name"), sorted(private_names()))
-def test_torch_has_what_is_used_of_its_private_parts(module, name):
-    assert hasattr(import_module(module), name), (
-        f"torch {torch.__version__} has no {module}.{name}, which {PRIVATE.name} imports"
-    )
+def test_torch_has_what_is_used_of_its_private_parts():
+    missing = [
+        f"{node.module}.{alias.name}"
+        for node in nodes(PRIVATE)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("torch")
+        for alias in node.names
+        if not hasattr(import_module(node.module), alias.name)
+    ]
+    none(missing, f"torch {torch.__version__} lacks what {PRIVATE.name} imports")
 
 
 def test_torch_has_the_private_attributes_that_are_used():
@@ -314,26 +334,33 @@ FOR_SUBCLASSES = {
 """What is private to a class of a dependency and used in one derived from it. torch documents its two."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_what_is_private_to_a_dependency_is_used_in_one_file(path):
-    file = str(path.relative_to(SOURCE))
-    for node in ast.walk(ast.parse(path.read_text())):
+def private_uses(path):
+    """Yield what a file uses of a dependency's private parts without being the one file for them."""
+    file = of_file(path)
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            if any(re.match("_[a-zA-Z]", name) for name in names):
-                assert node.module.split(".")[0] == PRIVATE_PARTS.get(file), ast.unparse(node)
-            assert "experimental" not in names or file == "torch_private.py", ast.unparse(node)
+            private = any(re.match("_[a-zA-Z]", name) for name in names)
+            if private and node.module.split(".")[0] != PRIVATE_PARTS.get(file):
+                yield f"{file}: {ast.unparse(node)}"
+            if "experimental" in names and file != "torch_private.py":
+                yield f"{file}: {ast.unparse(node)}"
         if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
-            owner = ast.unparse(node.value)
-            allowed = owner in ("self", "cls", "super()") or ast.unparse(node) in OPEN
-            allowed |= node.attr == "_replace"  # of a named tuple, which documents it
-            assert allowed or file in PRIVATE_PARTS, ast.unparse(node)
+            allowed = ast.unparse(node.value) in ("self", "cls", "super()")
+            allowed |= ast.unparse(node) in OPEN or file in PRIVATE_PARTS
+            if not allowed and node.attr != "_replace":  # of a named tuple, which documents it
+                yield f"{file}: {ast.unparse(node)}"
+
+
+def test_what_is_private_to_a_dependency_is_used_in_one_file():
+    none([use for path in FILES for use in private_uses(path)])
 
 
 def is_private(name):
     return re.match("_[a-zA-Z]", name)
 
 
+@cache
 def private_names_of(cls):
     """What a class has, or gives its instances, under a private name."""
     source = inspect.getsource(cls)
@@ -348,42 +375,42 @@ def foreign_bases(cls):
             yield base
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_class_uses_nothing_private_of_the_classes_of_others_that_it_derives_from(path):
-    file = str(path.relative_to(SOURCE))
-    if file.startswith("__") or file == "lightning_private.py":
-        return
-    module = import_module(module_of(path))
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            used = {
-                one.attr
-                for one in ast.walk(node)
-                if isinstance(one, ast.Attribute)
-                and is_private(one.attr)
-                and ast.unparse(one.value) in ("self", "super()", "cls")
-            }
-            used |= {
-                one.name
-                for one in node.body
-                if isinstance(one, ast.FunctionDef) and is_private(one.name)
-            }
-            for base in foreign_bases(getattr(module, node.name)):
-                shared = used & private_names_of(base)
-                assert shared <= FOR_SUBCLASSES.get(file, set()), f"{node.name}: {base.__name__}"
+def private_members_used(node):
+    """The private attributes of itself that a class uses, and the private methods it defines."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and is_private(one.attr):
+            if ast.unparse(one.value) in ("self", "super()", "cls"):
+                yield one.attr
+        elif one in node.body and isinstance(one, ast.FunctionDef) and is_private(one.name):
+            yield one.name
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [(path, name) for path, names in OF_LIGHTNING.items() for name in names],
-)
-def test_lightning_has_the_private_attributes_that_are_used(path, name):
+def test_a_class_uses_nothing_private_of_the_classes_of_others_that_it_derives_from():
+    offenders = []
+    for path in FILES:
+        file = of_file(path)
+        if file.startswith("__") or file == "lightning_private.py":
+            continue
+        module = import_module(module_of(path))
+        for node in tree(path).body:
+            if isinstance(node, ast.ClassDef):
+                used = set(private_members_used(node)) - FOR_SUBCLASSES.get(file, set())
+                for base in foreign_bases(getattr(module, node.name)):
+                    shared = used & private_names_of(base)
+                    offenders += [f"{file}: {node.name}: {base.__name__}.{one}" for one in shared]
+    none(offenders)
+
+
+def test_lightning_has_the_private_attributes_that_are_used():
     """As its classes define them, or their constructors set them."""
-    module, _, cls = path.rpartition(".")
-    owner = getattr(import_module(module), cls)
-    known = set().union(*(private_names_of(base) for base in owner.__mro__ if base is not object))
-    public = set(re.findall(r"self\.(\w+)", inspect.getsource(owner)))
-    assert name in known | public, f"lightning {version('lightning')}: {cls} has no {name}"
+    missing = []
+    for path, names in OF_LIGHTNING.items():
+        module, _, cls = path.rpartition(".")
+        owner = getattr(import_module(module), cls)
+        known = set(re.findall(r"self\.(\w+)", inspect.getsource(owner)))
+        known |= {name for base in owner.__mro__[:-1] for name in private_names_of(base)}
+        missing += [f"{cls}.{name}" for name in names if name not in known]
+    none(missing, f"lightning {version('lightning')}")
 
 
 def test_lightning_counts_by_the_object_that_is_told_of_an_iteration():
@@ -404,11 +431,10 @@ def test_lightning_asks_for_a_signal_by_the_method_that_is_put_off():
     assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
 
 
-@pytest.mark.parametrize("name", [*OF_GYMNASIUM, "_async_worker"])
-def test_gymnasium_has_the_private_attributes_that_are_used(name):
+def test_gymnasium_has_the_private_attributes_that_are_used():
     known = private_names_of(AsyncVectorEnv) | private_names_of(VectorEnv)
     known |= set(vars(async_vector_env))
-    assert name in known, f"gymnasium {version('gymnasium')} has no {name}"
+    assert {*OF_GYMNASIUM, "_async_worker"} <= known, f"gymnasium {version('gymnasium')}"
 
 
 def test_jsonargparse_takes_back_what_was_set():

@@ -7,10 +7,8 @@ from functools import cache
 from importlib import import_module
 from itertools import pairwise
 
-import pytest
-
 from lightning_rl import functional
-from tests.test_architecture import FILES, SOURCE, module_of
+from tests.test_architecture import FILES, SOURCE, module_of, none, of_file, tree
 
 DOCS = SOURCE.parents[1] / "docs"
 
@@ -39,11 +37,7 @@ INTERNAL = (
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""
 
-PUBLIC = [
-    path
-    for path in FILES
-    if not any(fnmatch(str(path.relative_to(SOURCE)), one) for one in INTERNAL)
-]
+PUBLIC = [path for path in FILES if not any(fnmatch(of_file(path), one) for one in INTERNAL)]
 
 TENSOR = re.compile(r"(Tensor|TensorDict|np\.ndarray)( \| None)?$")
 SHAPE = re.compile(r"\[[^\]`']*\]")
@@ -53,17 +47,16 @@ HELPERS = {"require": "ConfigurationError", "check_range": "ConfigurationError"}
 NOT_SAID = {"NotImplementedError", "StopIteration", "AssertionError"}
 
 
-def of_file(path):
-    return str(path.relative_to(SOURCE))
-
-
 def is_public(name):
     return not name.startswith("_") or name == "__call__"
 
 
 @cache
-def functions(path):
-    return list(_functions(path))
+def functions():
+    """List (file and name, function, docstring, whether it owes none) of all public functions."""
+    return [
+        (f"{of_file(path)}: {name}", *rest) for path in PUBLIC for name, *rest in _functions(path)
+    ]
 
 
 def _functions(path):
@@ -72,7 +65,7 @@ def _functions(path):
     What overrides owes none, nor does a protocol, which says in one sentence what it is about.
     """
     module = import_module(module_of(path))
-    for node in ast.parse(path.read_text()).body:
+    for node in tree(path).body:
         if isinstance(node, ast.FunctionDef) and is_public(node.name):
             yield node.name, node, ast.get_docstring(node) or "", False
         if isinstance(node, ast.ClassDef) and is_public(node.name):
@@ -153,45 +146,48 @@ def unsaid_errors(function, text):
     return sorted({name for one in function.body for name in raised(one)} - said.keys())
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
-def test_each_tensor_has_its_shape(path):
+def test_each_tensor_has_its_shape():
     """An override has the shapes of what it overrides."""
-    for name, function, text, overrides in functions(path):
-        lacking = [] if overrides else list(without_shape(function, text))
-        assert not lacking, f"{name}: no [shape] of {', '.join(lacking)}"
+    lacking = [
+        f"{name}: {', '.join(missing)}"
+        for name, function, text, overrides in functions()
+        if not overrides and (missing := list(without_shape(function, text)))
+    ]
+    none(lacking, "no [shape] of these")
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
-def test_what_is_raised_is_said(path):
-    for name, function, text, overrides in functions(path):
-        lacking = [] if overrides and not text else unsaid_errors(function, text)
-        assert not lacking, f"{name}: no `Raises:` of {', '.join(lacking)}"
+def test_what_is_raised_is_said():
+    lacking = [
+        f"{name}: {', '.join(missing)}"
+        for name, function, text, overrides in functions()
+        if (text or not overrides) and (missing := unsaid_errors(function, text))
+    ]
+    none(lacking, "no `Raises:` of these")
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
-def test_all_but_overrides_are_documented(path):
-    for name, _, text, overrides in functions(path):
-        assert text or overrides, f"{name} has no docstring"
+def test_all_but_overrides_are_documented():
+    none([name for name, _, text, overrides in functions() if not text and not overrides])
 
 
-@pytest.mark.parametrize("path", PUBLIC, ids=of_file)
-def test_constants_are_documented(path):
-    """Else they are not in the reference, or should begin with an underscore."""
-    body = ast.parse(path.read_text()).body
-    for node, after in pairwise([*body, None]):
+def constants_without_docstring(path):
+    for node, after in pairwise([*tree(path).body, None]):
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             names = target.elts if isinstance(target, ast.Tuple) else [target]
-            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            for name in names:
-                assert said or not is_public(ast.unparse(name)), (
-                    f"{ast.unparse(name)}: no docstring"
-                )
+            if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+                yield from (ast.unparse(name) for name in names if is_public(ast.unparse(name)))
 
 
-@pytest.mark.parametrize("name", functional.__all__)
-def test_functions_of_tensors_name_their_source(name):
-    assert re.search(r"\b(19|20)\d\d\b", getattr(functional, name).__doc__), "author and year"
+def test_constants_are_documented():
+    """Else they are not in the reference, or should begin with an underscore."""
+    found = [f"{of_file(p)}: {name}" for p in PUBLIC for name in constants_without_docstring(p)]
+    none(found)
+
+
+def test_functions_of_tensors_name_their_source():
+    """By author and year."""
+    year = re.compile(r"\b(19|20)\d\d\b")
+    none([n for n in functional.__all__ if not year.search(getattr(functional, n).__doc__)])
 
 
 def test_the_audit_finds_what_is_missing():
@@ -219,7 +215,7 @@ def bad(x: Tensor, y: Tensor | None, n: int) -> Tensor:
 
 
 def defined_in(path):
-    for node in ast.parse(path.read_text()).body:
+    for node in tree(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Assign):
