@@ -4,6 +4,8 @@
     python scripts/mutations.py --only gae staleness     # those whose text has one of these words
     python scripts/mutations.py --jobs 2 --write         # also into scripts/results/mutations.md;
                                                          # with --only, the rows of those alone
+    python scripts/mutations.py --jobs 2 --notice        # which tests notice each, and which slow
+                                                         # tests no defect needs: see noticing.py
 
 Each defect is one that code like this has had somewhere: an episode that goes on over its end, a
 generator that is not saved, a rank that trains by itself. It is made in a copy of the tree, and the
@@ -17,6 +19,7 @@ test file is there, and every package of the source has a defect.
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shutil
@@ -27,6 +30,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import noticing
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/lightning_rl"
@@ -1411,10 +1416,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], help="words of the file or the defect")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
     parser.add_argument("--write", action="store_true", help=f"into {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--notice", action="store_true", help="which tests notice each")
     arguments = parser.parse_args()
     chosen = [m for m in MUTATIONS if any(w in f"{m.file} {m.defect}" for w in arguments.only)]
     for name in LOADED_ONCE:
         importlib.import_module(name)
+    if arguments.notice:
+        notice(chosen, arguments.jobs)
+        return
     outcomes = []
     for outcome in tried(chosen, arguments.jobs):
         outcomes.append(outcome)
@@ -1429,7 +1438,30 @@ def main() -> None:
     sys.exit(1 if survived else 0)
 
 
-def tried(mutations: Sequence[Mutation], jobs: int) -> Iterator[Outcome]:
+def notice(mutations: Sequence[Mutation], jobs: int) -> None:
+    """Find which tests notice each defect, and print the slow tests that none of them needs."""
+    reach = noticing.Reach()
+    noticed = noticing.FOLDER / "noticed.jsonl"
+    lines = noticed.read_text().splitlines() if noticed.is_file() else []
+    found = {row["defect"]: row for row in map(json.loads, lines)}
+    left = [m for m in mutations if m.defect not in found]
+    with noticed.open("a") as file:
+        for mutation, test, seconds in tried(left, jobs, reach):
+            row = {"defect": mutation.defect} | json.loads(test[0] if test else "{}")
+            found[mutation.defect] = row
+            print(f"{seconds:5.0f} s  {mutation.file}: {json.dumps(row)}", flush=True)
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+    survived = [row["defect"] for row in found.values() if not row["noticed by"]]
+    print(f"{len(found)} defects; no test notices {len(survived)}: {survived}")
+    print(f"Tests of more than {noticing.SLOW} s that are never the only one to notice a defect:")
+    for test in noticing.candidates(reach.seconds, found):
+        print(f"{reach.seconds[test]:6.1f} s  {test}")
+
+
+def tried(
+    mutations: Sequence[Mutation], jobs: int, reach: noticing.Reach | None = None
+) -> Iterator[Outcome]:
     """Yield the outcomes as they come, some defects at a time, each in a process of its own."""
     waiting = list(mutations)
     running: dict[int, tuple[Mutation, tempfile.TemporaryDirectory[str]]] = {}
@@ -1437,7 +1469,7 @@ def tried(mutations: Sequence[Mutation], jobs: int) -> Iterator[Outcome]:
         while waiting and len(running) < jobs:
             mutation = waiting.pop(0)
             folder = tempfile.TemporaryDirectory(prefix="mutation-")
-            running[_started(mutation, Path(folder.name))] = mutation, folder
+            running[_started(mutation, Path(folder.name), reach)] = mutation, folder
         pid, _, usage = os.wait4(-1, 0)
         mutation, folder = running.pop(pid)
         with suppress(ProcessLookupError):
@@ -1447,20 +1479,20 @@ def tried(mutations: Sequence[Mutation], jobs: int) -> Iterator[Outcome]:
         yield Outcome(mutation, (test, message) if test else None, usage.ru_utime + usage.ru_stime)
 
 
-def _started(mutation: Mutation, folder: Path) -> int:
+def _started(mutation: Mutation, folder: Path, reach: noticing.Reach | None) -> int:
     """Fork a process that runs the tests on a copy of the tree; return its number."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     try:
-        _test(mutation, folder)
+        _test(mutation, folder, reach)
     finally:
         os._exit(0)
 
 
-def _test(mutation: Mutation, folder: Path) -> None:
-    """Write the first test that fails to `failed`; nothing where all pass."""
+def _test(mutation: Mutation, folder: Path, reach: noticing.Reach | None) -> None:
+    """Write the first test that fails to `failed`, or nothing; with `reach`, a row of JSON."""
     import pytest
 
     tree, failed = folder / "tree", folder / "failed"
@@ -1480,8 +1512,17 @@ def _test(mutation: Mutation, folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     failed.write_text("(it ended the process that ran the tests)")
-    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(PATIENCE)]
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(PATIENCE)]
     files = [f"tests/{name}" for name in mutation.tests.split()]
+    if reach is not None:
+        failed.write_text('{"noticed by": ["(it ended the process)"], "complete": true}')
+        watch = noticing.Watch(reach.seconds)
+        for tests in reach.tests(f"{PACKAGE}/{mutation.file}", mutation.before, files):
+            watch.run(options, tests)
+        row = {"noticed by": watch.noticed_by, "complete": watch.is_complete}
+        failed.write_text(json.dumps(row))
+        return
+    options.append("-x")
     first = FirstFailure()
     known = caught_before().get(mutation.defect)
     status = pytest.main([*options, known], plugins=[first]) if known else 0

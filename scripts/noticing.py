@@ -1,0 +1,183 @@
+"""Find which tests notice each defect of `mutations.py`, and which slow tests no defect needs.
+
+A first run of the suite under coverage records which lines each test reaches, and its CPU seconds.
+Each defect then meets the tests that reach its lines and those of the files that its entry names
+(coverage does not see what a test starts in another process), quick ones first:
+
+- a test of at most `SLOW` seconds notices it: no slow test is needed, and the next defect follows;
+- otherwise slow tests go on until two of them notice it.
+
+A slow test that is never the only one to notice is a candidate for removal. The results lie in
+build/mutations/, where a stopped run continues; remove the folder after a change of tests.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "mutations"
+SECONDS = FOLDER / "seconds"
+"""A file for each process that ran tests: lines of JSON, each a test and its CPU seconds."""
+
+SLOW = 1.0
+"""CPU seconds above which a test has to be needed."""
+
+LONGEST = 190
+"""Seconds of tests for one defect: with two jobs, 185 defects take at most 5 hours."""
+
+
+def cpu_seconds() -> float:
+    """Return what this process and its children that have ended took."""
+    return sum(os.times()[:4])
+
+
+# --- which lines each test reaches: this file as a plugin of pytest ---
+
+
+class Recorder:
+    """Record lines and seconds by test, in the process that runs them."""
+
+    def __init__(self) -> None:
+        import coverage
+
+        SECONDS.mkdir(parents=True, exist_ok=True)
+        self._coverage = coverage.Coverage(
+            data_file=FOLDER / "lines", data_suffix=True, source_pkgs=["lightning_rl"]
+        )
+        self._coverage.start()
+        self._seconds = (SECONDS / f"{os.getpid()}.jsonl").open("w")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Measure one test, with the fixtures that it makes."""
+        self._coverage.switch_context(item.nodeid)
+        before = cpu_seconds()
+        result = yield
+        self._seconds.write(json.dumps([item.nodeid, cpu_seconds() - before]) + "\n")
+        return result
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the lines."""
+        self._coverage.stop()
+        self._coverage.save()
+        self._seconds.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record in each process that runs tests: a worker, or the only one."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses"):
+        config.pluginmanager.register(Recorder())
+
+
+def record() -> None:
+    """Run the suite once, and record it."""
+    import coverage
+
+    for old in (*FOLDER.glob("lines*"), *SECONDS.glob("*")):
+        old.unlink()
+    path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-p", "noticing", "--timeout", "900"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=True)
+    coverage.Coverage(data_file=FOLDER / "lines").combine()
+
+
+class Reach:
+    """Which tests reach a text, and how long each takes."""
+
+    def __init__(self) -> None:
+        import coverage
+
+        if not (FOLDER / "lines").is_file():
+            record()
+        self._data = coverage.CoverageData(FOLDER / "lines")
+        self._data.read()
+        rows = [json.loads(line) for file in SECONDS.iterdir() for line in file.open()]
+        self.seconds = dict(rows)
+
+    def tests(self, file: str, text: str, named: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return the tests of the named files, and the others that reach a text, quickest first.
+
+        Args:
+            file: below the root.
+            text: stands once in it.
+            named: test files, below the root.
+        """
+        first = (ROOT / file).read_text().split(text)[0].count("\n") + 1
+        by_line = self._data.contexts_by_lineno(str(ROOT / file))
+        reaching = {
+            test
+            for line in range(first, first + text.count("\n") + 1)
+            for test in by_line.get(line, ())
+        }
+        order = sorted(self.seconds, key=self.seconds.__getitem__)
+        about = [test for test in order if test.split("::")[0] in named]
+        return about, [test for test in order if test in reaching and test not in about]
+
+
+# --- which of them notice a defect ---
+
+
+class Watch:
+    """A plugin of pytest: run some tests only, until it is known which kind a defect needs.
+
+    Attributes:
+        noticed_by: the tests that failed.
+        is_settled: a quick test failed, or two slow ones, or the time is up.
+        is_complete: False where the time was up before.
+    """
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.noticed_by: list[str] = []
+        self.is_settled, self.is_complete = False, True
+        self._seconds = seconds
+        self._tests: list[str] = []
+        self._end = time.monotonic() + LONGEST
+
+    def run(self, options: Sequence[str], tests: list[str]) -> None:
+        """Run tests in their order."""
+        self._tests = tests
+        files = list(dict.fromkeys(test.split("::")[0] for test in tests))
+        if files and not self.is_settled:
+            pytest.main([*options, *files], plugins=[self])
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests that are to run."""
+        collected = {item.nodeid: item for item in items}
+        items[:] = [collected[test] for test in self._tests if test in collected]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Take a file that cannot be imported for one that notices."""
+        if report.failed:
+            self.noticed_by.append(report.nodeid)
+            self.is_settled = True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note a failure."""
+        if report.failed and report.nodeid not in self.noticed_by:
+            self.noticed_by.append(report.nodeid)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Stop after the test that settles it."""
+        result = yield
+        quick = any(self._seconds.get(test, 0.0) <= SLOW for test in self.noticed_by)
+        self.is_complete = time.monotonic() < self._end
+        self.is_settled = quick or len(self.noticed_by) >= 2 or not self.is_complete
+        if self.is_settled:
+            item.session.shouldstop = "it is settled"
+        return result
+
+
+def candidates(seconds: dict[str, float], found: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the slow tests that are never the only one to notice a defect, slowest first."""
+    needed = {row["noticed by"][0] for row in found.values() if len(row["noticed by"]) == 1}
+    slow = [test for test in seconds if seconds[test] > SLOW and test not in needed]
+    return sorted(slow, key=seconds.__getitem__, reverse=True)
