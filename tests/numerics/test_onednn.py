@@ -35,16 +35,19 @@ def repeated(rows, columns):
 LAYOUTS = [torch.randn, transposed, padded, scattered, repeated]
 
 
-@pytest.mark.parametrize("left", LAYOUTS)
-@pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize(
     ("rows", "inner", "columns"),
     [(1, 1, 1), (5, 7, 3), (64, 17, 64), (64, 300, 17), (17, 300, 64), (700, 20, 33)],
 )
-def test_matrices_of_any_layout_are_multiplied(product, left, right, rows, inner, columns):
-    a, b = left(rows, inner), right(inner, columns)
-    expected = a.double() @ b.double()
-    torch.testing.assert_close(product(a, b).double(), expected, rtol=0, atol=1e-4)
+def test_matrices_of_any_layout_are_multiplied(product, rows, inner, columns):
+    for left in LAYOUTS:
+        for right in LAYOUTS:
+            a, b = left(rows, inner), right(inner, columns)
+            expected = a.double() @ b.double()
+            torch.testing.assert_close(
+                product(a, b).double(), expected, rtol=0, atol=1e-4,
+                msg=lambda m, pair=(left, right): f"{[x.__name__ for x in pair]}: {m}",
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
     for name in space:
         path = ".".join(part for part in name.split(".") if part != "init_args")
         require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
-    text = parse(rest, [[f"--{name}={_typed(v)}"] for name, v in _extremes(space)])
+    text = parse(rest, list(_probes(space)))
     check_first(space, settings.first)
     base = load_yaml(text)
     seeds = settings.seeds if settings.seeds is not None else [base["seed_everything"]]
@@ -172,11 +172,16 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
     return _Sweep(Path(), settings, text)  # which refuses what does not go together
 
 
-def _extremes(space: Space) -> Iterator[tuple[str, Any]]:
-    """Yield each value that can be listed, and the ends of ranges, with their settings."""
-    for name, values in space.items():
-        ends = (values.low, values.high) if isinstance(values, Range) else values
-        yield from ((name, value) for value in ends)
+def _probes(space: Space) -> Iterator[list[str]]:
+    """Yield options of all settings that together have each value of a list and both ends of a range.
+
+    A parse takes .2 s: as many as the longest list has values, not one for each value.
+    """
+    values = {
+        name: (of.low, of.high) if isinstance(of, Range) else of for name, of in space.items()
+    }
+    for i in range(max(map(len, values.values()), default=0)):
+        yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
 
 
 def _typed(value: Any) -> str:
