@@ -236,6 +236,7 @@ def follow_here(arguments):
         arguments += FEW if config == "vla_bc.yaml" else []
         if config.startswith(("sac", "td3")):
             arguments += ["--data.total_env_steps", "128", "--model.random_env_steps", "32"]
+            arguments += ["--model.updates_per_env_step", "0.25"]
             arguments += ["--data.num_eval_episodes", "1"]  # of 1,000 steps
         if config.endswith(("push_cube.yaml", "point_mass.yaml")):
             arguments += ["--data.num_envs", "16"]

@@ -145,26 +145,30 @@ def test_another_pace_of_a_resumed_run_counts_from_there(pace, tmp_path, caplog)
     assert caplog.text.count("From here on") == caplog.text.count(said) == 1
 
 
-@pytest.mark.parametrize("name", ["SAC, all at once", "CrossQ"])
-def test_compiled_it_resumes_to_the_bit_too(name, tmp_path, traced_only):
-    run = settings(**RUNS[name], compile=True)
-    train(tmp_path / "whole", **run)
-    stop_and_resume(tmp_path / "stopped", 5, **run)
-    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+IN_OTHERS = ("SAC", "TD3", "SAC in chunks", "TD3, categorical, in chunks")
+"""Runs of which each setting is compiled in another of them."""
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in IN_OTHERS else ()) for n in RUNS]
+)
 def test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only):
+    run = settings(**RUNS[name], compile=True)
     eager, *_ = train(tmp_path / "eager", **settings(**RUNS[name]))
-    compiled, *_ = train(tmp_path / "compiled", **settings(**RUNS[name], compile=True))
+    compiled, *_ = train(tmp_path / "compiled", **run)
     assert compiled.compilation.compiled
     for key, value in eager.state_dict().items():
         if torch.is_tensor(value) and value.is_floating_point():
             # Adam makes steps of one size of gradients that are little more than rounding noise.
             torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-3, atol=3e-4)
+    if name in ("SAC, all at once", "CrossQ"):
+        stop_and_resume(tmp_path / "stopped", 5, **run)
+        assert_same_run(tmp_path / "compiled", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("name", ["CrossQ", "CrossQ that remembers"])
+@pytest.mark.parametrize(
+    "name", ["CrossQ", pytest.param("CrossQ that remembers", marks=pytest.mark.slow)]
+)
 def test_renormalised_critics_are_compiled_and_resumed_alike(
     name, tmp_path, monkeypatch, traced_only
 ):
@@ -172,7 +176,6 @@ def test_renormalised_critics_are_compiled_and_resumed_alike(
     plain, *_ = train(tmp_path / "plain", **settings(**RUNS[name]))
     monkeypatch.setattr(q_networks, "RENORMALIZED_AFTER", 3)
     test_compiled_it_follows_the_eager_run(name, tmp_path, traced_only)
-    test_compiled_it_resumes_to_the_bit_too(name, tmp_path, traced_only)
     renormalised = load(last(tmp_path / "eager"))["state_dict"]["policy.critic.weights.1"]
     assert not torch.equal(renormalised, plain.policy.critic.weights[1])
 

@@ -132,7 +132,7 @@ class TestTwoProcesses:
         [
             (0, "lightning"),
             pytest.param(1, "lightning", marks=pytest.mark.slow),
-            (1, "torchrun"),
+            pytest.param(1, "torchrun", marks=pytest.mark.slow),
         ],
     )
     def test_an_exception_on_one_rank_ends_both(self, rank, launcher, launch, tmp_path):
@@ -156,7 +156,7 @@ class TestTwoProcesses:
         ("to", "launcher"),
         [
             (0, "lightning"),
-            ("all", "torchrun"),
+            pytest.param("all", "torchrun", marks=pytest.mark.slow),
             pytest.param(1, "lightning", marks=pytest.mark.slow),
             pytest.param("all", "lightning", marks=pytest.mark.slow),
         ],

@@ -101,7 +101,7 @@ def killed(path, name, at):
     ("name", "step", "least"),
     [
         ("replace", 5, 10),
-        ("fsync", 10, 8),
+        ("fsync", 19, 4),
         ("unlink", 17, 3),
         ("copyfile", 3, 3),  # while files are joined
         pytest.param("replace", 1, 50, marks=pytest.mark.slow),

@@ -113,7 +113,13 @@ CLOSED_FORM = {
 }
 
 
-@pytest.mark.parametrize("replay", CLOSED_FORM)
+@pytest.mark.parametrize(
+    "replay",
+    [  # the mistakes, too, come to what they should
+        pytest.param(kind, marks=() if kind is ReplayBuffer else pytest.mark.slow)
+        for kind in CLOSED_FORM
+    ],
+)
 def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
     settings = {"gamma": 0.9, "tau": 0.1, "entropy_in_target": False, "updates_per_env_step": 6}
     module = learn(tmp_path, Corridor, replay=replay, **settings)
@@ -125,17 +131,20 @@ def test_q_under_a_time_limit_is_that_of_the_endless_task(replay, tmp_path):
 
 
 CATEGORICAL = {"value_atoms": ValueAtoms(21, 3.0), "critic_normalization": "layer"}
+SLOW = "SAC, categorical and residual"
 ACTORS = {
     "SAC": (SAC, {}, {}),
     "TD3": (TD3, {"exploration_std": 0.3}, {}),
-    "SAC, categorical and residual": (
+    SLOW: (
         SAC, CATEGORICAL | {"network": "residual", "actor_normalization": "layer"}, {"normalize_reward": True},
     ),
     "CrossQ": (SAC, {"critic_normalization": "batch"}, {"tau": None}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ACTORS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == SLOW else ()) for n in ACTORS]
+)
 def test_the_actor_learns_a_continuous_action(name, tmp_path):
     algorithm, policy, model = ACTORS[name]
     env = partial(ActionProbe, continuous=True)

@@ -103,7 +103,9 @@ def test_only_small_graphs_on_a_gpu_are_captured(monkeypatch):
     assert not is_worth_capturing([small])
 
 
-def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(tmp_path, monkeypatch):
+def test_a_run_is_the_same_with_captured_graphs_also_after_a_resume(
+    tmp_path, monkeypatch, traced_only
+):
     """Loss, step and values; the resumed optimizer has its state elsewhere."""
     model = {"compile": True, "n_epochs": 2, "lr_schedule": "constant"}
     policy = {"normalize_observation": True}

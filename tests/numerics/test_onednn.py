@@ -97,7 +97,10 @@ def gradients_of(network):
     return function
 
 
-@pytest.mark.parametrize("samples", [2048, 512, 64])
+@pytest.mark.parametrize(
+    "samples",
+    [512, *(pytest.param(number, marks=pytest.mark.slow) for number in (2048, 64))],
+)
 def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples):
     """Three layers forward, their weights, and the inputs of two; but none with a vector."""
     network = nn.Sequential(nn.Linear(3, 128), nn.ELU(), nn.Linear(128, 128), nn.ELU())
