@@ -30,6 +30,7 @@ MOST_WORKERS = 8
 
 TOGETHER = {
     "tests/equivalence/test_ddp.py": "one launch of two ranks for all, half a minute",
+    "tests/numerics/test_reward_classifier.py": "one dataset and one classifier for all",
     "tests/numerics/test_gradients.py": "the second to compile a graph finds it in Inductor's cache",
 }
 """Files whose tests run in one worker, and why; any other test runs in whichever is free."""
@@ -64,25 +65,29 @@ def finished_run(tmp_path_factory):
     return give
 
 
-def begin_at_seed_0():
+SEED = int(os.environ.get("TEST_SEED", "0"))
+"""TEST_SEED=1 pytest: no test may need the seed that it has by default."""
+
+
+def begin_at_seed():
     """What is drawn from here on is the same whichever tests the worker ran before."""
     import numpy
     import torch
 
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.manual_seed(0)
+    random.seed(SEED)
+    numpy.random.seed(SEED)
+    torch.manual_seed(SEED)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef):
     if fixturedef.scope != "function":  # made by whichever of its tests comes first
-        begin_at_seed_0()
+        begin_at_seed()
 
 
 @pytest.fixture(autouse=True)
 def _seeded():
-    begin_at_seed_0()
+    begin_at_seed()
 
 
 @pytest.fixture

@@ -373,6 +373,9 @@ def test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one(na
         options += ["--model.n_epochs", "1"]
     if "vla" in name or "pixels" in name:
         options += ["--data.num_envs", "24"]
+    if name.startswith("tuned/"):
+        rows = -(-settings["batch_size"] // data["num_envs"])
+        options += ["--data.buffer_size", str(max(rows, 8))]
     if clones:
         options += ["--data.collector.episodes", "24"]
     run(["fit", "--config", name, *options])

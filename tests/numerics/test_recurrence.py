@@ -508,7 +508,7 @@ def recall(tmp_path, memory, delay=20, seed=3, iterations=30):
     return module.evaluation["avg_reward"]
 
 
-@pytest.mark.parametrize("memory", [GRU, LSTM, None])
+@pytest.mark.parametrize("memory", [GRU, pytest.param(LSTM, marks=pytest.mark.slow), None])
 def test_a_cue_is_recalled_twenty_steps_later_by_those_who_remember(memory, tmp_path):
     reward = recall(tmp_path, memory and partial(memory, size=16))
     assert reward >= 0.95 if memory else reward < 0.7
