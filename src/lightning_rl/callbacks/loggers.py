@@ -12,16 +12,15 @@ from typing import IO, Any
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import FileWriter
-from torch.utils.tensorboard.summary import hparams, text
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.errors import WriteError
 from lightning_rl.files import check_still_there, write_atomically, writing
 from lightning_rl.lightning_private import forget_writer, has_writer, purge_from
 from lightning_rl.plain_yaml import dump_yaml
-from lightning_rl.tensorboard_private import leave_errors_to_the_caller
+
+# TensorBoard is imported where it is used: that takes a tenth of a second, and not every process
+# writes to it.
 
 OF_SETTINGS = ".settings"
 """How the name of the event file ends that holds nothing but the settings of a run."""
@@ -56,6 +55,8 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
     def experiment(self) -> Any:
         """The writer, opened when first asked for."""
         if not has_writer(self):
+            from lightning_rl.tensorboard_private import leave_errors_to_the_caller
+
             leave_errors_to_the_caller()
         with writing(self.log_dir):
             return super().experiment
@@ -66,6 +67,8 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
 
         SummaryWriter makes an event of each scalar, and each wakes the thread that writes them.
         """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in metrics.items()]
         self._write(Summary(value=values), step)
 
@@ -77,6 +80,9 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
         TensorBoard shows the first that it reads. No `Experiment` is written: TensorBoard would
         take the columns of all runs from that of one of them; without any it takes them all.
         """
+        from torch.utils.tensorboard import FileWriter
+        from torch.utils.tensorboard.summary import hparams, text
+
         directory = Path(self.log_dir)
         content = dump_yaml(params).encode()
         write_atomically(directory / self.NAME_HPARAMS_FILE, lambda file: file.write(content))
@@ -97,6 +103,8 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
     @rank_zero_only
     def log_animation(self, tag: str, gif: bytes, height: int, width: int, env_steps: int) -> None:
         """Show an animated GIF among the images."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
         with writing(self.log_dir):
             self.experiment.file_writer.add_summary(
@@ -133,7 +141,7 @@ class EnvStepTensorBoard(TensorBoardLogger, EnvStepLogger):
             if status != "failed":
                 raise
 
-    def _write(self, summary: Summary, step: int | None = None) -> None:
+    def _write(self, summary: Any, step: int | None = None) -> None:
         with writing(self.log_dir):
             self.experiment.file_writer.add_summary(summary, self.env_steps(step))
 

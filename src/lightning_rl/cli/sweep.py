@@ -173,9 +173,9 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
 
 
 def _probes(space: Space) -> Iterator[list[str]]:
-    """Yield options of all settings that together have each value of a list and both ends of a range.
+    """Yield options that together give each setting each of its values, and both ends of a range.
 
-    A parse takes .2 s: as many as the longest list has values, not one for each value.
+    A parse takes 0.2 s. There are as many as the longest list has values, not one for each value.
     """
     values = {
         name: (of.low, of.high) if isinstance(of, Range) else of for name, of in space.items()
