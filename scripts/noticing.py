@@ -8,7 +8,7 @@ Each defect then meets the tests that reach its lines and those of the files tha
 - otherwise slow tests go on until two of them notice it.
 
 A slow test that is never the only one to notice is a candidate for removal. The results lie in
-build/mutations/, where a stopped run continues; remove the folder after a change of tests or source.
+build/mutations/, where a stopped run continues. Remove that folder after a change.
 """
 
 import json

@@ -557,7 +557,9 @@ def test_an_algorithm_in_one_file_and_one_yaml_trains_checkpoints_and_resumes(
 def test_help_is_answered_at_once_and_without_torch():
     began = time.perf_counter()
     outcome = new_process("--help")
-    assert time.perf_counter() - began < 5  # a busy machine; the import check below is the real one
+    assert (
+        time.perf_counter() - began < 10
+    )  # a busy machine; the import check below is the real one
     assert "rl-cli fit --config ppo.yaml" in outcome.stdout
     check = "import sys; sys.argv = ['rl-cli', '--help']; import lightning_rl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
     assert (

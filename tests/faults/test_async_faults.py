@@ -21,11 +21,12 @@ from lightning_rl.envs.gymnasium.workers import WorkerDied, WorkerVectorEnv
 from tests.commands import ROOT, Command
 from tests.helpers import last, load, train
 
-LIMIT = 10.0
+LIMIT = 60.0
+"""Seconds, ten times what the slowest takes: in time for no step of 1,000 s, and for no rollout."""
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind_within_ten_seconds(request):
+def nothing_left_behind(request):
     before, start = set(threading.enumerate()), time.monotonic()
     yield
     if "command" not in request.node.name:  # most of that is its start
@@ -176,8 +177,8 @@ def test_a_slow_consumer_loses_nothing(tmp_path):
 def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
     number, vectorization, tmp_path
 ):
-    """An env step takes 0.03 s or 0.06 s, a rollout of 600 of them 20 s or more."""
-    data = {"buffer_size": 600, "total_env_steps": 100_000}
+    """An env step takes 0.03 s or 0.06 s, a rollout of 2,000 of them a minute or more."""
+    data = {"buffer_size": 2000, "total_env_steps": 100_000}
     sent = []
 
     def send():
@@ -192,7 +193,7 @@ def test_a_signal_during_a_rollout_that_takes_long_is_honoured_soon(
     _, _, trainer = run(
         tmp_path, "slow", vectorization, at=1, data=data, trainer={"callbacks": [Send()]}
     )
-    assert time.monotonic() - sent[0] < 4  # 0.1 s where the machine has nothing else to do
+    assert time.monotonic() - sent[0] < 20  # 0.1 s where the machine has nothing else to do
     assert trainer.stop_signal == number
     assert load(last(tmp_path))["global_step"] == 0
 
@@ -252,7 +253,7 @@ def test_ctrl_c_to_the_command_and_its_children_saves_and_leaves_no_process(tmp_
     children = process.children()
     os.killpg(process.pid, signal.SIGINT)
     sent = time.monotonic()
-    process.wait(30)
+    process.wait(120)
     assert time.monotonic() - sent < LIMIT
     assert process.returncode == 128 + signal.SIGINT, process.stderr
     assert "Resume: rl-cli fit --ckpt_path" in process.stdout

@@ -33,14 +33,14 @@ END = threading.Event()
 
 @pytest.fixture(autouse=True)
 def nothing_stays():
-    """No process, no thread; and it is over ten seconds after the limit."""
+    """No process, no thread; and it ends long before the hang of 1,000 s would."""
     END.clear()
     Hanging.made = 0
     before, start = set(threading.enumerate()), time.monotonic()
     yield
-    assert time.monotonic() - start < TIMEOUT + 10
+    assert time.monotonic() - start < TIMEOUT + 60
     END.set()
-    while not set(threading.enumerate()) <= before and time.monotonic() - start < TIMEOUT + 15:
+    while not set(threading.enumerate()) <= before and time.monotonic() - start < TIMEOUT + 90:
         time.sleep(0.02)
     assert set(threading.enumerate()) <= before
     assert not multiprocessing.active_children()
