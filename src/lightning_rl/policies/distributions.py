@@ -46,13 +46,14 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the log-prob [B] of the stored action and the entropy [B], with gradients.
 
         Args:
             output: [B, num_outputs].
             fields: `action` and `extra_fields`; one that is not there is None.
+            executed: [B, K] bool, of a chunk of K actions those that count; None for all.
         """
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
@@ -97,12 +98,16 @@ class Categorical(ActionDistribution):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         action = fields["action"]
         log_probs = self._log_probs(output)
-        entropy = -(log_probs.exp() * log_probs).sum((-2, -1))
-        return self._gather(log_probs, action if self.shape else action.unsqueeze(-1)), entropy
+        entropies = -(log_probs.exp() * log_probs)
+        entropy = entropies.sum((-2, -1))
+        if executed is not None:
+            entropy = summed(entropies.sum(-1), executed)
+        index = action if self.shape else action.unsqueeze(-1)
+        return self._gather(log_probs, index, executed), entropy
 
     def _log_probs(self, output: Tensor) -> Tensor:
         if self.padded:
@@ -110,8 +115,21 @@ class Categorical(ActionDistribution):
         logits: Tensor = output.unflatten(-1, (self.rows, self.width))
         return logits.log_softmax(-1)
 
-    def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
+    def _gather(self, log_probs: Tensor, index: Tensor, executed: Tensor | None = None) -> Tensor:
+        return summed(log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), executed)
+
+
+def summed(values: Tensor, executed: Tensor | None) -> Tensor:
+    """Return the sum [*B] of what the numbers [*B, A] of an action add.
+
+    Args:
+        values: [*B, A].
+        executed: [*B, K] bool, of a chunk of K actions those that count; None for all.
+    """
+    if executed is None:
+        return values.sum(-1)
+    counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
+    return torch.where(counted, values, 0.0).sum(-1)
 
 
 def draw_category(

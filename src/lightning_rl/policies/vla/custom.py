@@ -13,12 +13,11 @@ from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.permission import granted
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.vla.loading import (
-    WEIGHTS,
-    fill_with_weights,
     freeze_matching,
     import_model_class,
     instantiate_model,
 )
+from lightning_rl.policies.vla.weights import WEIGHTS, fill_with_weights
 from lightning_rl.rollout import FieldSpec
 
 
