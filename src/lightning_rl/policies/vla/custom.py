@@ -30,8 +30,8 @@ class CustomVLA(Policy):
     The model is an `nn.Module` that acts, values and evaluates by TensorDict, as `Policy` says of
     each method: `forward(td, deterministic=False, generator=None)`, `evaluate_actions(td)` and, for
     an algorithm with a critic, `get_value(td)`. It may have `extra_fields`, `fields_of(action)`,
-    `parameter_groups()`, `joint_ratio` and `counts_executed`, as `Policy` has them. Where its constructor names
-    `observation_space` or `action_space`, it gets them.
+    `parameter_groups()`, `joint_ratio` and `counts_executed`, as `Policy` has them. Where its
+    constructor names `observation_space` or `action_space`, it gets them.
 
     Or the model is a plain one, of tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], and `evaluate_actions` takes `(observation, actions)`.
@@ -255,9 +255,8 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
             f"model_class '{name}' has no {method}. {needs}",
         )
     plain = _takes(cls, "evaluate_actions", 2) and not _takes(cls, "evaluate_actions", 1)
-    fits = _takes(
-        cls, "forward", 1, **({} if plain else {"deterministic": False, "generator": None})
-    )
+    named = {} if plain else {"deterministic": False, "generator": None}
+    fits = _takes(cls, "forward", 1, **named)
     signature = inspect.signature(cls.forward)
     require(
         fits,
