@@ -102,8 +102,7 @@ class TransformersBackbone(Backbone):
             f"{embeddings - 1}.",
         )
         self.slot_size = self.summary_size = int(_of(settings.text_config, "hidden_size"))
-        # Positions of PaliGemma count from 1.
-        self.first_position = int(settings.model_type == "paligemma")
+        self.is_paligemma = settings.model_type == "paligemma"
         self.many_images = settings.model_type in ("smolvlm", "idefics3")
         self.tokens_per_image = _tokens_per_image(settings)
 
@@ -128,15 +127,20 @@ class TransformersBackbone(Backbone):
         pixels = self._pixels(observation["rgb"])
         batch, cameras = pixels.shape[:2]
         ids, mask = self._token_ids(observation, batch, cameras)
+        # As if padding were not there: how much there is of it changes nothing.
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        own: dict[str, Tensor] = {}
+        if self.is_paligemma:  # counts from 1; sees all of a prompt, 0, from everywhere in it
+            positions, own = positions + 1, {"token_type_ids": 1 - mask}
         try:
             output = self.model(
                 input_ids=ids,
                 pixel_values=pixels if self.many_images else pixels.flatten(0, 1),
                 attention_mask=mask,
-                # As if padding were not there: how much there is of it changes nothing.
-                position_ids=(mask.cumsum(1) - 1).clamp(min=0) + self.first_position,
+                position_ids=positions,
                 output_hidden_states=True,
                 use_cache=False,
+                **own,
             )
         except IndexError:
             refuse_unknown_tokens(observation["language"], self.vocabulary)
