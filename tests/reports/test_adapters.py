@@ -169,3 +169,27 @@ def test_an_adapter_of_another_model_is_one_message(saved):
     ) as caught:
         model(WIDER, adapter=str(saved))
     assert len(str(caught.value)) < 1000
+
+
+def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {}
+
+    class AskedError(Exception):
+        pass
+
+    def load(path, **settings):
+        asked.update(settings)
+        raise AskedError
+
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "owner" / "name" / "config.json").write_text(json.dumps(SMALL))
+    with pytest.raises(AskedError):
+        load_vla_model("hf", "owner/name", allow_download=True)
+    assert asked["local_files_only"] is True
+    shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
+    with pytest.raises(ConfigurationError, match="holds an adapter, whose base model"):
+        load_vla_model("hf", "owner/name")

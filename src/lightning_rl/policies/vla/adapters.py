@@ -109,15 +109,17 @@ def with_fresh_adapter(
     adapter = {key: value for key, value in own.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
         return dict(saved), None
-    names = {_plain(key): key for key in own if key not in adapter}
-    renamed = {names.get(key, key): value for key, value in saved.items()}
+    names = {key: _plain(key) for key in own if key not in adapter}
+    renamed = {key: saved[plain] for key, plain in names.items() if plain in saved}
+    renamed |= {key: value for key, value in saved.items() if key not in names.values()}
     note = f"The checkpoint has no LoRA adapter: the policy's own begins fresh, {len(adapter)} "
     return renamed | adapter, f"{note}entries, and the saved weights go into the base model."
 
 
 def _plain(key: str) -> str:
     """Return a name in a policy's state dict as it is where the model has no adapter."""
-    return key.replace(".base_model.model.", ".", 1).replace(".base_layer.", ".")
+    within = key.replace(".base_model.model.", ".", 1)
+    return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
 
 
 def _saved_settings(place: Path) -> dict[str, Any]:

@@ -219,11 +219,16 @@ def _from_directory(
         f"No model at {path}: there is no {Path(path) / 'config.json'}. Nothing is downloaded "
         "unless allow_download: true; give a local directory that save_pretrained wrote.",
     )
+    require(
+        not (Path(path) / "adapter_config.json").is_file(),
+        f"{path} holds an adapter, whose base model transformers would load in its place: give the "
+        "model's own directory as path, and the adapter's as adapter.",
+    )
     transformers = extra("transformers")
     try:
         model, info = transformers.AutoModelForImageTextToText.from_pretrained(
             path,
-            local_files_only=not allow_download,
+            local_files_only=local or not allow_download,  # a directory is never completed by a hub
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_code,
