@@ -69,8 +69,8 @@ class VideoRecorder(Callback):
     """Write `videos/eval_<env steps>.mp4` and `best_...`, of `validate` and `test` likewise.
 
     The film is made of the episodes that the evaluation plays anyway, from pictures taken between
-    their steps, so that no result changes. A thread encodes it while training goes on. It is also
-    shown in TensorBoard, and given to each logger with `log_video`, as Weights & Biases has.
+    their steps, so that no result changes. A thread encodes it while training goes on. TensorBoard
+    shows the film, and each logger with a `log_video`, such as `WandbLogger`, gets it.
 
     An env that cannot be drawn, or a disk that cannot be written to, ends the filming of a training
     run with one warning. In `validate`, `test` and `play` it is a `ConfigurationError`.
@@ -181,7 +181,7 @@ class VideoRecorder(Callback):
         """Act, unless it has failed before; count the time.
 
         Raises:
-            ConfigurationError: where it fails outside of a training run.
+            ConfigurationError: if the action fails outside of a training run.
         """
         if self._broken:
             return
@@ -268,7 +268,7 @@ class VideoRecorder(Callback):
 
 
 def _takes_videos(logger: Logger) -> bool:
-    """Tell whether a logger has `log_video(key, videos, step)`, as `WandbLogger` has."""
+    """Return whether a logger takes films: `log_video(key, videos, step)` of `WandbLogger`."""
     return hasattr(logger, "log_video")
 
 

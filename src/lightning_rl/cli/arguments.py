@@ -83,7 +83,7 @@ def complete(arguments: list[str]) -> Completed:
 
 
 def is_trusted(options: Sequence[str]) -> bool:
-    """Tell whether all that a command reads comes from the user, or from a trusted checkpoint."""
+    """Return whether a command reads no checkpoint, or one that the user trusts."""
     trust_code = (value_of("--trust_code", options) or "false").lower() == "true"
     return trust_code or value_of("--ckpt_path", options) is None
 

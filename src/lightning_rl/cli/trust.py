@@ -331,10 +331,10 @@ def _find(name: str) -> Any:
 
 
 def find_code_here() -> None:
-    """Have modules in the working directory found: `class_path: my_module.MyAlgorithm`.
+    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
 
-    The rule for all subcommands: where all that a command reads comes from the user, or from a
-    checkpoint that the user trusts; else where the user has typed the name of a module.
+    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
+    the name of a module.
     """
     here = str(Path.cwd())
     if here not in sys.path:

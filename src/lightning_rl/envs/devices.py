@@ -158,7 +158,7 @@ class Keyboard(Device):
         steering: by the name of a key, which component of the action it moves and to which side,
             such as `+0`, or of discrete actions which one it is. Arrows move the first two
             components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
-            it, which closes and opens a gripper; digits are discrete actions.
+            the fourth, which closes and opens a gripper; digits are discrete actions.
         reads: `window`, `terminal`, or `auto`.
         hold_s: how many seconds a key that was typed into the terminal is held.
         speed, neutral: see `Device`.

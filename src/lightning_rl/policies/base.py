@@ -34,12 +34,12 @@ class Policy(nn.Module, ABC, Constructed):
 
     Args:
         observation_space, action_space: of one env.
-        reads: keys of a Dict observation that the policy can read; None where it can read any.
+        reads: keys of a Dict observation that the policy can read; None for any key.
         ignore_keys: keys of a Dict observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for a key of the observation that is in neither, and a key in
-            `ignore_keys` that the observation does not have.
+        ConfigurationError: for a key of the observation that is neither read nor ignored, and for
+            an ignored key that the observation does not have.
 
     Attributes:
         observation_space, action_space: of one env; of actions of several parts the flat form,
@@ -246,7 +246,7 @@ def _refuse_unread(
     reads: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> None:
-    """Refuse a key of an observation that a policy cannot read, and does not say it ignores.
+    """Refuse a key of an observation that a policy neither reads nor ignores by name.
 
     Raises:
         ConfigurationError: naming the key.

@@ -31,7 +31,7 @@ LORA = re.compile(r"\.lora_\w+\.")
 
 
 def name_without_adapter(name: str) -> str:
-    """Return the name that a parameter has, or whose weight it changes, without the adapter."""
+    """Return the name of a parameter, or of the weight that an adapter's parameter changes."""
     return INSERTED.sub("", name)
 
 
@@ -40,10 +40,10 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
 
     Args:
         model: whose own parameters are frozen.
-        lora: arguments of peft's `LoraConfig`; all linear layers are adapted where it does not say.
+        lora: arguments of peft's `LoraConfig`; without `target_modules` all linear layers.
 
     Raises:
-        ConfigurationError: for an argument that there is not, or that does not fit the model.
+        ConfigurationError: for an unknown argument, or one that does not fit the model.
     """
     peft = extra("peft")
     known = list(peft.LoraConfig.__dataclass_fields__)
@@ -103,8 +103,8 @@ def with_fresh_adapter(
         saved: weights for it.
 
     Returns:
-        `saved`, or, where only the policy has an adapter, the saved weights under the policy's
-        names beside its own adapter; and a sentence on that.
+        `saved`; or, if the policy alone has an adapter, the saved weights under the policy's names
+        and the policy's adapter, with a sentence for the user.
     """
     adapter = {key: value for key, value in own.items() if LORA.search(key)}
     if not adapter or any(LORA.search(key) for key in saved):
@@ -117,7 +117,7 @@ def with_fresh_adapter(
 
 
 def _plain(key: str) -> str:
-    """Return a name in a policy's state dict as it is where the model has no adapter."""
+    """Return the name of an entry of a state dict in the same policy without an adapter."""
     within = key.replace(".base_model.model.", ".", 1)
     return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
 
@@ -173,7 +173,7 @@ def _matching(expression: str, names: Sequence[str], setting: str) -> int:
     In a process of its own: Python cannot interrupt an expression that backtracks for ever.
 
     Raises:
-        ConfigurationError: where it is none, or takes too long.
+        ConfigurationError: for an invalid expression, and one that takes too long.
     """
     try:
         re.compile(expression)

@@ -73,7 +73,7 @@ class Backbone(nn.Module, ABC, Constructed):
 
 
 def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
-    """Refuse tokens beyond a vocabulary; where they lie on a device, it is waited for.
+    """Refuse tokens beyond a vocabulary; waits for the device that they are on.
 
     Args:
         tokens: [B, S].

@@ -35,7 +35,7 @@ class CustomVLA(Policy):
 
     Or the model is a plain one, of tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], and `evaluate_actions` takes `(observation, actions)`.
-    `PlainModel` then draws actions around those of the model.
+    `PlainModel` then draws actions around the model's actions.
 
     In YAML:
 
@@ -159,14 +159,14 @@ class CustomVLA(Policy):
 class PlainModel(nn.Module):
     """A model that takes and returns tensors, with the interface that `CustomVLA` expects.
 
-    Actions are drawn from a normal distribution around those of the model. Its log standard
-    deviation is learnt, one for each number of an action; it is the model's own `log_std` where
-    that is a parameter. Log-probs and entropies are of that distribution: the model's
-    `evaluate_actions`, which cannot know it, is not called.
+    Actions are drawn from a normal distribution around the model's actions. The log standard
+    deviation is learnt, one for each number of an action; if the model has a parameter `log_std`,
+    that is the log standard deviation. Log-probs and entropies are of this distribution: the
+    model's `evaluate_actions` cannot know the distribution, and is not called.
 
     Args:
-        model: `forward(observation)` returns actions [B, A] and, where it has one,
-            `get_value(observation)` values [B, 1].
+        model: `forward(observation)` returns actions [B, A]; `get_value(observation)`, which is
+            optional, returns values [B, 1].
         action_space: a Box of floats.
         log_std_init: initial log standard deviation.
 
@@ -267,7 +267,7 @@ def _check_methods(cls: type[nn.Module], name: str) -> bool:
 
 
 def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:
-    """Tell whether a method can be called with so many arguments and those that are named."""
+    """Return whether a method takes `count` arguments by position and the named ones."""
     try:
         inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **named)
     except TypeError:

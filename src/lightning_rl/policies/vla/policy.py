@@ -161,10 +161,10 @@ class VLAPolicy(Policy):
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
-    """Refuse instructions whose tokens may be beyond the vocabulary, where the space bounds them.
+    """Refuse an observation space whose tokens exceed the vocabulary; skip unbounded spaces.
 
     Raises:
-        ConfigurationError: where they may be.
+        ConfigurationError: naming the highest token and the vocabulary.
     """
     language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
     if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):

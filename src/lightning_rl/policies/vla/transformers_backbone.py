@@ -29,11 +29,11 @@ class TransformersBackbone(Backbone):
         placeholder: token that stands for a number of the action; the model's padding token, or 0,
             where not given.
         token_offset: added to the env's tokens, where the env counts from 0 and the model does not.
-        padding: the env's token that fills the room behind an instruction and is not read; the
-            model's padding token, or 0, where not given. With a `token_offset` it is 0.
-        condition_tokens: the model's tokens for a condition of 0 and of 1, such as those of the
-            words "negative" and "positive"; its first two tokens that stand for nothing else where
-            not given.
+        padding: the env's token that fills the room behind an instruction and is masked. Default:
+            the model's padding token; 0 if the model has none, and with a `token_offset`.
+        condition_tokens: the model's tokens for conditions 0 and 1, such as the tokens of
+            "negative" and "positive". Default: the first two that are neither the placeholder nor
+            the image token.
         image_mean: of each colour, 0 to 1; with `image_std` what pixels are scaled by. Where not
             given, what the directory's preprocessor_config.json says.
         image_std: see `image_mean`.

@@ -53,10 +53,10 @@ def fill_with_weights(
 def fitting(
     own: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str, strict: bool
 ) -> dict[str, Tensor]:
-    """Return the weights whose names and shapes are those of a model's state dict `own`.
+    """Return the weights with a name and shape of a model's state dict `own`.
 
     Raises:
-        ConfigurationError: with `strict`, where some are not, naming them and their `source`.
+        ConfigurationError: with `strict`, if names or shapes differ, naming them and `source`.
     """
     wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
     missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
@@ -88,8 +88,8 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     It is a state dict, or holds one under any name, such as `state_dict` or `model_state_dict`.
 
     Raises:
-        ConfigurationError: where it holds other objects than plain values and tensors, and no state
-            dict or several.
+        ConfigurationError: if the file holds objects that are neither plain values nor tensors,
+            no state dict, or several.
     """
     try:
         if path.suffix == ".safetensors":
