@@ -9,7 +9,7 @@ import torch
 from lightning_rl import load_vla_model
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla import adapters
-from tests.numerics.test_vla_loading import CONFIGS
+from tests.numerics.test_vla_loading import CONFIGS, TEXT
 
 pytest.importorskip("peft")
 
@@ -151,7 +151,7 @@ def fewer_weights(directory):
         (no_weights, "No weights of an adapter in ad/mine.*Nothing is downloaded"),
         (cut_weights, "adapter_model.safetensors is refused: it is damaged"),
         (cut_settings, "adapter_config.json is damaged"),
-        (other_settings, "says no peft_type"),
+        (other_settings, "holds no settings, but a list"),
         (unknown_kind, "The adapter in ad/mine cannot be added"),
         (fewer_weights, "The weights in ad/mine do not fit the model: 1 missing"),
     ],
@@ -193,3 +193,31 @@ def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, mon
     shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
     with pytest.raises(ConfigurationError, match="holds an adapter, whose base model"):
         load_vla_model("hf", "owner/name")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "smolvml"}, "No model can be made of the configuration"),
+        (
+            SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
+            "No model can be",
+        ),
+        ({"model_type": "llama", **TEXT}, "No model can be made of the configuration"),
+    ],
+)
+def test_a_configuration_that_makes_no_model_is_one_message(config, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        model(config)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "smol')
+    with pytest.raises(ConfigurationError, match=r"config\.json is damaged"):
+        load_vla_model("hf_config", str(tmp_path))
+    settings = {"model_config": {"in_features": 2, "out_features": 2}, "trust_code": True}
+    with pytest.raises(ConfigurationError, match="Linear has no gradient_checkpointing_enable"):
+        load_vla_model(
+            "class", model_class="torch.nn.Linear", gradient_checkpointing=True, **settings
+        )

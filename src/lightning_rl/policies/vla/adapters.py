@@ -4,15 +4,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.policies.vla.weights import extra, fitting, load_weights
+from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message, read_json
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Where peft keeps the weights of an adapter."""
@@ -57,7 +56,7 @@ def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
     )
     settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
     _check_names(model, settings, "lora")
-    with _one_message(f"lora={dict(lora)} cannot be added to {type(model).__name__}"):
+    with one_message(f"lora={dict(lora)} cannot be added to {type(model).__name__}"):
         return cast(nn.Module, peft.get_peft_model(model, peft.LoraConfig(**settings)))
 
 
@@ -82,7 +81,7 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
         "Nothing is downloaded; copy the file there.",
     )
     _check_names(model, settings, f"{directory}/adapter_config.json")
-    with _one_message(f"The adapter in {directory} cannot be added to {type(model).__name__}"):
+    with one_message(f"The adapter in {directory} cannot be added to {type(model).__name__}"):
         config = peft.PeftConfig.from_peft_type(**settings)
         config.inference_mode = False
         adapted = peft.get_peft_model(model, config)
@@ -130,15 +129,11 @@ def _saved_settings(place: Path) -> dict[str, Any]:
         f"No adapter at {place}: there is no adapter_config.json. Give a directory that "
         "save_pretrained of peft wrote, or lora for a fresh one.",
     )
-    try:
-        settings = json.loads(file.read_text())
-    except ValueError as error:
-        raise ConfigurationError(f"{file} is damaged: {error}. Copy the adapter again.") from error
+    settings = read_json(file)
     require(
-        isinstance(settings, dict) and "peft_type" in settings,
-        f"{file} says no peft_type: it is not of save_pretrained of peft.",
+        "peft_type" in settings, f"{file} has no peft_type: it is not of save_pretrained of peft."
     )
-    return cast(dict[str, Any], settings)
+    return settings
 
 
 def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:
@@ -197,13 +192,3 @@ def _matching(expression: str, names: Sequence[str], setting: str) -> int:
             "the model: nested repetitions such as (a+)+ do. Give a list of names."
         ) from None
     return int(done.stdout)
-
-
-@contextmanager
-def _one_message(beginning: str) -> Iterator[None]:
-    """Turn an error of peft, which has many kinds, into one line."""
-    try:
-        yield
-    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigurationError(f"{beginning}: {reason}") from error

@@ -6,7 +6,6 @@ runs, unless that is asked for.
 
 import importlib
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,7 +21,14 @@ from lightning_rl.policies.vla.adapters import (
     add_saved_adapter,
     name_without_adapter,
 )
-from lightning_rl.policies.vla.weights import KeyReport, check_report, extra, fill_with_weights
+from lightning_rl.policies.vla.weights import (
+    KeyReport,
+    check_report,
+    extra,
+    fill_with_weights,
+    one_message,
+    read_json,
+)
 
 Kind = Literal["class", "hf", "hf_config"]
 """What a model is made of: a class, a directory of transformers, or its configuration alone."""
@@ -88,6 +94,11 @@ def load_vla_model(
         require(kind == "hf_config", f"kind must be class, hf or hf_config, got '{kind}'.")
         model = _from_config(path, config, DTYPES[dtype])
     if gradient_checkpointing:
+        require(
+            hasattr(model, "gradient_checkpointing_enable"),
+            f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
+            "gradient_checkpointing.",
+        )
         cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
     if lora is not None:
         model = add_fresh_adapter(model, lora)
@@ -181,7 +192,7 @@ def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = Path(path or "") / name
         if path is not None and file.is_file():
-            content = json.loads(file.read_text())
+            content = read_json(file)
             content = content.get("image_processor", content)
             if "image_mean" in content and "image_std" in content:
                 return list(content["image_mean"]), list(content["image_std"])
@@ -254,10 +265,11 @@ def _from_config(
     if path is not None:
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         require(file.is_file(), f"No configuration at {file}.")
-        config = json.loads(file.read_text())
+        config = read_json(file)
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, as in 'smolvlm'.")
     transformers = extra("transformers")
-    made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = transformers.AutoModelForImageTextToText.from_config(made)
+    with one_message("No model can be made of the configuration"):
+        made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        model = transformers.AutoModelForImageTextToText.from_config(made)
     return cast(nn.Module, model.to(dtype))

@@ -1,10 +1,12 @@
 """Read weights as data, and compare them with a model's."""
 
 import importlib
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -133,6 +135,30 @@ def check_report(report: KeyReport, source: str, strict: bool) -> None:
     text = f"The weights in {source} do not fit the model: {report}."
     require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
     warnings.warn(f"{text} What is missing keeps random values.", stacklevel=3)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file with settings by name.
+
+    Raises:
+        ConfigurationError: if the file holds anything else.
+    """
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is damaged: {error}. Copy it again.") from error
+    require(isinstance(content, dict), f"{file} holds no settings, but a {type(content).__name__}.")
+    return cast(dict[str, Any], content)
+
+
+@contextmanager
+def one_message(beginning: str) -> Iterator[None]:
+    """Turn an error of transformers or peft, which raise many kinds, into one line."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"{beginning}: {reason}") from error
 
 
 def extra(name: str) -> Any:
