@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from lightning_rl.construction import Constructed
 from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.policies.distributions import NEVER, gumbel_
+from lightning_rl.policies.distributions import NEVER
+from lightning_rl.policies.gumbel import gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import MASK, FieldSpec, step_views, time_major
 from lightning_rl.structured_actions import flat_actions

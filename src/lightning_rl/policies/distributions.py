@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.policies.gumbel import draw_category
 from lightning_rl.rollout import FieldSpec
 
 NEVER = -1e30
@@ -120,41 +121,11 @@ class Categorical(ActionDistribution):
 
 
 def summed(values: Tensor, executed: Tensor | None) -> Tensor:
-    """Return the sum [*B] of what the numbers [*B, A] of an action add.
-
-    Args:
-        values: [*B, A].
-        executed: [*B, K] bool, of a chunk of K actions those that count; None for all.
-    """
+    """Return the sum [*B] of numbers [*B, A], of those whose action was `executed` [*B, K]."""
     if executed is None:
         return values.sum(-1)
     counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
     return torch.where(counted, values, 0.0).sum(-1)
-
-
-def draw_category(
-    log_probs: Tensor, deterministic: bool, generator: torch.Generator | None
-) -> Tensor:
-    """Return the index [B] of one of n categories, or of the likeliest where `deterministic`.
-
-    By the Gumbel-max trick, argmax(log p + g): one pass, where `multinomial` needs the sums of the
-    probabilities, and looks at them, which an accelerator waits for.
-
-    Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
-
-    Args:
-        log_probs: [B, n], up to a constant for each of B.
-        deterministic: take the likeliest.
-        generator: of the draw.
-    """
-    if deterministic:
-        return log_probs.argmax(-1)
-    return (log_probs + gumbel_(torch.empty_like(log_probs), generator)).argmax(-1)
-
-
-def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill `noise` [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
-    return noise.exponential_(generator=generator).log_().neg_()
 
 
 def widened(output: Tensor) -> Tensor:

@@ -72,8 +72,7 @@ def load_vla_model(
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a fresh adapter.
         adapter: directory of a saved adapter, which is trained on; instead of `lora`.
-        freeze: patterns of parameter names that are not trained, as in `*vision*`; an adapter's
-            parameters have the name of the weight that they change.
+        freeze: patterns of parameter names that are not trained, as in `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, for memory.
         allow_download: let `path` be the name of a model on a hub; refused likewise.
 
@@ -94,18 +93,23 @@ def load_vla_model(
         require(kind == "hf_config", f"kind must be class, hf or hf_config, got '{kind}'.")
         model = _from_config(path, config, DTYPES[dtype])
     if gradient_checkpointing:
-        require(
-            hasattr(model, "gradient_checkpointing_enable"),
-            f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
-            "gradient_checkpointing.",
-        )
-        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+        _recompute_activations(model)
     if lora is not None:
         model = add_fresh_adapter(model, lora)
     elif adapter is not None:
         model = add_saved_adapter(model, adapter, strict)
     freeze_matching(model, freeze)
     return model
+
+
+def _recompute_activations(model: nn.Module) -> None:
+    """Recompute activations in the backward pass."""
+    require(
+        hasattr(model, "gradient_checkpointing_enable"),
+        f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
+        "gradient_checkpointing.",
+    )
+    cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:

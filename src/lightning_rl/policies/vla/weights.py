@@ -153,7 +153,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def one_message(beginning: str) -> Iterator[None]:
-    """Turn an error of transformers or peft, which raise many kinds, into one line."""
+    """Turn an error of transformers or peft, which raise many kinds, into one line.
+
+    Args:
+        beginning: of the message.
+
+    Raises:
+        ConfigurationError: if an error is raised within.
+    """
     try:
         yield
     except Exception as error:
