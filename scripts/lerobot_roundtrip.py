@@ -59,7 +59,7 @@ OBSERVATION = Dict(
         "pixels": Dict({"front": Box(0, 255, (48, 64, 3), np.uint8)}),
     }
 )
-ACTION = Box(-1, 1, (2,), np.float32)
+ACTION = Box(-9, 9, (2,), np.float32)
 FPS = 10
 LENGTHS = (5, 1, 4)
 TASKS = ("Push the cube.", "Lift it.", "Push the cube.")
