@@ -1205,6 +1205,14 @@ class EpisodeWriter:
                 f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
                 f"{sorted(extra)}: give each step all of them, 0 where nothing is said."
             )
+        if choices_of(self._action_space) and not isinstance(self._action_space, StructuredActions):
+            given = np.asarray(action)
+            require(
+                given.shape == self._action.shape
+                and self._action_space.contains(given.astype(self._action.dtype)[()]),
+                f"The action {given.tolist()} is none of {self._action_space}: give it as the env "
+                "counts.",
+            )
         if self._recording is None:
             self._recording = self._begin()
         if task not in self._recording.tasks:
