@@ -3,11 +3,14 @@
 After lerobot 3181, 2429 and 2283, openpi 213.
 """
 
+import shutil
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl import EpisodeWriter, read_episodes
+from lightning_rl import EpisodeWriter, read_episodes, write_minari
 from lightning_rl.offline.label import LabelSettings, label_dataset
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq, refused
 
@@ -120,6 +123,13 @@ def test_names_with_slashes_are_kept_through_joining_and_labelling(tmp_path, pic
         episode = read_episodes(tmp_path, **settings)[1]
         assert set(episode.observation) == {"arm/left", "eye/0"}
         assert episode.extra["cost/time"].tolist() == [0, 1, 2]
+    if pictures == "png":
+        pytest.importorskip("minari", reason="needs the extra data")
+        refused(lambda: write_minari(tmp_path / "minari", [episode], space, ACTION), "has a slash")
+        plain = replace(episode, observation=episode.observation["arm/left"])
+        write_minari(tmp_path / "minari", [plain], STATE, ACTION)
+        assert read_episodes(tmp_path / "minari")[0].extra.keys() == episode.extra.keys()
+        shutil.rmtree(tmp_path / "minari")
     again = EpisodeWriter(tmp_path, space, ACTION, 10, pictures=pictures)
     again.write(episode)
     again.finalise()

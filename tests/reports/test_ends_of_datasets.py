@@ -227,6 +227,7 @@ def by_minari(path, **fields):
         "infos": {},
         "task": "",
         "tasks": (),
+        "names": {},
         "final_known": True,
         **fields,
     }

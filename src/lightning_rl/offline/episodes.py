@@ -104,7 +104,8 @@ class Episodes(Sequence[Episode]):
         action_space: that actions are checked against; None where it is not known.
         actions_outside: what becomes of actions outside its bounds.
         rule: how the ends of episodes are read; None where `read` does not ask for one.
-        columns: the column of each part of an observation, for messages; its path where absent.
+        columns: the column of each part of an observation, by its path, of the action and the
+            reward, for messages; their own names where absent.
         first_action: the number of the first choice in the files, see `first_choice`.
     """
 
@@ -192,7 +193,7 @@ def check_finite(episode: Episode, columns: Mapping[str, str], name: str) -> Non
 
     Args:
         episode: of a dataset. Where no reward is known, all of them are NaN.
-        columns: the column of each part of an observation, by its path.
+        columns: see `Episodes`.
         name: of the episode, for the message.
 
     Raises:
@@ -390,8 +391,9 @@ class LeRobotEpisodes(Episodes):
             if (named := names.get(name) or _column_of(name, key, self._features)) is not None
         }
         self.leaves = self._find_observation(names, described, observation_space)
-        self.columns = {".".join(("observation", *leaf.path)): leaf.key for leaf in self.leaves}
         self._action = self._find_action(described, action_space)
+        self.columns = {".".join(("observation", *leaf.path)): leaf.key for leaf in self.leaves}
+        self.columns |= {"action": self._action.key, **self._columns}
         self.first_action = _first_action(described, action_space)
         self.rule = EndRule(self._columns, ends, path)
         self._find_extras(described)
@@ -996,7 +998,7 @@ class _MinariEpisodes(Episodes):
             intervened=torch.from_numpy(known.get("intervened", np.zeros(length, bool))),
             task=raw["task"],
             tasks=tuple(raw["tasks"]),
-            extra={key: torch.from_numpy(values) for key, values in said.items()},
+            extra={raw["names"].get(key, key): torch.from_numpy(x) for key, x in said.items()},
             final_known=raw["final_known"],
         )
 
@@ -1043,7 +1045,12 @@ def write_minari(
         ConfigurationError: where something is there already, and for a space that cannot
             be written.
     """
-    leaves_of(observation_space)
+    for leaf in leaves_of(observation_space):
+        require(
+            not any("/" in key for key in leaf.path),
+            f"Minari cannot read an observation with the key {leaf.path}, which has a slash: "
+            "rename it (gymnasium.wrappers.TransformObservation), or write a LeRobotDataset.",
+        )
     lerobot.action_leaf(action_space)
     first = first_choice(action_space)
 
@@ -1063,6 +1070,7 @@ def write_minari(
             "infos": infos_of(steps),
             "task": episode.task,
             "tasks": episode.tasks,
+            "names": {name.replace("/", "."): name for name in steps if "/" in name},
             "final_known": episode.final_known,
         }
 

@@ -286,6 +286,7 @@ def read_info(path: Path) -> dict[str, Any]:
     if any(isinstance(one, dict) and one.get("dtype") == "video" for one in features.values()):
         kinds["video_path"] = str
     wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
+    wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
     wrong += [] if "fps" in wrong or 0 < info["fps"] < inf else ["fps"]
     wrong += [
         f"features.{key}"

@@ -21,8 +21,11 @@ from lightning_rl.offline.lerobot_format import import_extra
 
 METADATA = "metadata.json"
 
-NOTES = ("task", "tasks", "final_known")
-"""What we write into an episode's metadata: Minari has no place for it."""
+NOTES = ("task", "tasks", "names", "final_known")
+"""What we write into an episode's metadata: Minari has no place for it.
+
+`names` are those of infos with a slash, which HDF5 takes for a level, by what is read of them.
+"""
 
 UNFINISHED = ".tmp-minari"
 """How the name of a dataset begins that is being written."""
@@ -75,10 +78,13 @@ class MinariFile:
             (said,) = self._storage.get_episode_metadata([index])
         except (OSError, ValueError, KeyError, AssertionError) as error:
             raise _unreadable(self.path, error) from error
-        tasks = json.loads(said["tasks"]) if "tasks" in said else []
-        final_known = bool(said.get("final_known", True))
-        task = str(said.get("task", ""))
-        return {**episode, "task": task, "tasks": tasks, "final_known": final_known}
+        return {
+            **episode,
+            "task": str(said.get("task", "")),
+            "tasks": json.loads(said.get("tasks", "[]")),
+            "names": json.loads(said.get("names", "{}")),
+            "final_known": bool(said.get("final_known", True)),
+        }
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigurationError:
@@ -121,8 +127,7 @@ def write_minari_files(
             fields = {name: value for name, value in episode.items() if name not in NOTES}
             made.update_episodes([buffer(id=number, **fields)])
             notes: dict[str, Any] = {"task": episode["task"]}
-            if episode["tasks"]:
-                notes["tasks"] = json.dumps(episode["tasks"])
+            notes |= {key: json.dumps(episode[key]) for key in ("tasks", "names") if episode[key]}
             if not episode["final_known"]:
                 notes["final_known"] = False
             made.update_episode_metadata([notes], [number])

@@ -311,7 +311,7 @@ class _Dataset(_Source):
             path, observation_space=observation_space, action_space=action_space, **settings
         )
         if len(self._episodes):
-            self._stream(self._episodes.read(0))  # refused now where it lacks something
+            self._stream(self._episodes[0])  # refused now where it lacks something
 
     def __len__(self) -> int:
         return sum(self._episodes.lengths)
