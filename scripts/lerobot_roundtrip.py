@@ -419,7 +419,7 @@ def main() -> None:
             copy = copied(theirs, work / f"copied-{pictures}", pictures)
             check_agreement(copy, by_lerobot(python, "read", copy))
             for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
-                for source in (ours, theirs):
+                for source in (copy, theirs):  # its tools take no column of two dimensions
                     target = work / f"{name}-{source.name}"
                     by_lerobot(python, "edit", target, *[source] * (1 + (name == "merged")))
                     check_agreement(target, by_lerobot(python, "read", target))

@@ -146,7 +146,7 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
 def first_choice(space: spaces.Space[Any]) -> np.ndarray:
     """Return the number that the env gives to the first of its choices, [] or [*A]; 0 of others.
 
-    Policies, rollouts and replays count choices from 0, whatever the env does. `as_policy_counts`
+    Policies, rollouts and replays count choices from 0, also for such an env. `as_policy_counts`
     and `as_env_counts` are the only places that convert.
     """
     return np.asarray(getattr(space, "start", 0))

@@ -112,7 +112,7 @@ def test_another_numbering_than_that_of_the_dataset_is_refused(tmp_path):
     refused(
         lambda: read_episodes(tmp_path / "own", action_space=Discrete(4)),
         "counts its actions from 1",
-        "begin at 0",
+        "counts from 0",
     )
     described = json.loads((tmp_path / "own/meta/lightning_rl.json").read_text())
     assert described["action_start"] == 1

@@ -13,7 +13,7 @@ Ends = Literal["success", "terminated", "truncated"]
 """How an episode ended of which the dataset only says that it ended: see `EndRule`."""
 
 FLAGS = ("terminated", "truncated", "done")
-"""What a dataset may say of each step about the end of the episode."""
+"""Flags of a step about the end of its episode."""
 
 
 class EndRule:
@@ -25,7 +25,7 @@ class EndRule:
     Args:
         columns: the columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
         ends: `terminated` or `truncated`: every episode; `success`: terminal where the episode
-            succeeded, else by time. `success` where not given.
+            succeeded, else by time. Default: `success`.
         path: of the dataset.
 
     Attributes:
@@ -65,7 +65,7 @@ class EndRule:
         Args:
             length: L.
             flags: [L] bool each, what the dataset says, by names of `FLAGS`.
-            success: whether the episode succeeded; None where that is unknown.
+            success: whether the episode succeeded; None if unknown.
             name: of the episode, for messages.
 
         Raises:

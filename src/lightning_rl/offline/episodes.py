@@ -71,8 +71,8 @@ class Episode:
         truncated: [L] bool, only the last may be true, next to `terminated` too.
         success: whether it succeeded; None where nobody has said.
         intervened: [L] bool, whether somebody else than the policy chose the action.
-        task: what was to be done, in words; at the first step, where that changes.
-        tasks: of each step [L], where that changes during the episode; else empty.
+        task: what was to be done, in words, at the first step.
+        tasks: the task of each step [L] if the task changes during the episode; else empty.
         extra: [L, ...] each, what else is known of each step, by name: penalties, labels.
         final_known: whether the dataset holds the true final observation. Where not, the last one
             is that before it again: nothing may be bootstrapped from it.
@@ -101,7 +101,7 @@ class Episodes(Sequence[Episode]):
         path: of the dataset.
         fps: frames per second; None where the dataset does not say.
         lengths: steps of each episode.
-        action_space: that actions are checked against; None where it is not known.
+        action_space: actions are checked against it; None if unknown.
         actions_outside: what becomes of actions outside its bounds.
         rule: how the ends of episodes are read; None where `read` does not ask for one.
         columns: the column of each part of an observation, by its path, of the action and the
@@ -143,8 +143,8 @@ class Episodes(Sequence[Episode]):
         """Read episodes, by their numbers from 0, and warn once of actions that were clipped.
 
         Raises:
-            ConfigurationError: for an episode whose numbers are not finite, or whose actions are
-                none of the action space.
+            ConfigurationError: for numbers that are not finite, and for actions that the action
+                space does not have.
         """
         clipped = steps = 0
         try:
@@ -251,8 +251,8 @@ def keep_within(episode: Episode, space: gymnasium.Space[Any], refuse: bool, nam
         step = int(wrong.int().argmax())
         shown = as_env_counts(action[step].numpy(), first).tolist()
         raise ConfigurationError(
-            f"{name} has the action {shown} at step {step}, which is none of {space}. Correct it, "
-            "leave the episode out, or take the action space that it was recorded in."
+            f"{name} has the action {shown} at step {step}, and {space} does not have it. Correct "
+            "it, leave the episode out, or take the action space that it was recorded in."
         )
     if outside.any():
         episode.action = flat.clamp(low, high).reshape(action.shape)
@@ -282,7 +282,7 @@ def read_episodes(
         action_space: likewise.
         fps: frames per second of that env; checked where given.
         ends: how episodes ended where the dataset does not say whether by time: see `EndRule`. The
-            rule is logged; it is a warning where it had to be assumed.
+            rule is logged, as a warning if it had to be assumed.
         actions_outside: clip actions outside the bounds of a Box, with a warning that counts them,
             or refuse them. Choices that the action space does not have are refused.
 
@@ -291,8 +291,7 @@ def read_episodes(
         do, where the action space is given or the dataset says it.
 
     Raises:
-        ConfigurationError: where there is no dataset, it is of another env, or it contradicts
-            itself.
+        ConfigurationError: if there is no dataset, or it is of another env or contradicts itself.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -308,7 +307,7 @@ def read_episodes(
     if episodes.rule.assumed:
         rank_zero_warn(
             f"The dataset at {directory} does not say which episodes time cut: "
-            f"{episodes.rule.words}. Where that is wrong, say ends: terminated or truncated, or "
+            f"{episodes.rule.words}. If this is wrong, set ends to terminated or truncated, or "
             "name the column: keys: {<column>: terminated}."
         )
     else:
@@ -500,8 +499,8 @@ class LeRobotEpisodes(Episodes):
             return part_of(self.path, self._info[template].format(**place))
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigurationError(
-                f"The {template} of the dataset at {self.path}, {self._info[template]!r}, is none "
-                f"of a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
+                f"The {template} of the dataset at {self.path}, {self._info[template]!r}, does "
+                f"not fit a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
                 "info.json."
             ) from error
 
@@ -617,7 +616,7 @@ class LeRobotEpisodes(Episodes):
         """Return the values [L, *shape] of a column.
 
         Raises:
-            ConfigurationError: naming the episode and the column, where some are missing, no
+            ConfigurationError: naming the episode and the column, if values are missing, no
                 numbers, or of another shape.
         """
         try:
@@ -720,7 +719,7 @@ class LeRobotEpisodes(Episodes):
         prefix = f"videos/{leaf.key}"
         begin: float = row[f"{prefix}/from_timestamp"]
         lasts = (row.get(f"{prefix}/to_timestamp") or inf) - begin
-        last = seconds[row["length"] - 1]  # not that of the final observation
+        last = seconds[row["length"] - 1]  # the final observation's comes behind it
         require(
             last <= lasts - 0.25 / self.fps,
             f"{name} contradicts itself: its last row is {last:g} s behind its begin, and its film "
@@ -747,7 +746,7 @@ class LeRobotEpisodes(Episodes):
         """Return the values [L, ...] of a leaf, in its dtype.
 
         Raises:
-            ConfigurationError: where that dtype does not hold them.
+            ConfigurationError: if the dtype cannot hold them.
         """
         values = self._column(table, leaf.key, leaf.shape, name)
         cast = values.astype(leaf.dtype)
@@ -818,8 +817,8 @@ class _TableFile:
         missing = set(columns) - set(self._file.schema_arrow.names)
         require(
             not missing,
-            f"{path} has no column {', '.join(sorted(missing))}, which the dataset is said to "
-            "have: restore it, or give another dataset.",
+            f"{path} has no column {', '.join(sorted(missing))}, which info.json lists: "
+            "restore it, or give another dataset.",
         )
         groups = self._file.metadata
         counts = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
@@ -872,7 +871,7 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
 
 
 def _column_of(name: str, key: str, features: Mapping[str, Any]) -> str | None:
-    """Return LeRobot's column of a thing of `NAMES`, or that of its plain name."""
+    """Return the column of an entry of `NAMES`: by LeRobot's name, or by the plain one."""
     return next((one for one in (key, name) if one in features), None)
 
 
@@ -888,7 +887,7 @@ def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | No
     first = first_choice(space)
     require(
         said is None or np.array_equal(said, first),
-        f"The dataset counts its actions from {said}, and those of this env begin at "
+        f"The dataset counts its actions from {said}, and this env counts from "
         f"{first.tolist()}: record it with this env.",
     )
     return first
@@ -1004,7 +1003,7 @@ class _MinariEpisodes(Episodes):
 
 
 def _same_choices(name: str, given: Any, there: Any) -> bool:
-    """Tell whether two action spaces have the same choices, counted from the same number."""
+    """Return whether two action spaces have equal choices, counted from one number."""
     if name != "action" or not choices_of(there):
         return True
     same_first = np.array_equal(first_choice(given), first_choice(there))
@@ -1015,7 +1014,7 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
     """Return one number for each of L steps, [L].
 
     Raises:
-        ConfigurationError: where there are more, or fewer.
+        ConfigurationError: if there are more or fewer.
     """
     array = np.asarray(values)
     require(
@@ -1218,8 +1217,8 @@ class EpisodeWriter:
             require(
                 given.shape == self._action.shape
                 and self._action_space.contains(given.astype(self._action.dtype)[()]),
-                f"The action {given.tolist()} is none of {self._action_space}: give it as the env "
-                "counts.",
+                f"{self._action_space} does not have the action {given.tolist()}: give it as the "
+                "env counts.",
             )
         if self._recording is None:
             self._recording = self._begin()
@@ -1240,7 +1239,7 @@ class EpisodeWriter:
         """Finish the episode; when this returns, nothing takes it away.
 
         Args:
-            final_observation: what followed the last step; None where that is not known.
+            final_observation: the one after the last step; None if unknown.
             success: whether it succeeded; None where nobody says.
 
         Raises:

@@ -271,7 +271,7 @@ def read_info(path: Path) -> dict[str, Any]:
     """Read what `info.json` says, checked as far as episodes are read by it.
 
     Raises:
-        ConfigurationError: where it is missing or damaged, of another version, or lacks something.
+        ConfigurationError: if it is missing, damaged, of another version, or incomplete.
     """
     info = read_json(path)
     version = str(info.get("codebase_version"))
@@ -366,7 +366,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values [L, *shape] of an arrow array or chunked array.
 
     Raises:
-        ValueError: where they are no numbers, not all of that shape, or some are missing.
+        ValueError: if they are no numbers, of another shape, or some are missing.
     """
     arrow = import_extra("pyarrow")
     compute = import_extra("pyarrow.compute")

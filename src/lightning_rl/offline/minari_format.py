@@ -24,7 +24,7 @@ METADATA = "metadata.json"
 NOTES = ("task", "tasks", "names", "final_known")
 """What we write into an episode's metadata: Minari has no place for it.
 
-`names` are those of infos with a slash, which HDF5 takes for a level, by what is read of them.
+`names` maps the names that HDF5 gives back to those that had a slash, which HDF5 takes for a level.
 """
 
 UNFINISHED = ".tmp-minari"

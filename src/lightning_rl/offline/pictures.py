@@ -106,7 +106,7 @@ def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
     """Return a frame as uint8 of a size: [H, W, C], or [H, W] in grey.
 
     Raises:
-        ValueError: where it is of another height or width, or of more than 8 bits.
+        ValueError: for another height or width, and for more than 8 bits.
     """
     channels = size[2] if len(size) == 3 else 1
     if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
@@ -178,7 +178,7 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
         size: H, W and C.
 
     Raises:
-        ValueError: where it is none, or of another size.
+        ValueError: if it is no picture, or of another size.
     """
     av = import_extra("av")
     try:

@@ -128,7 +128,7 @@ class Recording:
         """Write what is left, and close the files.
 
         Returns:
-            arrow columns of one row, which hold the final observation, null where it is not known:
+            arrow columns of one row, which hold the final observation, null if unknown:
             of a video the time behind its begin.
 
         Raises:

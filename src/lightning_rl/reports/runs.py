@@ -29,12 +29,12 @@ class RunRecord:
     Attributes:
         path: its directory.
         settings: by dotted path.
-        manifest: of `run.json`; empty where there is none.
-        evaluation: of `evaluation.json`; None where there is none.
+        manifest: of `run.json`; empty without one.
+        evaluation: of `evaluation.json`; None without one.
         env_steps: of the rows [P] in which one of the metrics asked for stands.
         seconds: of training up to these rows [P], evaluations left out; NaN where it is not known.
         metrics: those asked for that the run has, by name: values [P], NaN where a row has none,
-            and inf where it has one that is not finite.
+            inf for a number that is not finite.
         films: newest last.
     """
 
@@ -136,8 +136,8 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
 def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read env steps [P] and columns [P] of a table of metrics.
 
-    A cell is NaN where it is empty, and inf where its number is not finite. A column that the
-    table lacks is all NaN, and a last line that a kill has cut short is left out.
+    An empty cell is NaN, a number that is not finite is inf. A column that the table lacks is all
+    NaN, and a last line that a kill has cut short is left out.
 
     Raises:
         ConfigurationError: where there is no such table, or it is damaged: naming the line.
@@ -214,7 +214,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the content of `evaluation.json`; None where there is none.
+    """Return the content of `evaluation.json`; None without one.
 
     Raises:
         ConfigurationError: where a part of it is missing or is not finite.
@@ -242,7 +242,7 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the content of `run.json`; empty where there is none.
+    """Return the content of `run.json`; empty without one.
 
     Raises:
         ConfigurationError: where its times are not given as `RunRecord` reads them.

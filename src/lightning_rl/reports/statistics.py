@@ -125,7 +125,7 @@ def _finite(scores: Any) -> np.ndarray:
     """Return scores as an array.
 
     Raises:
-        ConfigurationError: where one is not finite.
+        ConfigurationError: if one is not finite.
     """
     values = np.asarray(scores, float)
     wrong = values[~np.isfinite(values)]
