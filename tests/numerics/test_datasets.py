@@ -471,6 +471,12 @@ def test_what_lerobot_wrote_is_read_and_trained_from(pictures, exchanged, script
 
 
 @pytest.mark.parametrize("pictures", ["png", "video"])
+def test_what_lerobot_deleted_from_and_merged_is_read(pictures, exchanged, script):
+    for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
+        script.check_read(exchanged / f"{name}-{pictures}", pictures, numbers)
+
+
+@pytest.mark.parametrize("pictures", ["png", "video"])
 def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, script, tmp_path):
     """The same files, of the same tables, of which it read the same numbers, tasks and bounds."""
     import pyarrow.parquet as parquet
