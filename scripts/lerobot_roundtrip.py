@@ -407,6 +407,7 @@ def main() -> None:
                 check_theirs(found, pictures)
                 columns = [key for key in found["stats"] if key.startswith("observation.")]
                 assert len(columns) == (3 if finalised else 0)
+            shutil.copytree(ours, work / "fixtures" / f"ours-{pictures}")
             label_dataset(ours, success=[0], failure="all")
             found = by_lerobot(python, "read", ours)
             check_theirs(found, pictures)
@@ -414,7 +415,7 @@ def main() -> None:
             theirs = work / f"theirs-{pictures}"
             by_lerobot(python, "write", theirs, work / "given.npz", pictures)
             check_ours(theirs, pictures)
-            made = {"ours": ours, "theirs": theirs}
+            made = {"theirs": theirs}
             check_agreement(theirs, by_lerobot(python, "read", theirs))
             copy = copied(theirs, work / f"copied-{pictures}", pictures)
             check_agreement(copy, by_lerobot(python, "read", copy))
