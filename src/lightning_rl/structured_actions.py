@@ -156,8 +156,8 @@ def as_policy_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return actions [..., *A] with choices counted from 0, in the same dtype.
 
     Args:
-        action: as the env counts.
-        first: of `first_choice`.
+        action: [..., *A], as the env counts.
+        first: [] or [*A], of `first_choice`.
     """
     return (action - first).astype(action.dtype) if first.any() else action
 
@@ -166,8 +166,8 @@ def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Return actions [..., *A] with choices counted as the env counts, in the same dtype.
 
     Args:
-        action: counted from 0.
-        first: of `first_choice`.
+        action: [..., *A], counted from 0.
+        first: [] or [*A], of `first_choice`.
     """
     return (action + first).astype(action.dtype) if first.any() else action
 

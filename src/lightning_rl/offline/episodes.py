@@ -365,7 +365,11 @@ NAMES = {
 
 
 class LeRobotEpisodes(Episodes):
-    """Episodes of a LeRobotDataset v3.0; see `read_episodes` for the arguments."""
+    """Episodes of a LeRobotDataset v3.0; see `read_episodes` for the arguments.
+
+    Raises:
+        ConfigurationError: see `read_episodes`.
+    """
 
     def __init__(
         self,
