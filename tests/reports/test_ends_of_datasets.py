@@ -239,7 +239,10 @@ def by_minari(path, **fields):
     ("fields", "words"),
     [
         ({"rewards": np.zeros(3)}, ("5 terminations", "3 steps")),
-        ({"observations": np.zeros((5, 2), np.float32)}, ("5 observations", "5 steps")),
+        (
+            {"observations": np.zeros((5, 2), np.float32)},
+            ("5 rewards", "5 of its observation instead of 6"),
+        ),
         ({"terminations": np.arange(5) == 2}, ("terminated is true at step 2",)),
         ({"truncations": np.zeros(4, bool)}, ("4 truncations",)),
         ({"infos": {"success": np.zeros(3, bool)}}, ("info 'success'",)),
@@ -259,6 +262,21 @@ def test_of_minari_an_episode_without_a_flag_was_cut_and_columns_of_one_are_numb
     assert episode.truncated.tolist() == [False] * 4 + [True]
     with pytest.raises(ConfigurationError, match="leave ends out"):
         read_episodes(path, ends="terminated")
+
+
+@pytest.mark.parametrize(
+    "parts", [{"observation": torch.zeros(5, 2)}, {"action": torch.zeros(3, 2)}, {"tasks": ("a",)}]
+)
+def test_a_writer_refuses_an_episode_whose_parts_do_not_fit(tmp_path, parts):
+    flags = torch.arange(5) == 4
+    fields = {"observation": torch.zeros(6, 2), "action": torch.zeros(5, 2), **parts}
+    fields |= {"reward": torch.zeros(5), "terminated": flags, "truncated": flags}
+    episode = Episode(**fields, success=None, intervened=flags, task="")
+    (part,) = parts
+    writer = EpisodeWriter(tmp_path / "data", STATE, ACTION, 10)
+    refused(lambda: writer.write(episode), "5 rewards", part)
+    pytest.importorskip("minari", reason="needs the extra data")
+    refused(lambda: write_minari(tmp_path / "m", [episode], STATE, ACTION), "5 rewards", part)
 
 
 def test_an_episode_is_a_plain_dataclass_with_one_task_by_default():

@@ -150,6 +150,7 @@ class Episodes(Sequence[Episode]):
         try:
             for number in numbers:
                 episode, name = self.read(number), self.name_of(number)
+                check_lengths(episode, name)
                 check_finite(episode, self.columns, name)
                 if self.action_space is not None:
                     refuse = self.actions_outside == "refuse"
@@ -188,6 +189,30 @@ class Episodes(Sequence[Episode]):
         return kept
 
 
+def check_lengths(episode: Episode, name: str) -> None:
+    """Refuse an episode whose parts do not have one entry for each step.
+
+    Args:
+        episode: of L steps, by its rewards; its observations have one more.
+        name: of the episode, for the message.
+
+    Raises:
+        ConfigurationError: naming the part.
+    """
+    length = len(episode)
+    parts = [(part, values, length + 1) for part, values in _leaves_of(episode.observation)]
+    fields = ("action", "terminated", "truncated", "intervened")
+    parts += [(field, getattr(episode, field), length) for field in fields]
+    parts += [(f"extra {key}", values, length) for key, values in episode.extra.items()]
+    parts += [("tasks", episode.tasks, length)] if episode.tasks else []
+    for part, values, expected in parts:
+        require(
+            len(values) == expected,
+            f"{name} has {length} rewards, and {len(values)} of its {part} instead of {expected}. "
+            "Correct it, or leave the episode out.",
+        )
+
+
 def check_finite(episode: Episode, columns: Mapping[str, str], name: str) -> None:
     """Refuse an episode with observations, actions or some rewards that are not finite.
 
@@ -199,22 +224,22 @@ def check_finite(episode: Episode, columns: Mapping[str, str], name: str) -> Non
     Raises:
         ConfigurationError: naming the column and the step.
     """
-    parts = dict(_leaves_of(episode.observation, "observation"))
+    parts = dict(_leaves_of(episode.observation))
     parts["action"] = episode.action
     if not episode.reward.isnan().all():
         parts["reward"] = episode.reward
     for part, values in parts.items():
-        wrong = ~values.isfinite().flatten(1).all(1) if values.dim() > 1 else ~values.isfinite()
-        if values.is_floating_point() and wrong.any():
-            step = int(wrong.int().argmax())
-            raise ConfigurationError(
-                f"{name} has {values[step].flatten()[~values[step].flatten().isfinite()][0]} in "
-                f"'{columns.get(part, part)}' at step {step}: networks learn from finite numbers. "
-                "Correct it, or leave the episode out."
-            )
+        if not values.is_floating_point() or values.isfinite().all():
+            continue
+        step = int(values.isfinite().logical_not().nonzero()[0, 0])
+        row = values[step].flatten()
+        raise ConfigurationError(
+            f"{name} has {row[~row.isfinite()][0]} in '{columns.get(part, part)}' at step {step}: "
+            "networks learn from finite numbers. Correct it, or leave the episode out."
+        )
 
 
-def _leaves_of(tree: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _leaves_of(tree: Any, name: str = "observation") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield name, tree
         return
@@ -977,14 +1002,6 @@ class _MinariEpisodes(Episodes):
             for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()
         }
         terminated, truncated = self.rule.apply(length, flags, success, name)
-        for part, values in _leaves_of(
-            map_tree(torch.from_numpy, raw["observations"]), "observations"
-        ):
-            require(
-                len(values) == length + 1,
-                f"{name} has {len(values)} {part} for {length} steps, and Minari has one more "
-                "than steps, the final one. Record it again, or leave the episode out.",
-            )
         action, space = raw["actions"], self._file.spaces[1]
         require(
             action.shape == (length, *(space.shape or ())),
@@ -1058,6 +1075,7 @@ def write_minari(
     first = first_choice(action_space)
 
     def raw(episode: Episode) -> dict[str, Any]:
+        check_lengths(episode, "The episode")
         steps = {name: values.numpy() for name, values in episode.extra.items()}
         steps["is_intervention"] = episode.intervened.numpy()
         if episode.success is not None:
@@ -1289,7 +1307,12 @@ class EpisodeWriter:
             self._unlock = None
 
     def write(self, episode: Episode) -> None:
-        """Write a whole episode, of this or another dataset; its choices count from 0."""
+        """Write a whole episode, of this or another dataset; its choices count from 0.
+
+        Raises:
+            ConfigurationError: for parts of unequal length, and see `add`.
+        """
+        check_lengths(episode, "The episode")
         extras = {name: values.numpy() for name, values in episode.extra.items()}
         actions = as_env_counts(episode.action.numpy(), first_choice(self._action_space))
         tasks = episode.tasks or (episode.task or self._task,) * len(episode)
