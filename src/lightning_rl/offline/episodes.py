@@ -4,7 +4,7 @@ import os
 import shutil
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -200,7 +200,8 @@ def check_lengths(episode: Episode, name: str) -> None:
         ConfigurationError: naming the part.
     """
     length = len(episode)
-    parts = [(part, values, length + 1) for part, values in _leaves_of(episode.observation)]
+    leaves = _leaves_of(episode.observation)
+    parts: list[tuple[str, Sized, int]] = [(part, values, length + 1) for part, values in leaves]
     fields = ("action", "terminated", "truncated", "intervened")
     parts += [(field, getattr(episode, field), length) for field in fields]
     parts += [(f"extra {key}", values, length) for key, values in episode.extra.items()]
