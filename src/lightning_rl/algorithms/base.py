@@ -15,9 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.checks import (
+    check_all_parameters_move,
     check_checkpoint,
     check_replay_is_used,
     check_trainer,
+    check_whole_minibatches,
+    warn_of_unreached,
 )
 from lightning_rl.buffers import Replay
 from lightning_rl.checkpoint_format import DESCRIPTION_KEY, SPACES_KEY, STATE_KEY, WEIGHTS, header
@@ -25,7 +28,7 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.construction import Constructed
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import ConfigurationError, check_range
+from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
 from lightning_rl.lightning_private import counter_of_steps
 from lightning_rl.optim.compiled.choice import Choice, Setting, StepsChoice
@@ -34,6 +37,7 @@ from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.update import (
+    WHOLE,
     Loss,
     NonFiniteGuard,
     Objective,
@@ -239,6 +243,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         optimizer: OptimizerFactory | None = None,
+        passes: Sequence[str] = (),
+        whole_minibatches: bool = False,
     ) -> Objective:
         """Return a loss with an optimizer of its own; what is not given is as the algorithm's.
 
@@ -254,7 +260,23 @@ class Algorithm(LightningModule, ABC, Constructed):
             learning_rate: initial.
             max_grad_norm: bound on the norm of the gradient.
             optimizer: makes the optimizer.
+            passes: which of the scalars that it reports the losses after it in `in_turn` read, each
+                as a field [B] of the minibatch. What is not named here is charted alone.
+            whole_minibatches: whether the loss needs all samples of a minibatch at once, as one
+                with batch statistics does: it then gets no minibatch in parts.
+
+        Raises:
+            ConfigurationError: where `whole_minibatches` meets a policy with a `micro_batch_size`.
         """
+        micro_batch_size = getattr(self.policy, "micro_batch_size", None)
+        if whole_minibatches:
+            require(
+                micro_batch_size is None,
+                f"The loss{f' {name!r}' if name else ''} of {type(self).__name__} needs whole "
+                f"minibatches, and policy.micro_batch_size={micro_batch_size} would cut them into "
+                "parts: leave micro_batch_size out, and lower batch_size where memory is short.",
+            )
+            micro_batch_size = WHOLE
         if modules:
             groups = [{"params": [p for m in modules for p in m.parameters() if p.requires_grad]}]
         limit = self.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -269,7 +291,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             schedule=self.schedule_from(rate),
             make_optimizer=optimizer or self.make_optimizer or _adam(rate, self.adam_eps),
             guard=NonFiniteGuard(self.max_nonfinite_steps),
-            micro_batch_size=getattr(self.policy, "micro_batch_size", None),
+            micro_batch_size=micro_batch_size,
+            passes=passes,
         )
 
     def in_turn(
@@ -277,7 +300,8 @@ class Algorithm(LightningModule, ABC, Constructed):
     ) -> UpdateSequence:
         """Return what steps down several objectives by each minibatch, in their order.
 
-        Compiled it is one graph. To be asked for in `on_fit_start`, once the updates are made.
+        A later loss reads of an earlier one what that `passes`. Compiled it is one graph. To be
+        asked for in `on_fit_start`, once the updates are made.
 
         Args:
             objectives: their names.
@@ -345,24 +369,37 @@ class Algorithm(LightningModule, ABC, Constructed):
         self._iterations.increment_completed()
 
     def _metrics_of_iteration(self) -> dict[str, float]:
-        means: dict[str, float] = {}
-        rates: dict[str, float] = {}
+        parts = [objective.statistics.means() for objective in self.objectives.values()]
+        parts.append(self.statistics.means())
         for name, objective in self.objectives.items():
-            means |= objective.statistics.means()
             rate = self.optimizer_of(name).param_groups[0]["lr"]
-            rates[f"train/{objective.label('learning_rate')}"] = rate
-        means |= self.statistics.means()
-        return {
-            **{key if "/" in key else f"train/{key}": mean for key, mean in means.items()},
-            **rates,
-            "train/optimizer_steps": float(self.optimizer_steps),
-            "train/skipped_steps": float(self.skipped_steps),
-        }
+            parts.append({objective.label("learning_rate"): rate})
+        steps = {"optimizer_steps": self.optimizer_steps, "skipped_steps": self.skipped_steps}
+        parts.append({name: float(count) for name, count in steps.items()})
+        metrics: dict[str, float] = {}
+        for part in parts:
+            for key, value in part.items():
+                name = key if "/" in key else f"train/{key}"
+                require(
+                    name not in metrics,
+                    f"Two numbers of an iteration would be charted as {name}: have one of the "
+                    f"losses of {type(self).__name__} report '{key}' under another name.",
+                )
+                metrics[name] = value
+        return metrics
 
     # --- Lightning's hooks of training ---
 
     def configure_optimizers(self) -> list[Optimizer]:
-        """Make the optimizers, in the order of the objectives."""
+        """Make the optimizers, in the order of the objectives.
+
+        Raises:
+            ConfigurationError: where a parameter has gradients and no objective moves it, and where
+                a loss needs whole minibatches of which several processes have parts.
+        """
+        objectives = self.objectives.values()
+        check_all_parameters_move(self, objectives)
+        check_whole_minibatches(objectives)
         return [one.make_optimizer(one.groups) for one in self.objectives.values()]
 
     def setup(self, stage: str) -> None:
@@ -450,6 +487,10 @@ class Algorithm(LightningModule, ABC, Constructed):
         if self._restored is not None:
             self._load_rank_states(self._restored)
             self._restored = None
+
+    def on_train_end(self) -> None:
+        """Warn of parameters that were to be trained, and never were."""
+        warn_of_unreached(self, {name: one.optimizer for name, one in self.updates.items()})
 
     def on_train_batch_start(self, batch: TensorDict, batch_idx: int) -> None:
         """Refuse a rollout that is too old, and get ready to learn from it.
