@@ -47,6 +47,7 @@ from lightning_rl.optim.update import (
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
@@ -358,11 +359,12 @@ class Algorithm(LightningModule, ABC, Constructed):
             self.compilation.say()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
-            self.policy.update_normalization(without_padding(rollout))
+            steps = without_padding(rollout)
+            if "padding" not in rollout.keys() or ranks.agree(steps.batch_size[1] > 0):
+                self.policy.update_normalization(steps)
         self.policy.version += 1
         self.data.publish()
-        steps = torch.tensor(env_steps_in(rollout))
-        self.env_steps += int(ranks.sum_over_ranks(steps))
+        self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
         self.metrics = self._metrics_of_iteration()
         # In manual optimization Lightning would count the steps of its own optimizers.
         self._iterations.increment_ready()
@@ -412,7 +414,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Seed the draws of the update, apart from every other random stream.
 
         A checkpoint's state is taken up afterwards.
+
+        Raises:
+            ConfigurationError: where the weights to begin with are not finite numbers.
         """
+        check_weights_are_numbers(self.policy)
         self._iterations = counter_of_steps(self.trainer)
         self.phase = phases_of(cast(Any, self.trainer).profiler)
         self.generator = torch.Generator(self.device)
@@ -588,10 +594,12 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Take up weights, normalisers and counters; random streams and episodes begin anew.
 
         Raises:
-            ConfigurationError: where the checkpoint is one of another policy or algorithm.
+            ConfigurationError: where the checkpoint is one of another policy or algorithm, or its
+                weights are not finite numbers.
         """
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
+        check_weights_are_numbers(self.policy, "the checkpoint")
         self._restored = self._computed_before = None
 
     @classmethod
@@ -679,13 +687,19 @@ class IterationScalars:
         self._values[name] = value
 
     def means(self) -> dict[str, float]:
-        """Return the averages, in one transfer from the device, and start anew."""
+        """Return the averages, in one transfer from the device, and start again.
+
+        NaN is what a rank has no number for, as of a rollout without steps; where no rank has one,
+        the name is left out.
+        """
         scalars, self._values = self._values, {}
         if not scalars:
             return {}
         values = torch.stack([value.float() for value in scalars.values()])
-        values = ranks.sum_over_ranks(values) / ranks.world_size()
-        return dict(zip(scalars, values.tolist(), strict=True))
+        said = ~values.isnan()
+        total, count = ranks.sum_over_ranks(torch.stack([values.where(said, 0.0), said]))
+        means = zip(scalars, (total / count).tolist(), strict=True)
+        return {name: mean for name, mean in means if not math.isnan(mean)}
 
 
 def _named_sources(rollout: TensorDict, policy: Policy) -> dict[str, Tensor]:

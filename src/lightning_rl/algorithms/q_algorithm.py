@@ -99,6 +99,17 @@ class QAlgorithm(OffPolicyAlgorithm):
         normalizer = self.reward_normalizer
         return reward if normalizer is None else cast(Tensor, normalizer(reward))
 
+    def keep(self, rollout: TensorDict) -> None:
+        """Put a fresh rollout [N, T+1] into the replay, and learn what demonstrations there earn.
+
+        See `ReturnNormalizer.observe_given`.
+        """
+        super().keep(rollout)
+        if self.reward_normalizer is not None:
+            given = self.replay.take_given_rewards()
+            if given is not None:
+                self.reward_normalizer.observe_given(*given, self.gamma)
+
     def critic_objective(self) -> Objective:
         """Return the objective of the critics, of whole minibatches where these normalise them."""
         return self.objective(

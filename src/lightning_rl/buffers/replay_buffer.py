@@ -535,6 +535,25 @@ class ReplayBuffer(Replay):
             self._offsets = (~padding).nonzero().flatten()
         return self._offsets
 
+    def earned(self) -> tuple[Tensor, Tensor]:
+        """Return the rewards [M] that are held, env by env, and after which a piece ends [M] bool.
+
+        See `streams` for the pieces.
+        """
+        if self._end == self._oldest:
+            return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+        slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
+        names = ASIDE, ("reward",), ("terminated",), ("padding",)
+        aside, reward, terminated, padding = (
+            self._by_slot[name][slots].t() if name in self._ring else None for name in names
+        )
+        assert aside is not None
+        assert reward is not None
+        ends = (aside >= 0) | terminated
+        ends[:, -1] = True
+        counts = torch.ones_like(ends) if padding is None else ~padding
+        return reward[counts], ends[counts]
+
     def streams(self) -> Iterator[dict[str, Any]]:
         """Yield all that is held, env by env, in pieces of L steps that follow each other.
 
