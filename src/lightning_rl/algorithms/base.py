@@ -51,7 +51,13 @@ from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
-from lightning_rl.rollout import check_allowed, check_finite, env_steps_in, without_padding
+from lightning_rl.rollout import (
+    check_allowed,
+    check_finite,
+    check_time,
+    env_steps_in,
+    without_padding,
+)
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
@@ -508,10 +514,12 @@ class Algorithm(LightningModule, ABC, Constructed):
             batch_idx: Lightning's, within the epoch.
 
         Raises:
+            ValueError: of a rollout that has been flattened.
             RuntimeError: where the rollout is staler than the collector promises.
             FloatingPointError: where the env returned what is not a number.
             ConfigurationError: where it holds an action that its mask forbids.
         """
+        check_time(batch)
         check_finite(batch)
         if self.policy.masks_actions:
             check_allowed(batch, self.policy.action_space)

@@ -185,6 +185,20 @@ def _check_file(config: Path) -> None:
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
                 f"{closest(section, allowed)}."
             )
+    trainer = content.get("trainer")
+    for name, cure in OF_THE_RUN.items():
+        require(
+            not (isinstance(trainer, dict) and name in trainer),
+            f"trainer.{name} in {config} would be ignored: rl-cli gives the trainer {cure}.",
+        )
+
+
+OF_THE_RUN = {
+    "exp_name": "that of the run; write exp_name: NAME at the top of the file, or --exp_name NAME",
+    "output_dir": "that of the run; write output_dir: DIR at the top of the file, or --output_dir",
+    "restore_replay": "what stands on the command line; add --restore_replay false there",
+}
+"""Arguments of the trainer that the command line fills in, and where they are said."""
 
 
 def _spell_out_video(options: list[str]) -> list[str]:
