@@ -114,7 +114,7 @@ def test_two_losses_cannot_pass_on_the_same_name():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("critic_loss", "every objective reports of itself"),
+        ("critic_loss", "every objective uses for its own"),
         ("alpha", "train/alpha"),
         ("actor_learning_rate", "train/actor_learning_rate"),
     ],

@@ -72,7 +72,7 @@ def test_no_subcommand_takes_it_for_a_policy(broken, capsys, subcommand):
         capsys, subcommand, "--ckpt_path", str(broken), *options.get(subcommand, []), *more
     )
     assert "finite numbers: actor.0.weight (1 tensors)" in error
-    assert "take an earlier checkpoint" in error
+    assert "Use an earlier checkpoint" in error
 
 
 def test_it_begins_no_other_run(broken, tmp_path, capsys):

@@ -269,8 +269,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             optimizer: makes the optimizer.
             passes: which of the scalars that it reports the losses after it in `in_turn` read, each
                 as a field [B] of the minibatch. What is not named here is charted alone.
-            whole_minibatches: whether the loss needs all samples of a minibatch at once, as one
-                with batch statistics does: it then gets no minibatch in parts.
+            whole_minibatches: whether the loss needs all samples of a minibatch together, as batch
+                statistics do: large minibatches are then not split into micro-batches.
 
         Raises:
             ConfigurationError: where `whole_minibatches` meets a policy with a `micro_batch_size`.

@@ -131,7 +131,7 @@ def check_all_parameters_move(
     """Refuse parameters that no objective would move, and objectives that would move none.
 
     Args:
-        algorithm: holds the policy, and whatever else is trained.
+        algorithm: holds the policy and all other trained modules.
         objectives: of it.
 
     Raises:
@@ -153,7 +153,7 @@ def check_all_parameters_move(
     ]
     require(
         not still,
-        f"No objective of {kind} moves {quoted(still)}, which would never be trained. Add them to "
+        f"No objective of {kind} moves {quoted(still)}: they would never be trained. Add them to "
         "an objective in configure_objectives, such as self.objective(self.loss, groups="
         "[*self.policy.parameter_groups(), {'params': [...]}]); or, where they are to stay as they "
         "are (targets, references, frozen parts), call requires_grad_(False) on them.",
@@ -200,8 +200,8 @@ def check_whole_minibatches(objectives: Collection[Objective]) -> None:
 def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
     """Warn of an algorithm's own parameters that no gradient has reached in the whole run.
 
-    Not of the policy's: some algorithms leave a critic alone. An optimizer keeps nothing of a
-    parameter that it has not moved.
+    Parameters of the policy are left out: some algorithms do not train its critic. An optimizer has
+    no state for a parameter that it has never moved.
 
     Args:
         algorithm: at the end of a run.
@@ -218,7 +218,7 @@ def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> No
     ]
     if unreached:
         rank_zero_warn(
-            f"No gradient has reached {quoted(unreached)} in this run, so they are as they were: "
+            f"No gradient has reached {quoted(unreached)} in this run: they are unchanged, "
             "look for detach(), item() or torch.no_grad() between them and the loss."
         )
 

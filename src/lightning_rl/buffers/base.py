@@ -174,9 +174,9 @@ class Replay(ABC):
         )
 
     def take_given_rewards(self) -> "GivenRewards | None":
-        """Return the rewards of what was not collected, for a normaliser of rewards; once.
+        """Return the rewards of transitions that were not collected, for a reward normaliser.
 
-        None where there are none, or they have been taken.
+        The second call returns None, and so does a replay without such transitions.
         """
         return None
 

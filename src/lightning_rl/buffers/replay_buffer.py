@@ -543,16 +543,12 @@ class ReplayBuffer(Replay):
         if self._end == self._oldest:
             return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
         slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
-        names = ASIDE, ("reward",), ("terminated",), ("padding",)
-        aside, reward, terminated, padding = (
-            self._by_slot[name][slots].t() if name in self._ring else None for name in names
-        )
-        assert aside is not None
-        assert reward is not None
-        ends = (aside >= 0) | terminated
+        names = ("reward", "terminated", "padding")
+        held = {n: self._by_slot[n,][slots].t() for n in names if (n,) in self._ring}
+        ends = held["terminated"] | (self._by_slot[ASIDE][slots].t() >= 0)
         ends[:, -1] = True
-        counts = torch.ones_like(ends) if padding is None else ~padding
-        return reward[counts], ends[counts]
+        counts = ~held["padding"] if "padding" in held else torch.ones_like(ends)
+        return held["reward"][counts], ends[counts]
 
     def streams(self) -> Iterator[dict[str, Any]]:
         """Yield all that is held, env by env, in pieces of L steps that follow each other.

@@ -189,16 +189,16 @@ def _check_file(config: Path) -> None:
     for name, cure in OF_THE_RUN.items():
         require(
             not (isinstance(trainer, dict) and name in trainer),
-            f"trainer.{name} in {config} would be ignored: rl-cli gives the trainer {cure}.",
+            f"trainer.{name} in {config} would be ignored: {cure}.",
         )
 
 
 OF_THE_RUN = {
-    "exp_name": "that of the run; write exp_name: NAME at the top of the file, or --exp_name NAME",
-    "output_dir": "that of the run; write output_dir: DIR at the top of the file, or --output_dir",
-    "restore_replay": "what stands on the command line; add --restore_replay false there",
+    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
+    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
+    "restore_replay": "add --restore_replay false to the command",
 }
-"""Arguments of the trainer that the command line fills in, and where they are said."""
+"""Trainer arguments that the command line sets itself, and where to write them instead."""
 
 
 def _spell_out_video(options: list[str]) -> list[str]:

@@ -212,8 +212,8 @@ class RolloutLoop:
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
         rollouts: how many have begun, those before a resumption included.
-        env_steps: of all loops together, before the rollout under way; those before a resumption
-            included, whatever the size of the rollouts was then.
+        env_steps: env steps of the run before the present rollout, over all loops; it goes on when
+            a run is resumed, also with rollouts of another size.
 
     Raises:
         ConfigurationError: for a policy with a memory in an env that resets a step late.

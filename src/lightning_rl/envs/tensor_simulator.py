@@ -150,7 +150,7 @@ class TensorSimulator(VectorEnv):
         return observation, reward, terminated, truncated, results
 
     def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
-        """Return what the simulator says of a step, from before the reset where one is done [N]."""
+        """Return the outcome, terms and metrics of a step, of the time before the resets."""
         final = info.get("final_info")
         final = final if isinstance(final, Mapping | TensorDict) else None
         said = _from_before_the_reset(info, final, done)
@@ -272,12 +272,13 @@ class TensorSimulator(VectorEnv):
 
 
 def _from_before_the_reset(said: Any, final: Any, done: Tensor) -> Any:
-    """Return what is said of a step: of the envs that are done [N], what `final` says.
+    """Return an info with the rows of finished envs taken from `final`.
 
     Args:
         said: tensors [N] by name, and dicts of such.
-        final: likewise; None where nothing is said apart. What it alone says counts for all envs.
-        done: which envs began another episode.
+        final: the same of the finished episodes; None for none. An entry that only it has is taken
+            for all rows.
+        done: [N] bool, which envs finished.
     """
     if isinstance(said, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
         ours = {key: value for key, value in said.items() if key != "final_info"}

@@ -37,7 +37,7 @@ The activations of more leave the cache, and their memory is asked for anew each
 
 
 WHOLE = sys.maxsize
-"""As `micro_batch_size`: all samples of a minibatch go through the networks at once."""
+"""The `micro_batch_size` that keeps every minibatch whole."""
 
 
 class Update:
@@ -128,7 +128,7 @@ class Update:
             self._hooks.backward(loss, inputs)
 
     def _reaches_a_parameter(self) -> bool:
-        """Refuse a loss that reaches none of its parameters; asked until one has been reached."""
+        """Return true if a parameter has a gradient after the first backward pass; else raise."""
         if not any(parameter.grad is not None for parameter in self.parameters):
             raise self.objective.unreached()
         return True
@@ -279,7 +279,7 @@ class Objective:
         return f"{self.name}_{scalar}" if self.name else scalar
 
     def unreached(self) -> ConfigurationError:
-        """Return the error of a loss that no parameter of the objective has a part in."""
+        """Return the error of a loss that depends on no parameter of the objective."""
         mine = {id(parameter) for parameter in self.parameters}
         names = [name for name, p in self.owner.named_parameters() if id(p) in mine]
         return ConfigurationError(
@@ -290,10 +290,10 @@ class Objective:
         )
 
     def passed(self, scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the scalars that the next losses read, of all that this loss has reported.
+        """Return those of the reported scalars that the next losses read.
 
         Raises:
-            ConfigurationError: where it has not reported one of them.
+            ConfigurationError: for a scalar of `passes` that the loss did not report.
         """
         missing = [name for name in self.passes if name not in scalars]
         require(
@@ -344,8 +344,8 @@ class UpdateStatistics:
         twice = {name for name in self._names if self._names.count(name) > 1}
         require(
             not twice,
-            f"A loss reports {quoted(sorted(twice))}, which every objective reports of itself: "
-            "call it something else.",
+            f"A loss reports {quoted(sorted(twice))}, a name that every objective uses for its own "
+            "loss and gradient: choose another name.",
         )
         return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
 

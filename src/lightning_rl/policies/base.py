@@ -234,7 +234,7 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
 
     Args:
         policy: is about to act, or to be written.
-        origin: where it comes from, for the message.
+        origin: the checkpoint, for the message.
 
     Raises:
         ConfigurationError: naming the tensors.
@@ -246,8 +246,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
         raise ConfigurationError(
             f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {some} ({len(broken)} tensors). What it does means nothing. Its "
-            "training has diverged, or the file is damaged: take an earlier checkpoint."
+            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing. Training "
+            "has diverged, or the file is damaged. Use an earlier checkpoint."
         )
 
 
@@ -381,7 +381,7 @@ class UniformActor(RolloutActor):
     """Draws actions uniformly from the action space, whatever was observed.
 
     Where observations have an `action_mask`, from what it allows. Their log-probs are those of this
-    draw, not the policy's. The state of a policy with a memory goes on as if it had acted.
+    draw, not the policy's. A policy with a memory reads each observation, and its state is stored.
 
     Args:
         policy: whose action space it is.

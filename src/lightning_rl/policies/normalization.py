@@ -172,8 +172,8 @@ class ReturnNormalizer(RewardNormalizer):
     rewards may be scaled as a reward is. Source: Lee et al. 2025, "Hyperspherical Normalization for
     Scalable Deep Reinforcement Learning" (SimbaV2), section 4.3.
 
-    Where a share of each minibatch is of demonstrations, the variance is that of the mixture: of
-    what was collected and of what was demonstrated, in their shares, however few the latter are.
+    With a `MixedReplay` the variance is that of the mixture that minibatches are drawn from:
+    collected transitions and demonstrations, weighted by their shares of a minibatch.
 
     Args:
         limit: of returns; None where they may be as large as they are.
@@ -204,7 +204,7 @@ class ReturnNormalizer(RewardNormalizer):
 
     @torch.no_grad()
     def observe_given(self, share: float, reward: Tensor, ends: Tensor, gamma: float) -> None:
-        """Take the rewards of demonstrations into account, in the place of those before.
+        """Set the statistics of the demonstrations' rewards.
 
         Args:
             share: of each minibatch that is of demonstrations.
