@@ -246,8 +246,8 @@ def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
         some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
         raise ConfigurationError(
             f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
-            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing: training "
-            "has diverged, or the file is damaged. Use an earlier checkpoint."
+            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing: "
+            "training has diverged, or the file is damaged. Use an earlier checkpoint."
         )
 
 
