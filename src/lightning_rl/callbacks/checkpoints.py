@@ -18,7 +18,6 @@ from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.errors import ConfigurationError, check_range, closest
 from lightning_rl.files import remove_leftovers, write_atomically
-from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.runs import CHECKPOINTS
 
 WEIGHTS_ONLY = {"weights_only": True}
@@ -220,12 +219,10 @@ class WarmStart(Callback):
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return
-        path = self.find()
-        weights, note = weights_to_begin_with(module.policy, read_checkpoint(path))
+        weights, note = weights_to_begin_with(module.policy, read_checkpoint(self.find()))
         if note is not None:
             rank_zero_info(note)
         module.policy.load_state_dict(weights)
-        check_weights_are_numbers(module.policy, str(path))
         if isinstance(module, OffPolicyAlgorithm):
             module.begin_with_policy()
         reference = getattr(pl_module, "reference", None)

@@ -84,11 +84,11 @@ class MixedReplay(Replay):
         self.online = online(*self._spaces, num_envs, device, seed, **where)
         # Its streams are episodes and interventions, one after the other, of whichever env.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
+        self._begun = False  # whether a rollout has come in, of this run or one that it resumes
+        self._given: GivenRewards | None = None
         self._penalties = penalties
         # Opened now, to be refused before anything is collected; read with the first rollout.
         self._source = None if demonstrations is None else self._open(demonstrations, keys)
-        self._begun = False  # whether a rollout has come in, of this run or one that it resumes
-        self._given: GivenRewards | None = None
         self._goes_on: int | None = None  # the env whose intervention the last slot belongs to
         self._interventions = 0
         self._online_share: float | None = None  # before anything is drawn
