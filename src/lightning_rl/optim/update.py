@@ -1,7 +1,7 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import require
+from lightning_rl.optim import objective_checks as checks
 from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
@@ -29,10 +30,7 @@ Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
 """Returns the loss of samples [B] and scalars to report, all of them averages over the samples."""
 
 CPU_MICRO_BATCH = 2048
-"""Samples that go through the networks at once on a CPU.
-
-The activations of more leave the cache, and their memory is asked for anew each time.
-"""
+"""Samples that go through networks at once on a CPU: activations of more leave the cache."""
 
 
 class Update:
@@ -45,8 +43,7 @@ class Update:
     Args:
         objective: the loss.
         optimizer: of its parameters.
-        hooks: where a callback or the module listens to what Lightning calls for each minibatch;
-            None where nobody does.
+        hooks: where a callback or the module listens to Lightning's hooks of minibatches; or None.
         phase: times the parts of the update.
 
     Attributes:
@@ -68,12 +65,13 @@ class Update:
         self.gradient = FlatGradient(self.parameters)
         self.names: list[str] = []
         self.scalars: Tensor
+        self._what = objective.name, objective.owner, self.parameters
         self._labels = [objective.label("loss"), objective.label("grad_norm")]
         self._hooks = hooks
         trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
         self._others = trained > len(self.parameters)
         self._several = ranks.world_size() > 1
-        self._agreed = False  # the ranks, on the names
+        self._agreed = self._checked = False  # the ranks on the names; the first backward pass
 
     def __call__(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]; with several processes, of their parts of one."""
@@ -107,11 +105,14 @@ class Update:
             self.names = [*self._labels[:1], *scalars, *self._labels[1:]]
             row = torch.stack([loss, *scalars.values()]).detach()
             rows.append(row if share == 1 else row * share)
+        self._checked = self._checked or checks.check_first_backward(*self._what, self.names)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
 
     def _differentiate(self, loss: Tensor) -> None:
         # Named where there are others: an actor's loss goes through the critics, whose own
         # gradients it would take time to compute, and leave lying about.
+        if not loss.requires_grad:
+            raise checks.unreached(*self._what)
         inputs = self.parameters if self._others else None
         if self._hooks is None:
             loss.backward(inputs=inputs)
@@ -220,6 +221,7 @@ class Objective:
         make_optimizer: makes the optimizer.
         guard: tells which steps to skip.
         micro_batch_size: samples that go through the network at once; None for as many as are fast.
+        passes: names of reported scalars that the losses after it in an `UpdateSequence` read.
     """
 
     name: str
@@ -232,9 +234,12 @@ class Objective:
     make_optimizer: OptimizerFactory
     guard: "NonFiniteGuard"
     micro_batch_size: int | None = None
+    passes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.statistics = UpdateStatistics()
+        self.groups = checks.with_lists(self.groups)
+        checks.check_owned(self.name, self.owner, self.groups)
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
         # In the owner's order, which is the same on all ranks, however the groups are made.
         self.parameters = [
@@ -313,13 +318,11 @@ class NonFiniteGuard:
     def passes(self, names: list[str], scalars: Tensor) -> bool:
         """Tell whether loss and gradient norm, the first and the last scalar, are finite.
 
-        This is the one thing per minibatch that waits for the device.
-
         Args:
             names: of the scalars.
             scalars: [len(names)].
         """
-        if math.isfinite((scalars[0] + scalars[-1]).item()):
+        if math.isfinite((scalars[0] + scalars[-1]).item()):  # the one wait for the device
             self.in_a_row = 0
             self.passed += 1
             return True
@@ -334,17 +337,14 @@ class NonFiniteGuard:
         everywhere = ranks.gather_over_ranks(_not_finite(sources))
         blamed = dict.fromkeys(name for names in everywhere for name in names)
         origin = (
-            f"Not finite among what they are made of: {', '.join(blamed)}."
-            if blamed
-            else (
-                "What they are made of is finite, so the loss itself overflows: lower "
-                "learning_rate or max_grad_norm."
-            )
+            "What they are made of is finite, so the loss itself overflows: lower learning_rate or "
+            "max_grad_norm."
         )
-        failing = ", ".join(self._failing)
+        if blamed:
+            origin = f"Not finite among what they are made of: {', '.join(blamed)}."
         return (
-            f"{self.limit} optimizer steps in a row were skipped, because {failing} were not "
-            f"finite. {origin}"
+            f"{self.limit} optimizer steps in a row were skipped, because "
+            f"{', '.join(self._failing)} were not finite. {origin}"
         )
 
     def state_dict(self) -> dict[str, Any]:
