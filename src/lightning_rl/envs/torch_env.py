@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.counter_random import key_of, uniforms
-from lightning_rl.envs.step_results import check_like
+from lightning_rl.envs.step_results import check_info, check_outcome
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 from lightning_rl.rollout import map_tree
@@ -217,14 +217,16 @@ class TorchEnv(VectorEnv):
             action: [N, *A].
             elapsed: [N], env steps since the episode began, this one included.
         """
-        action = action.to(self.device)
+        # A copy, into which an env may write.
+        action = action.to(self.device, copy=True)
         space = self.single_action_space
         given = space.tensors(action) if isinstance(space, StructuredActions) else action
         moved, reward, terminated, info = self.moved(self.state, given)
         truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
         # Here, as what follows may broadcast them.
         for field, value in (("reward", reward), ("terminated", terminated)):
-            check_like(type(self).__name__, value, truncated, field)
+            check_outcome(type(self).__name__, field, value, truncated)
+        check_info(self, info, self.num_envs)
         if "fail" in info:
             failed = self._flags(info, "fail")
             terminated = terminated | failed

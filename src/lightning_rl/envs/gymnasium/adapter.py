@@ -24,8 +24,8 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set
 from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
     INTERVENED,
+    InfoReader,
     check_like,
-    read_arrays,
     read_interventions,
     read_penalty,
     refuse_missing_end,
@@ -121,7 +121,7 @@ class GymnasiumEnv(VectorEnv):
         self._observation: Any = None
         self.mujoco_profiler: bool | None = None
         self.metadata = dict(self._env.metadata)
-        self.render_fps = float(self.metadata.get("render_fps", self.render_fps))
+        self.render_fps = float(self.metadata.get("render_fps") or self.render_fps)
         self._forget_episodes()
         self.max_episode_steps = self._time_limit()
 
@@ -162,10 +162,8 @@ class GymnasiumEnv(VectorEnv):
             actions = actions.clip(*self._clip)
         elif self._first_action is not None:
             actions = actions + self._first_action
-        elif self._replayable:
-            actions = (
-                actions.copy()
-            )  # kept for the replay below, while the rollout's storage is written again
+        # A copy: it is kept for the replay below, while the rollout's storage is written again.
+        actions = actions.astype(self.single_action_space.dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
@@ -356,6 +354,12 @@ class GymnasiumEnv(VectorEnv):
         announced = self._env.metadata.get("reports_interventions", False)
         self.reports_interventions = bool(announced or self._names)
         self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
+        self._reader = InfoReader(
+            f"Env '{self.id}'",
+            self.num_envs,
+            interventions=self.reports_interventions,
+            penalty=self.reports_penalty,
+        )
         start = np.asarray(getattr(self.single_action_space, "start", 0))
         self._first_action = start if start.any() else None
         self._finals: Any = None
@@ -414,7 +418,7 @@ class GymnasiumEnv(VectorEnv):
         if self._replayable:
             said = info.get("said", {})
         else:
-            said = read_arrays(info, self.num_envs, terminated | truncated, self._names)
+            said = self._reader.read_arrays(info, terminated | truncated, self._names)
         if self.reports_interventions:
             taken = read_interventions(f"Env '{self.id}'", said, actions)
             if self._first_action is not None:
