@@ -233,9 +233,13 @@ def _names_in(module: str, family: type) -> list[str]:
 def _about_a_value(message: str, key: str) -> str | None:
     """Explain why a value cannot be taken, or return None if a message is not about that."""
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
-        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
+        quotes = " (YAML reads off, no, on and yes so: put the text in quotes)"
+        note = quotes if literal[2] in ("True", "False") else ""
+        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}{note}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
         cure = _bracketed([plain[1]], plain[2])
+        if plain[1] == "str" and plain[2] in ("True", "False", "None"):
+            cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
         return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import lock_file, move, writing
+from lightning_rl.files import expanded, lock_file, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
 from lightning_rl.offline.lerobot_format import Leaf, leaves_of
@@ -151,7 +151,7 @@ def read_episodes(
     Raises:
         ConfigurationError: where there is no dataset, or it is of another env.
     """
-    directory = Path(path)
+    directory = expanded(path)
     if not directory.is_dir():
         raise ConfigurationError(
             f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (the one that "
@@ -173,7 +173,7 @@ def read_numbers(path: str | Path) -> Episodes:
     Raises:
         ConfigurationError: where there is no dataset.
     """
-    episodes = _LeRobotEpisodes(Path(path), {}, None, None, "success")
+    episodes = _LeRobotEpisodes(expanded(path), {}, None, None, "success")
     episodes.leaves = [leaf for leaf in episodes.leaves if not leaf.picture]
     return episodes
 
@@ -665,7 +665,7 @@ def write_minari(
             "task": episode.task,
         }
 
-    write_minari_files(Path(path), map(raw, episodes), observation_space, action_space)
+    write_minari_files(expanded(path), map(raw, episodes), observation_space, action_space)
 
 
 class EpisodeWriter:
@@ -700,7 +700,7 @@ class EpisodeWriter:
         check_range("fps", fps, above=0)
         for name in ("pyarrow", "av"):
             lerobot.import_extra(name)
-        self.path, self._fps = Path(path), float(fps)
+        self.path, self._fps = expanded(path), float(fps)
         self._task, self._video = task, pictures == "video"
         self._leaves = leaves_of(observation_space)
         self._action = lerobot.action_leaf(action_space)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.files import expanded
 from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
@@ -700,7 +701,7 @@ class FrozenEncoder(Encoder):
         with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
             self.inner = encoder(observation_space)
         self.size = self.inner.size
-        state = _weights_of(Path(weights), prefix)
+        state = _weights_of(expanded(weights), prefix)
         own = self.inner.state_dict()
         missing, surplus = [k for k in own if k not in state], [k for k in state if k not in own]
         differing = [

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import expanded
 from lightning_rl.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]
@@ -210,7 +211,7 @@ def fill_with_weights(
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
     """Return a file, or the files in a directory that hold one model, whole or in shards."""
-    place = Path(path)
+    place = expanded(path)
     require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
     if place.is_file():
         return [place]
