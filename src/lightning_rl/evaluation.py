@@ -27,7 +27,8 @@ LEAST_BOUND = 1_000
 Episode = dict[str, Any]
 """`seed`, `return` (undiscounted, raw reward), `length` (env steps).
 
-`terminated`, `cut` (by the bound on its length, not by the env), `success` (bool or None), `intervened` (env steps in which somebody had taken over, or
+`terminated`, `cut` (by the bound on its length, not by the env),
+`success` (bool or None), `intervened` (env steps in which somebody had taken over, or
 None where the env does not say), and `metrics` {name: value at the last step}.
 """
 

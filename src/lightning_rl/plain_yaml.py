@@ -5,6 +5,7 @@ each checkpoint. Files that somebody typed are read by `yaml.safe_load`: its mes
 """
 
 import re
+from enum import Enum
 from typing import Any
 
 import yaml
@@ -24,6 +25,7 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
+_Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), None
 )

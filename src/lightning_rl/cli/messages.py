@@ -40,6 +40,9 @@ FAMILIES: dict[str, type] = {
 OF_LIGHTNING: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger": Logger}
 """The same, of classes whose settings are not ours to name."""
 
+OURS = {"default_root_dir": "it is the directory of the run; set --output_dir or trainer.run_dir"}
+"""Settings of Lightning's that this package sets itself, and what to set instead."""
+
 SECTIONS: dict[str, type] = {"data": RLDataModule, "trainer": RLTrainer}
 """The keys below which settings of one class stand."""
 
@@ -137,6 +140,8 @@ def _unknown_setting(option: str, given: Given) -> str:
     if owner is None:
         matches = _matching_settings(option, _configurable())
         return f"Unknown setting '{path}'{matches or '; rl-cli fit --help lists what there is'}."
+    if name in OURS:
+        return f"Unknown setting '{name}' of {owner.__name__}: {OURS[name]}."
     matches = _matching_settings(name, [owner]) or _matching_settings(name, _configurable())
     allowed = ", ".join(_in_order(owner))
     return f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {allowed}."

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.errors import EnvFaultError
+from lightning_rl.errors import ConfigurationError, EnvFaultError
 
 TREES = ("rewards", "metrics")
 """Those that are dicts of numbers by name."""
@@ -47,6 +47,45 @@ Said = dict[str, Any]
 Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
 that did, and `intervened` [N]. Where they report penalties: `penalty` [N].
 """
+
+
+def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
+    """Refuse a space that no rollout can hold.
+
+    Args:
+        owner: whose space it is, for the message.
+        kind: `observation` or `action`.
+        space: of one env.
+        field: the keys that lead to it.
+
+    Raises:
+        ConfigurationError: naming the part, and what to do.
+    """
+    part = f"{kind}{field}"
+    wrapper = f"gymnasium.wrappers.Transform{kind.title()}"
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, child in space.items():
+            if not (isinstance(key, str) and key):
+                raise ConfigurationError(
+                    f"{owner} has the key {key!r} in its {part} space, and keys must be texts: "
+                    f"rename it in the env ('{key}'), or by a wrapper ({wrapper})."
+                )
+            check_space(owner, kind, child, f"{field}.{key}")
+        if not len(space.spaces):
+            raise ConfigurationError(f"{owner} has a {part} space without keys.")
+        return
+    if space.shape is not None and 0 in space.shape:
+        nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Leave it "
+            f"out, or announce what there is ({wrapper})."
+        )
+    dtype = space.dtype
+    if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space} of {dtype}, with which torch does not "
+            f"calculate: use int64, or float32 ({wrapper}, or the env itself)."
+        )
 
 
 def check_like(name: str, value: Any, storage: Any, field: str) -> None:

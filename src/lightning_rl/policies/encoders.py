@@ -641,7 +641,7 @@ class DictEncoder(Encoder):
             space = observation_space[key]
             make = given.get(key) or _default_encoder(space, normalize)
             try:
-                self.encoders[key] = make(space)
+                self.encoders[_module_name(key)] = make(space)
             except ConfigurationError as error:
                 raise ConfigurationError(f"Encoder of the observation's '{key}': {error}") from None
         self.size = sum(encoder.size for encoder in self._children().values())
@@ -655,7 +655,13 @@ class DictEncoder(Encoder):
             encoder.update_normalization(cast(TensorDict, observation).get(key))
 
     def _children(self) -> dict[str, Encoder]:
-        return cast(dict[str, Encoder], dict(self.encoders.items()))
+        keys = sorted(cast(gymnasium.spaces.Dict, self.observation_space).keys())
+        return {key: cast(Encoder, self.encoders[_module_name(key)]) for key in keys}
+
+
+def _module_name(key: str) -> str:
+    """Return the name of a module for a key: without dots, and no name of a `ModuleDict`'s own."""
+    return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 
 def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFactory:

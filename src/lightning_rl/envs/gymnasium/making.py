@@ -83,8 +83,12 @@ def make_gymnasium(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
     except gymnasium.error.NamespaceNotFound as error:
+        if id in gymnasium.registry:
+            raise _of_a_script(id) from error
         raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        if id in gymnasium.registry:
+            raise _of_a_script(id) from error
         raise ConfigurationError(
             f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
         ) from error
@@ -235,6 +239,17 @@ class _NamedInterventions(gymnasium.Wrapper):
         return *result, say_intervention(info, told, taken)
 
 
+def _of_a_script(id: str) -> ConfigurationError:
+    """Return the error for an id that is registered here, and not in the process of an env."""
+    entry_point = gymnasium.registry[id].entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else "module"
+    return ConfigurationError(
+        f"Env '{id}' is registered in this process, and not in those of the envs, which are "
+        "spawned and import modules alone. Let a module register it, and name that with the id: "
+        f"{module}:{id}."
+    )
+
+
 def _unknown_namespace(id: str) -> ConfigurationError:
     """Return the error that says which package brings an env, and how to have it imported."""
     name = id.rpartition(":")[2]
@@ -256,6 +271,11 @@ def _unknown_namespace(id: str) -> ConfigurationError:
 
 def missing_package(id: str, error: Exception) -> ConfigurationError:
     """Return the error that says what to install for an env."""
+    if "moviepy" in str(error):
+        return ConfigurationError(
+            f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "
+            "moviepy. (trainer.video films evaluations without it.)"
+        )
     if "have been moved to" in str(error):
         return ConfigurationError(
             f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
