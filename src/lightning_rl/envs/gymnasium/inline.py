@@ -224,8 +224,8 @@ def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
     limit = np.iinfo(np.int64).max
     while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
         if type(env) is TimeLimit:
-            assert env.spec is not None
-            assert env.spec.max_episode_steps is not None
+            if env.spec is None or env.spec.max_episode_steps is None:
+                break  # its settings, and so its spec, cannot be copied: it counts itself
             limit = min(limit, env.spec.max_episode_steps)
         env = env.env  # type: ignore[attr-defined]  # all of them are wrappers
     return env.step, int(limit)

@@ -121,8 +121,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         """Return the least of the limits that wrappers set to an episode, in steps."""
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, gymnasium.wrappers.TimeLimit) and env.spec is not None:
-                limits.append(env.spec.max_episode_steps or 0)
+            if isinstance(env, gymnasium.wrappers.TimeLimit):
+                # None where settings of the env cannot be copied; its own spec is no copy.
+                spec = env.spec or env.unwrapped.spec
+                limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
             env = env.env
         return min(filter(None, limits), default=None)
 
