@@ -157,6 +157,13 @@ def check_observation(env: gymnasium.Env, observation: Any) -> None:
     _check_space(name_of(env), env.observation_space, observation, "observation")
 
 
+def copy_of(space: gymnasium.Space[Any], observation: Any) -> Any:
+    """Return a copy of a checked observation, in the dtypes of its space."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: copy_of(child, observation[key]) for key, child in space.items()}
+    return np.array(observation, dtype=space.dtype)
+
+
 NUMBERS = frozenset((float, int, np.float64, np.float32))
 """Types of a reward that need no second look."""
 

@@ -184,7 +184,7 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         Not that of integers, which have to be looked at each time: they might wrap.
         """
         check_observation(self.envs[i], observation)
-        if observation.dtype.kind == "f":
+        if getattr(observation.dtype, "kind", "") == "f":  # a tensor's has none
             self._dtype = observation.dtype
 
 

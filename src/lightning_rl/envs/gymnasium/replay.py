@@ -13,7 +13,13 @@ import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.intervention import Intervention
-from lightning_rl.envs.step_results import READ, check_observation, read_reset, read_step
+from lightning_rl.envs.step_results import (
+    READ,
+    check_observation,
+    copy_of,
+    read_reset,
+    read_step,
+)
 
 
 class CheckedReturns(gymnasium.Wrapper):
@@ -80,7 +86,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
         check_observation(self.env, observation)
         # Copies: an env may use the same array, and the same dict, again.
-        return copy.deepcopy(observation), self._sent(info)
+        return copy_of(self.env.observation_space, observation), self._sent(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; keep the final observation apart from an array that the env uses again.
@@ -96,7 +102,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
         # What is like the last one that was looked at costs two comparisons.
         if ended or shape is None or shape != self._shape or dtype is not self._dtype:
             check_observation(self.env, observation)
-            if dtype is not None and dtype.kind == "f":  # integers of another dtype might wrap
+            if getattr(dtype, "kind", "") == "f":  # integers of another dtype might wrap
                 self._dtype = dtype
         if ended:
             observation = copy.deepcopy(observation)
@@ -179,7 +185,7 @@ class ReplayableEpisode(gymnasium.Wrapper):
             if terminated or truncated:
                 observation, left = None, []
         self._replay = observation, left
-        return not left, observation
+        return not left, copy.deepcopy(observation)  # other envs may write into the same array
 
 
 def seed_globals(seed: int, number: int) -> None:
