@@ -81,7 +81,9 @@ def _loader() -> Any:
     return Loader
 
 
-def _nodes(node: yaml.Node, seen: set[int], free: tuple[str, ...] = ()) -> Iterator[yaml.Node]:
+def _nodes(
+    node: yaml.Node, seen: set[int], free: tuple[str, ...] = ()
+) -> Iterator[yaml.ScalarNode]:
     """Yield the scalar values below a node, but those below keys that are free."""
     if id(node) in seen:
         return

@@ -159,7 +159,7 @@ def test_in_line_every_kind_of_return_is_taken_or_refused_in_one_message():
         assert good or came.startswith("Env 'tests/Odd-v0' "), came
 
 
-@pytest.mark.parametrize("name", ["box ()", "uint16", "discrete from 3", "binary", "nested"])
+@pytest.mark.parametrize("name", ["box ()", "uint16", "int8", "binary", "nested"])
 def test_an_observed_space_is_checked_evaluated_resumed_and_loaded(name, tmp_path):
     make = making(observed=SPACES[name])
     found = check_env(make, num_envs=2, seconds=0.1)

@@ -233,6 +233,8 @@ def one_flag(value: Any) -> bool | None:
 
 
 def _read_info(env: gymnasium.Env, method: str, info: Any) -> dict[str, Any]:
+    if type(info) is dict:
+        return info
     if not isinstance(info, Mapping):
         raise EnvFaultError(_not_one(name_of(env), f"{method} info", info, "a dict"))
     return dict(info)
@@ -282,8 +284,10 @@ def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str)
             raise EnvFaultError(_message(name, field, array.shape, space.shape))
         if array.dtype is not space.dtype:
             _refuse_kind(name, field, array.dtype, space.dtype, array)
-        least, greatest = allowed_choices(space) or (None, None)
-        if least is not None and ((array < least) | (array > greatest)).any():
+        if isinstance(space, gymnasium.spaces.Box) or (allowed := allowed_choices(space)) is None:
+            return
+        least, greatest = allowed
+        if ((array < least) | (array > greatest)).any():
             raise EnvFaultError(_out_of_range(name, field, array, least, greatest))
 
 
@@ -391,14 +395,13 @@ def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest
     )
 
 
-def _kind(dtype: Any) -> str | None:
-    """Return NumPy's letter for the kind of a dtype; None for what has no dtype."""
+def _kind(dtype: Any) -> str:
+    """Return NumPy's letter for the kind of a dtype; a question mark for what has no dtype."""
     if isinstance(dtype, torch.dtype):
         if dtype.is_complex:
             return "c"
         return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
-    kind: str | None = getattr(dtype, "kind", None)
-    return kind
+    return str(getattr(dtype, "kind", "?"))
 
 
 def name_of(env: gymnasium.Env) -> str:

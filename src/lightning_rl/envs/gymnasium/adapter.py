@@ -158,12 +158,15 @@ class GymnasiumEnv(VectorEnv):
         Args:
             actions: [N, *A], in the dtype of the action space.
         """
+        # Copies: they are kept for the replay below, while the rollout's storage is written again.
         if self._clip is not None:
             actions = actions.clip(*self._clip)
+            if actions.dtype is not self._action_dtype:
+                actions = actions.astype(self._action_dtype)
         elif self._first_action is not None:
-            actions = actions + self._first_action
-        # A copy: it is kept for the replay below, while the rollout's storage is written again.
-        actions = actions.astype(self.single_action_space.dtype)
+            actions = (actions + self._first_action).astype(self._action_dtype)
+        else:
+            actions = actions.astype(self._action_dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
@@ -345,6 +348,7 @@ class GymnasiumEnv(VectorEnv):
         """Take the spaces of the envs, and what their actions need before a step."""
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
+        self._action_dtype = self.single_action_space.dtype
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):
             bounds = (self.single_action_space.low, self.single_action_space.high)

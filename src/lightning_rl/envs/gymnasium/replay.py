@@ -29,7 +29,7 @@ class CheckedReturns(gymnasium.Wrapper):
     """
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Any:  # type: ignore[override]  # a property there too
         """The env's own, so that nobody makes this wrapper again from it."""
         return self.env.spec
 
@@ -128,8 +128,9 @@ class ReplayableEpisode(gymnasium.Wrapper):
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
             if isinstance(env, gymnasium.wrappers.TimeLimit):
-                # None where settings of the env cannot be copied; its own spec is no copy.
-                spec = env.spec or env.unwrapped.spec
+                # It has none where settings of the env cannot be copied.
+                own = env.unwrapped.spec
+                spec = env.spec or gymnasium.registry.get(own.id if own is not None else "")
                 limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
             env = env.env
         return min(filter(None, limits), default=None)
