@@ -217,8 +217,7 @@ class RLDataModule(LightningDataModule):
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         check_range("data.env_timeout_s", env_timeout_s, above=0)
-        self.num_envs = num_envs
-        self.buffer_size = buffer_size
+        self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes

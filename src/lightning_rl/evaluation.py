@@ -73,8 +73,7 @@ def run_episodes(
     """
     policy.eval()
     choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
-    most = -(-(max_steps or MAX_EPISODE_STEPS) // env.steps_per_action)
-    playing = FirstEpisodes(env, choose, seeds, most)
+    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None

@@ -20,10 +20,9 @@ class QuotedText(str):
     """
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # a class
-    """Writes a text that some reader of YAML takes for a number, as `1e3`, in quotes."""
-
-
+# A class of its own, as PyYAML's is the whole process's. It puts a text in quotes that some reader
+# of YAML takes for a number, as `1e3`.
+_Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
 _Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
 _Dumper.add_implicit_resolver(

@@ -79,8 +79,7 @@ class PPO(OnPolicyAlgorithm):
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss
-        # YAML reads a plain `off` as false.
-        self.normalize_advantage = normalize_advantage or "off"
+        self.normalize_advantage = normalize_advantage or "off"  # YAML's plain off is false
         self.ent_coef = ent_coef
         self.vf_coef = vf_coef
         self.critic_warmup_iterations = critic_warmup_iterations
