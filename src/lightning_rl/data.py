@@ -33,6 +33,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.phases import PhaseTimer, phases_of
 from lightning_rl.policies import Policy
 
@@ -175,6 +176,9 @@ class RLDataModule(LightningDataModule):
             actions of an episode from a generator with its seed, one call of the policy per episode
             and step.
         eval_env: which env the evaluation uses, see `env`; where not given, that of the training.
+        max_eval_episode_steps: env steps after which an evaluation episode is cut, and counts as
+            truncated. Where not given, an env with a time limit is played to its end, and one
+            without for as many steps as an epoch of training steps each env, at least 1,000.
         env_timeout_s: how many seconds the making, a reset or a step of the N envs may take before
             one counts as hung and the run ends with its stack; null for any number, where a person
             takes part. It holds for the evaluation's envs too.
@@ -198,6 +202,7 @@ class RLDataModule(LightningDataModule):
         eval_seed: int | None = None,
         eval_deterministic: bool = True,
         eval_env: EnvLike | None = None,
+        max_eval_episode_steps: int | None = None,
         env_timeout_s: float | None = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -209,11 +214,11 @@ class RLDataModule(LightningDataModule):
             "iterations_per_epoch": iterations_per_epoch,
             "num_eval_episodes": num_eval_episodes,
             "num_eval_envs": num_eval_envs,
+            "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         check_range("data.env_timeout_s", env_timeout_s, above=0)
-        self.num_envs = num_envs
-        self.buffer_size = buffer_size
+        self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
         self.num_eval_episodes = num_eval_episodes
@@ -221,6 +226,7 @@ class RLDataModule(LightningDataModule):
         self.seed = seed if seed is not None else torch.initial_seed() % 2**31
         self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
         self.eval_deterministic = eval_deterministic
+        self._max_eval_episode_steps = max_eval_episode_steps
         self.collector: Collector | None = None
         self.dataset: RolloutDataset | None = None
         self._make_env = env_factory(env, "data.env")
@@ -274,6 +280,7 @@ class RLDataModule(LightningDataModule):
             "eval_seed": self.eval_seed,
             "eval_deterministic": self.eval_deterministic,
             "eval_env": self._make_eval_env if other_env else None,
+            "max_eval_episode_steps": self._max_eval_episode_steps,
             "env_timeout_s": self._watch.timeout_s,
             "seed": self.seed,
         }
@@ -304,6 +311,16 @@ class RLDataModule(LightningDataModule):
     def iterations_per_epoch(self) -> int:
         """As set, or a twentieth of the budget; known once all processes have begun."""
         return self._iterations_per_epoch or max(1, self.total_iterations // 20)
+
+    @property
+    def max_eval_episode_steps(self) -> int:
+        """Env steps after which an evaluation episode is cut: as set, or by the training."""
+        if self._max_eval_episode_steps is not None:
+            return self._max_eval_episode_steps
+        if self.eval_env.max_episode_steps is not None:
+            return MAX_EPISODE_STEPS
+        epoch = self.iterations_per_epoch * self.buffer_size * self._steps_per_action
+        return min(max(LEAST_BOUND, epoch), MAX_EPISODE_STEPS)
 
     @property
     def max_staleness(self) -> int:

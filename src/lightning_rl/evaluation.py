@@ -19,12 +19,16 @@ from lightning_rl.policies.base import check_weights_are_numbers, first_state
 from lightning_rl.rollout import MASK, refuse_empty_masks
 
 MAX_EPISODE_STEPS = 100_000
-"""Steps after which an evaluation episode without a time limit is cut, and counted as truncated."""
+"""Steps after which an episode is cut at the latest, and counted as truncated."""
+
+LEAST_BOUND = 1_000
+"""Env steps that an evaluation episode of an env without a time limit may take in any run."""
 
 Episode = dict[str, Any]
 """`seed`, `return` (undiscounted, raw reward), `length` (env steps).
 
-`terminated`, `success` (bool or None), `intervened` (env steps in which somebody had taken over, or
+`terminated`, `cut` (by the bound on its length, not by the env),
+`success` (bool or None), `intervened` (env steps in which somebody had taken over, or
 None where the env does not say), and `metrics` {name: value at the last step}.
 """
 
@@ -43,6 +47,7 @@ def run_episodes(
     seeds: Sequence[int],
     *,
     deterministic: bool = True,
+    max_steps: int | None = None,
     watch: Watcher | None = None,
 ) -> list[Episode]:
     """Play one episode per seed, all of them side by side.
@@ -60,6 +65,7 @@ def run_episodes(
         env: with at least as many envs as there are seeds.
         seeds: at most N.
         deterministic: false draws actions.
+        max_steps: env steps after which an episode is cut; `MAX_EPISODE_STEPS` where not given.
         watch: looks on.
 
     Returns:
@@ -67,7 +73,7 @@ def run_episodes(
     """
     policy.eval()
     choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
-    playing = FirstEpisodes(env, choose, seeds, MAX_EPISODE_STEPS)
+    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None
@@ -88,6 +94,7 @@ def run_episodes(
                 "return": float(returns[i]),
                 "length": int(lengths[i]),
                 "terminated": bool(playing.terminated[i]),
+                "cut": not (playing.terminated[i] or playing.truncated[i]),
                 "intervened": None if intervened is None else int(intervened[i]),
                 **_said_of(info, i),
             }
@@ -220,6 +227,7 @@ def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dic
         "success_ci95": wilson_interval(sum(successes), len(successes)) if successes else None,
         "terminations": sum(episode["terminated"] for episode in episodes),
         "truncations": sum(not episode["terminated"] for episode in episodes),
+        "cut": sum(episode["cut"] for episode in episodes),
         "intervened_steps": sum(intervened) if intervened else None,
         "metrics": {
             name: float(np.mean([e["metrics"][name] for e in episodes if name in e["metrics"]]))

@@ -36,6 +36,26 @@ PAGE = 4096
 DELETED = "Cannot write into {0}: it was deleted while the run went on, with all that was in it."
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the path that a user meant, `~` as the home directory: every path passes here once."""
+    return Path(path).expanduser()
+
+
+def read_text(path: str | Path) -> str:
+    """Read a text in UTF-8, whatever the locale says.
+
+    Raises:
+        ConfigurationError: where it is in another encoding.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not in UTF-8 (byte {error.object[error.start]:#04x} at {error.start}): "
+            "save it in that encoding."
+        ) from error
+
+
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let `write` fill a temporary file beside the target, flush it to the disk, and rename it.
 

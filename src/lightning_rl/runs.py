@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.files import lock_file
+from lightning_rl.files import expanded, lock_file
 from lightning_rl.process import last_act
 
 CHECKPOINTS = "checkpoints"
@@ -43,7 +43,7 @@ def new_run_dir(output_dir: str | Path, exp_name: str) -> Path:
         Path(exp_name).name == exp_name,
         f"exp_name must be a plain name, got '{exp_name}'; set --output_dir to write elsewhere.",
     )
-    base = Path(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    base = expanded(output_dir) / f"{exp_name}_{time.strftime('%Y%m%d_%H%M%S')}"
     path, number = base, 1
     while not _claim(path):
         number += 1
@@ -139,7 +139,7 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
         ConfigurationError: where there is no such file, saying what there is.
     """
     if spec not in ALIASES:
-        path = Path(spec)
+        path = expanded(spec)
         path = path / CHECKPOINTS / "last.ckpt" if path.is_dir() else path
         if not path.is_file():
             near = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []
@@ -151,7 +151,7 @@ def find_checkpoint(spec: str, output_dir: str | Path, exp_name: str | None = No
         return path
     found = [
         p
-        for p in Path(output_dir).glob(f"*/{CHECKPOINTS}/{spec}.ckpt")
+        for p in expanded(output_dir).glob(f"*/{CHECKPOINTS}/{spec}.ckpt")
         if _is_run(p.parent.parent.name, exp_name)
     ]
     if not found:

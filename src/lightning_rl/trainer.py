@@ -46,7 +46,7 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.envs.check import Finding
 from lightning_rl.errors import ConfigurationError, WriteError, check_range, require
 from lightning_rl.evaluation import logged_values
-from lightning_rl.files import DELETED, check_still_there, write_atomically
+from lightning_rl.files import DELETED, check_still_there, expanded, write_atomically
 from lightning_rl.machine import MachineSettings, put_in_force
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.runs import (
@@ -193,7 +193,7 @@ class RLTrainer(Trainer, Constructed):
         quieten_framework()
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
-        self.run_dir = Path(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        self.run_dir = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
@@ -370,7 +370,7 @@ class RLTrainer(Trainer, Constructed):
             remove_refused(self.run_dir)
         if json_file is not None:
             text = json.dumps([finding.as_dict() for finding in check.findings], indent=2)
-            write_atomically(Path(json_file), lambda file: file.write(text.encode()))
+            write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
         return check.findings
 
     def _what_is_left(self, error: WriteError) -> str:

@@ -170,7 +170,7 @@ gymnasium.register("Faulty-v0", Faulty, vector_entry_point=FaultyVector, max_epi
 SHAPES = {
     "reset shape": r"Env 'Faulty-v0' returned an observation of shape \[2\] instead of \[3\]",
     "broadcastable shape": r"returned an observation of shape \[1\] instead of \[3\]",
-    "reward shape": r"returned a reward of shape \[2\] instead of \[\]",
+    "reward shape": r"returned a reward that is an array of shape \[2\] .* instead of one number",
 }
 NUMBERS = {
     "nan observation": r"a observation that is not finite: nan in env 0, at step 5.*entry \[1\]",

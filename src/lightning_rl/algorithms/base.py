@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from tensordict import TensorDict
 from torch import Tensor
 from torch.optim import Optimizer
@@ -111,6 +111,9 @@ class TrainingData(Protocol):
     @property
     def eval_deterministic(self) -> bool: ...
 
+    @property
+    def max_eval_episode_steps(self) -> int: ...
+
     def seed_for(self, purpose: str) -> int: ...
 
     def publish(self) -> None: ...
@@ -199,6 +202,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.phase: PhaseTimer = no_phases
         self.generator = torch.Generator()
         self._episodes: list[Episode] = []
+        self._told_of_cuts = False
         self._restored: list[RankState] | None = None
         self._computed_before: dict[str, Any] | None = None
         self._steps_before: dict[str, Any] | None = None
@@ -657,6 +661,7 @@ class Algorithm(LightningModule, ABC, Constructed):
                 data.eval_env,
                 seeds,
                 deterministic=data.eval_deterministic,
+                max_steps=data.max_eval_episode_steps,
                 watch=watch,
             )
 
@@ -674,8 +679,22 @@ class Algorithm(LightningModule, ABC, Constructed):
             "env_steps": self.env_steps,
         }
         self._episodes = []
+        if cut := self.evaluation["cut"]:
+            self._tell_of_cuts(cut, len(episodes))
         # For monitors; the loggers get it from MetricsWriter, over env steps.
         self.log_dict(logged_values(self.evaluation), logger=False)
+
+    @rank_zero_only
+    def _tell_of_cuts(self, cut: int, episodes: int) -> None:
+        """Print that episodes were cut, once of a run."""
+        if not self._told_of_cuts:
+            self._told_of_cuts = True
+            print(
+                f"{cut} of {episodes} evaluation episodes were cut after "
+                f"{self.data.max_eval_episode_steps:,} env steps and count as truncated "
+                "(data.max_eval_episode_steps; give the env a time limit, or set that).",
+                flush=True,
+            )
 
     def test_step(self, seeds: list[int], batch_idx: int) -> None:
         """Play the episodes of a batch of seeds."""

@@ -59,7 +59,7 @@ class PPO(OnPolicyAlgorithm):
         gae_lambda: float = 0.95,
         clip_coef: float = 0.2,
         clip_value_loss: bool = False,
-        normalize_advantage: Literal["minibatch", "rollout", "off"] = "minibatch",
+        normalize_advantage: Literal["minibatch", "rollout", "off", False] = "minibatch",
         ent_coef: float = 0.0,
         vf_coef: float = 0.5,
         critic_warmup_iterations: int = 0,
@@ -79,7 +79,7 @@ class PPO(OnPolicyAlgorithm):
         self.gae_lambda = gae_lambda
         self.clip_coef = clip_coef
         self.clip_value_loss = clip_value_loss
-        self.normalize_advantage = normalize_advantage
+        self.normalize_advantage = normalize_advantage or "off"  # YAML's plain off is false
         self.ent_coef = ent_coef
         self.vf_coef = vf_coef
         self.critic_warmup_iterations = critic_warmup_iterations

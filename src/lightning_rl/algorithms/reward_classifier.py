@@ -209,6 +209,7 @@ def _as_episode(number: int, probability: Tensor, label: Tensor, threshold: floa
         "return": 100 * float(_mean(right)),
         "length": len(label),
         "terminated": True,
+        "cut": False,
         "intervened": None,
         "success": bool(right.all()),
         "metrics": {},

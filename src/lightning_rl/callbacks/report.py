@@ -58,7 +58,8 @@ def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
         "success rate": "not reported by the env"
         if success is None
         else f"{success:.1%} (95 % interval [{by_chance[0]:.1%}, {by_chance[1]:.1%}])",
-        "ended by the task / by time": f"{by_task} / {by_time}",
+        "ended by the task / by time": f"{by_task} / {by_time}"
+        + (f" ({evaluation['cut']} cut, data.max_eval_episode_steps)" if evaluation["cut"] else ""),
         **{f"metrics/{name}": f"{value:.4g}" for name, value in evaluation["metrics"].items()},
         "trained for": f"{evaluation['env_steps']:,} env steps",
     }

@@ -33,7 +33,12 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import (
+    Refusal,
+    check_options,
+    take_numpy_numbers,
+    with_whole_number,
+)
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
@@ -41,8 +46,9 @@ from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError, EnvFaultError
-from lightning_rl.files import check_writable, write_atomically
+from lightning_rl.errors import ConfigurationError, EnvFaultError, require
+from lightning_rl.files import check_writable, read_text, write_atomically
+from lightning_rl.jsonargparse_private import PARSER_MODE, take_yaml
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
 from lightning_rl.plain_yaml import dump_yaml, load_yaml
@@ -57,7 +63,9 @@ class RLArgumentParser(LightningArgumentParser):
     """A parser whose errors are one readable message, and whose help stands in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"prog": "rl-cli", "formatter_class": HelpFormatter, **kwargs})
+        take_yaml()
+        own = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
+        super().__init__(*args, **{**own, **kwargs})
 
     def format_help(self, formatter: Any = None) -> str:
         """Return the page of a subcommand, or of a class."""
@@ -188,6 +196,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
         try:
             self.config = parser.parse_args(args)
         except Refusal as refusal:
+            if (taken := with_whole_number(str(refusal), args)) is not None:
+                return self.parse_arguments(parser, taken)
             sys.stderr.write(f"rl-cli: error: {explain(str(refusal), args)}\n")
             sys.exit(2)
         except ValueError as error:
@@ -199,6 +209,11 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def _find_checkpoint(self) -> None:
         """Replace the checkpoint that was named by its path."""
         config = self.config[self.config.subcommand]
+        seed = config.get("seed_everything")
+        require(
+            isinstance(seed, bool | None) or 0 <= seed < 2**32,
+            f"seed_everything must lie in [0, {2**32 - 1}], got {seed}.",
+        )
         if config.ckpt_path:
             config.ckpt_path = str(
                 find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
@@ -283,7 +298,7 @@ def _trust_needed(run_dir: Path) -> str:
     """
     path, needed = run_dir / "config.yaml", has_granted()
     try:
-        checked_config(path.read_text(), path)
+        checked_config(read_text(path), path)
     except ConfigurationError:
         needed = True
     except OSError:
@@ -413,7 +428,7 @@ def _continued_run(config: Namespace) -> Path | None:
         return None
     path = run_dir / "config.yaml"
     try:
-        saved = yaml.safe_load(path.read_text())
+        saved = yaml.safe_load(read_text(path))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             f"{path} cannot be read: {' '.join(str(error).split())}. {NAMES_THE_RUN}"

@@ -15,6 +15,7 @@ from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_scr
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import read_text
 from lightning_rl.runs import find_checkpoint
 
 FAMILIES = {
@@ -175,7 +176,7 @@ def _say(text: str) -> None:
 def _check_file(config: Path) -> None:
     """Check what the parser lets pass: that a config file is a mapping of known sections."""
     try:
-        content = yaml.safe_load(config.read_text())
+        content = yaml.safe_load(read_text(config))
     except yaml.YAMLError as error:
         raise ConfigurationError(
             f"{config} is not valid YAML: {' '.join(str(error).split())}"
@@ -184,7 +185,7 @@ def _check_file(config: Path) -> None:
         raise ConfigurationError(
             f"{config} holds no settings; expected sections such as model: and data:."
         )
-    allowed = (*SECTIONS, "ckpt_path", "weights_only")
+    allowed = (*SECTIONS, "ckpt_path", "weights_only", "trust_code", "restore_replay", "verbose")
     for section in content:
         if section not in allowed:
             raise ConfigurationError(

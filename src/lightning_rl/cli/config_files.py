@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.files import expanded
 
 
 def find_config(name: str) -> Path:
@@ -11,7 +12,7 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigurationError: where there is neither.
     """
-    path = Path(name)
+    path = expanded(name)
     if path.is_file():
         return path
     shipped = shipped_configs() | shipped_parts()

@@ -12,6 +12,7 @@ from lightning_rl.export.formats import SUFFIXES, Exported, Format, export_polic
 from lightning_rl.export.graph import ports_of, why_not_traced
 from lightning_rl.export.metadata import directory_of, metadata_of
 from lightning_rl.export.weights import making_of
+from lightning_rl.files import expanded
 from lightning_rl.loading import Trained, env_of, load_trained
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
@@ -101,7 +102,7 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
     if given is None:
         found = directory_of(trained.path) / "export" / f"{trained.path.stem}{suffix}"
         return found if Path.cwd() not in found.parents else found.relative_to(Path.cwd())
-    path = Path(given)
+    path = expanded(given)
     require(
         path.suffix == suffix,
         f"--path {given} does not end with {suffix}, as a file of --format {kind} does.",

@@ -40,6 +40,9 @@ FAMILIES: dict[str, type] = {
 OF_LIGHTNING: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger": Logger}
 """The same, of classes whose settings are not ours to name."""
 
+OURS = {"default_root_dir": "it is the directory of the run; set --output_dir or trainer.run_dir"}
+"""Settings of Lightning's that this package sets itself, and what to set instead."""
+
 SECTIONS: dict[str, type] = {"data": RLDataModule, "trainer": RLTrainer}
 """The keys below which settings of one class stand."""
 
@@ -137,6 +140,8 @@ def _unknown_setting(option: str, given: Given) -> str:
     if owner is None:
         matches = _matching_settings(option, _configurable())
         return f"Unknown setting '{path}'{matches or '; rl-cli fit --help lists what there is'}."
+    if name in OURS:
+        return f"Unknown setting '{name}' of {owner.__name__}: {OURS[name]}."
     matches = _matching_settings(name, [owner]) or _matching_settings(name, _configurable())
     allowed = ", ".join(_in_order(owner))
     return f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {allowed}."
@@ -233,9 +238,13 @@ def _names_in(module: str, family: type) -> list[str]:
 def _about_a_value(message: str, key: str) -> str | None:
     """Explain why a value cannot be taken, or return None if a message is not about that."""
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
-        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
+        quotes = " (YAML reads off, no, on and yes so: put the text in quotes)"
+        note = quotes if literal[2] in ("True", "False") else ""
+        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}{note}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
         cure = _bracketed([plain[1]], plain[2])
+        if plain[1] == "str" and plain[2] in ("True", "False", "None"):
+            cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
         return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."

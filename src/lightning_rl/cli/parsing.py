@@ -1,6 +1,7 @@
 """Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -12,6 +13,8 @@ import yaml
 from jsonargparse.typing import register_type
 
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import read_text
+from lightning_rl.jsonargparse_private import whole_number
 from lightning_rl.plain_yaml import load_yaml
 
 SUFFIXES = (".yaml", ".yml")
@@ -63,7 +66,7 @@ class Given:
 
     def _set(self, flag: str, value: str) -> None:
         if flag in ("config", "c"):
-            text = Path(value).read_text() if os.path.isfile(value) else value
+            text = read_text(value) if os.path.isfile(value) else value
             with suppress(yaml.YAMLError):
                 self._take("", load_yaml(text))
         else:
@@ -78,6 +81,33 @@ class Given:
                 self._take(path if name == "init_args" else f"{path}.{name}".lstrip("."), child)
         else:
             self._values[path] = str(value)
+
+
+def with_whole_number(message: str, options: Sequence[str]) -> list[str] | None:
+    """Return options with a whole number in place of a 1e6 that the parser has refused.
+
+    Args:
+        message: of the parser.
+        options: of the command line.
+
+    Returns:
+        None where the message is about something else.
+    """
+    value = re.search(r"(?:Got|Given) value: '?([-+.\w]+)'?", message)
+    key = re.search(r'Parser key "([^"]+)"', message)
+    if value is None or key is None or "<class 'int'>" not in message:
+        return None
+    name, taken = key[1].rpartition(".")[2], list(options)
+    for at, option in enumerate(options):
+        flag, separator, inline = option.partition("=")
+        place = at if separator else at + 1
+        if not flag.startswith("--") or flag.rpartition(".")[2].lstrip("-") != name:
+            continue
+        given = inline if separator else options[place] if place < len(options) else ""
+        whole = whole_number(given)
+        if whole is not None and float(given) == float(value[1]):
+            taken[place] = f"{flag}={whole}" if separator else str(whole)
+    return taken if taken != list(options) else None
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -160,7 +190,7 @@ def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Seque
         return
     else:
         seen.add(path.resolve())
-        root, name, folder = _parsed(path.read_text()), str(path), path.parent
+        root, name, folder = _parsed(read_text(path)), str(path), path.parent
     _check_node(root, name)
     for text in _texts(root):
         if text != value and text.endswith(SUFFIXES):

@@ -26,6 +26,7 @@ from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.evaluation import chooser_of
+from lightning_rl.files import read_text
 from lightning_rl.loading import load_trained
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
@@ -227,7 +228,7 @@ def _without_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _env_option(config: Path) -> list[str]:
     try:
-        settings = yaml.safe_load(config.read_text())
+        settings = yaml.safe_load(read_text(config))
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{config} is not valid YAML: {reason}") from error

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.errors import check_range, require
-from lightning_rl.files import write_atomically
+from lightning_rl.files import expanded, write_atomically
 from lightning_rl.reports.comparison import METRIC, Comparison, compare
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
 
@@ -81,7 +81,7 @@ def _where(wanted: Format | None, output: str | None) -> tuple[Format, Path | No
         wanted = known[suffix]
     if output is None:
         return wanted, Path(DEFAULT) if wanted == "html" else None
-    return wanted, Path(output)
+    return wanted, expanded(output)
 
 
 def _rendered(compared: Comparison, wanted: Format, output: Path | None, films_mib: float) -> str:

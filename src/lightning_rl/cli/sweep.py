@@ -32,7 +32,7 @@ from lightning_rl.cli.trials import (
     usable_cores,
 )
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import lock_file, write_atomically
+from lightning_rl.files import expanded, lock_file, read_text, write_atomically
 from lightning_rl.plain_yaml import load_yaml
 from lightning_rl.reports.runs import read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
@@ -218,15 +218,15 @@ def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_
         kept.trials is None or before is None or kept.trials >= before,
         f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
     )
-    return _Sweep(directory, kept, (directory / BASE).read_text(), state)
+    return _Sweep(directory, kept, read_text(directory / BASE), state)
 
 
 def _found(given: str, output_dir: str) -> Path:
     if given == "last":
-        found = list(Path(output_dir).glob(f"*/{STATE}"))
+        found = list(expanded(output_dir).glob(f"*/{STATE}"))
         require(len(found) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
         return max(found, key=lambda path: path.stat().st_mtime).parent
-    directory = Path(given)
+    directory = expanded(given)
     there = sorted(path.parent.name for path in directory.parent.glob(f"*/{STATE}"))
     require(
         (directory / STATE).is_file(),

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -13,6 +12,7 @@ from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import check_duplicate_keys
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import expanded, read_text
 
 TRIALS = 20
 """Points of a search that is no grid, where not given."""
@@ -128,14 +128,14 @@ def _check_name(path: str, known: Sequence[str], message: str) -> str:
 
 def _text_of(given: str) -> tuple[str, str]:
     """Return YAML that stands there, or in the file of that name, and how to call it."""
-    path = Path(given)
+    path = expanded(given)
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]
         raise ConfigurationError(
             f"--sweep names the file {given}, which is not there{closest(given, beside)}. It holds "
             "settings of a sweep, such as seeds: 5; a configuration of the trials is --config's."
         )
-    return (path.read_text(), given) if os.path.isfile(given) else (given, "--sweep")
+    return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class FirstEpisodes:
         env: is reset.
         choose: gives the actions; the observation that it gets holds until the next step.
         seeds: of the M episodes, M at most N; row i plays the i-th, the rows beyond do not count.
-        max_steps: after which an episode is cut.
+        max_steps: env steps after which an episode is cut.
 
     Attributes:
         running: [N] bool, on the CPU: the episodes that have not ended.
@@ -122,7 +122,8 @@ class FirstEpisodes:
         seeds: Sequence[int],
         max_steps: int,
     ) -> None:
-        self._env, self._choose, self._max_steps = env, choose, max_steps
+        self._env, self._choose = env, choose
+        self._max_steps = -(-max_steps // env.steps_per_action)
         idle = [seeds[0]] * (env.num_envs - len(seeds))
         self.observation, _ = env.reset(seed=[*seeds, *idle])
         self.running = self.counted = torch.arange(env.num_envs) < len(seeds)

@@ -19,6 +19,7 @@ from lightning_rl.envs.probes import (
     TimeLimitProbe,
     ValueProbe,
 )
+from lightning_rl.envs.rsl_rl_env import RslRlVecEnv
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tensor_simulator import TensorSimulator
 from lightning_rl.envs.torch_env import TorchEnv
@@ -50,6 +51,7 @@ __all__ = [
     "PushCube",
     "RecallProbe",
     "RestoreError",
+    "RslRlVecEnv",
     "Said",
     "Script",
     "SpaceMouse",

@@ -474,9 +474,9 @@ class EnvCheck:
 
     def _look_at_dtypes(self, env: VectorEnv, observation: Any) -> None:
         """Compare the dtypes that come out of an env to those of its spaces."""
-        for name, space in named_spaces(env.single_observation_space):
-            value = observation
-            for key in name.split(".")[1:]:
+        for path, space in named_spaces(env.single_observation_space):
+            name, value = ".".join(path), observation
+            for key in path[1:]:
                 value = value[key]
             stored = torch.empty(0, dtype=space_spec(space)[1]).numpy().dtype
             if value.dtype not in (space.dtype, stored):
@@ -494,7 +494,7 @@ class EnvCheck:
         if not isinstance(base, GymnasiumEnv) or base.vectorization != "sync":
             return
         self._close()
-        seen: dict[str, np.dtype[Any]] = {}
+        seen: dict[tuple[str, ...], np.dtype[Any]] = {}
         self._env = alone = base.alone(lambda one: _Looking(one, seen))
         draw = random_actions(alone.single_action_space, 1, self._seed)
         until = time.perf_counter() + 0.05 * self._seconds
@@ -504,26 +504,26 @@ class EnvCheck:
             if time.perf_counter() > until:
                 break
         spaces = dict(named_spaces(alone.single_observation_space))
-        for name, dtype in seen.items():
-            if dtype != spaces[name].dtype:
-                self._refuse_dtype(name, dtype, spaces[name].dtype)
+        for path, dtype in seen.items():
+            if dtype != spaces[path].dtype:
+                self._refuse_dtype(".".join(path), dtype, spaces[path].dtype)
 
 
 class _Looking(gymnasium.Wrapper):
     """Notes the dtypes of a single env's observations, by name."""
 
-    def __init__(self, env: gymnasium.Env, seen: dict[str, np.dtype[Any]]) -> None:
+    def __init__(self, env: gymnasium.Env, seen: dict[tuple[str, ...], np.dtype[Any]]) -> None:
         super().__init__(env)
         self._seen = seen
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result: tuple[Any, Any, bool, bool, dict[str, Any]] = self.env.step(action)
-        for name, _ in named_spaces(self.env.observation_space):
+        for path, _ in named_spaces(self.env.observation_space):
             value: Any = result[0]
-            for key in name.split(".")[1:]:
+            for key in path[1:]:
                 value = value[key]
             if isinstance(value, np.ndarray):
-                self._seen[name] = value.dtype
+                self._seen[path] = value.dtype
         return result
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
     INTERVENED,
-    is_number,
+    one_number,
     say_intervention,
 )
 from lightning_rl.errors import ConfigurationError
@@ -60,8 +60,8 @@ class ChunkWrapper(gymnasium.Wrapper):
             said = info.get("rewards")
             if isinstance(said, dict):
                 for name, value in said.items():
-                    if is_number(value):
-                        terms[name] = terms.get(name, 0.0) + value
+                    if (number := one_number(value)) is not None:
+                        terms[name] = terms.get(name, 0.0) + number
             if EXECUTED_ACTION in info or INTERVENED in info:
                 one = say_intervention(info, action[k], False)
                 # A copy of the chunk: its other actions were executed as they were told.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.envs.step_results import read_arrays, says_something, to_tensors
+from lightning_rl.envs.step_results import InfoReader, to_tensors
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.rollout import map_tree
@@ -68,6 +68,7 @@ class EnvPoolEnv(VectorEnv):
         self._envpool = _import_envpool()
         self._settings = {**kwargs, "num_envs": num_envs, "num_threads": num_threads}
         self._pool: Any = None
+        self._reader = InfoReader(f"EnvPool env '{id}'", num_envs)
         spaces = _make_spaces(self._envpool, id, self._settings)
         self.single_observation_space, self.single_action_space = spaces
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
@@ -99,8 +100,8 @@ class EnvPoolEnv(VectorEnv):
         observation, reward, terminated, truncated, numpy_info = self._pool.step(actions)
         result, info = _to_tensors(observation), {}
         done = terminated | truncated
-        if says_something(numpy_info):
-            info = to_tensors(read_arrays(numpy_info, self.num_envs, done))
+        if self._reader.says_something(numpy_info):
+            info = to_tensors(self._reader.read_arrays(numpy_info, done))
         finished = np.flatnonzero(done)
         if finished.size:
             info["final_obs"] = result

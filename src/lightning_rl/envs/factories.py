@@ -9,6 +9,7 @@ import gymnasium
 
 from lightning_rl.envs import tasks
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
+from lightning_rl.envs.step_results import check_space
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -87,6 +88,13 @@ def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
             f"{setting} returned {made.num_envs} envs, and {num_envs} were asked for. Have the "
             "function make as many as its argument says."
         )
+    try:
+        owner = getattr(made, "id", type(made).__name__)
+        check_space(f"{setting}: {owner}", "observation", made.single_observation_space)
+        check_space(f"{setting}: {owner}", "action", made.single_action_space)
+    except ConfigurationError:
+        made.close()
+        raise
     return made
 
 

@@ -48,7 +48,7 @@ class ArraySeen:
     """What was seen of one array of the observations.
 
     Args:
-        name: `observation`, or `observation.key`.
+        path: `observation`, and the keys that lead to the array.
         space: of one env: Box, Discrete, MultiDiscrete or MultiBinary.
 
     Attributes:
@@ -57,8 +57,8 @@ class ArraySeen:
         outside: the value farthest beyond its bound, with that bound and its place; or None.
     """
 
-    def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
-        self.name, self.space = name, space
+    def __init__(self, path: tuple[str, ...], space: gymnasium.Space[Any]) -> None:
+        self.path, self.name, self.space = path, ".".join(path), space
         self.shape, _ = space_spec(space)
         self.low, self.high = (
             np.broadcast_to(np.asarray(bound, np.float64), self.shape) for bound in bounds(space)
@@ -217,7 +217,7 @@ class RandomPlay:
 
     def _look(self, slots: list[Any]) -> None:
         for array in self.arrays:
-            key = array.name.split(".")[1:]
+            key = array.path[1:]
             values = [_at(slot, key).cpu().numpy() for slot in slots]
             array.add(np.stack(values).reshape(-1, *array.shape))
 
@@ -280,7 +280,7 @@ class RandomPlay:
         finals = final_observations(rollout, rows, torch.full_like(rows, t))
         alike = np.ones(len(rows), dtype=bool)
         for array in self.arrays:
-            key = array.name.split(".")[1:]
+            key = array.path[1:]
             final = _at(finals, key).cpu().numpy()
             begun = _at(rollout["observation"], key)[rows, t + 1].cpu().numpy()
             alike &= (final == begun).reshape(len(rows), -1).all(1)
@@ -299,13 +299,15 @@ def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Cal
     return draw
 
 
-def named_spaces(space: gymnasium.Space[Any], name: str = "observation") -> Iterator[Any]:
-    """Yield name and space of each array of an observation."""
+def named_spaces(
+    space: gymnasium.Space[Any], path: tuple[str, ...] = ("observation",)
+) -> Iterator[Any]:
+    """Yield path and space of each array of an observation."""
     if isinstance(space, gymnasium.spaces.Dict):
         for key, child in space.items():
-            yield from named_spaces(child, f"{name}.{key}")
+            yield from named_spaces(child, (*path, key))
     else:
-        yield name, space
+        yield path, space
 
 
 def bounds(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
@@ -331,7 +333,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _at(tree: Any, key: list[str]) -> Tensor:
+def _at(tree: Any, key: tuple[str, ...]) -> Tensor:
     """Return the tensor at a path."""
     for name in key:
         tree = tree[name]

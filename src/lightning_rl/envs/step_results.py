@@ -1,13 +1,34 @@
-"""Look at what a step returns: refuse wrong shapes and kinds, read what is said in infos.
+"""Decide what an env may return from `reset` and `step`. Every kind of env is checked here.
 
-A value of another shape or kind than announced would be broadcast or cut. What several envs that
-speak NumPy say of success, reward terms and metrics is held together as `Said`: arrays [N] of
-float64, NaN where an env said nothing. Gymnasium's own way, an array of the type of the first
-number that came and a mask beside it, cuts 0.7 down to 0 where another env said the integer 1
-before.
+| what                  | a single env returns               | a batched env returns | otherwise |
+| --------------------- | ---------------------------------- | --------------------- | --------- |
+| observation           | shape, keys and dtype of its space | the same, [N, ...]    | refused   |
+| a choice in it        | a category of its space            | the same              | refused   |
+| reward                | one number                         | numbers [N]           | refused   |
+| terminated, truncated | true, false, 0 or 1                | bool, integers [N]    | refused   |
+| info                  | a dict                             | a dict                | refused   |
+| success, is_success   | true, false, 0 or 1                | the same, [N]         | refused   |
+| rewards, metrics      | a dict of numbers by name          | a dict of numbers [N] | left out  |
+| intervened            | true, false, 0 or 1                | the same, [N]         | refused   |
+| executed_action       | an action of the space             | [N, *A]               | refused   |
+| penalty               | one finite number                  | finite numbers [N]    | refused   |
+
+A dtype may be another one where its numbers fit: fractions of any precision, integers that are in
+range. One number may be Python's, NumPy's or a tensor, an array of one entry included. None and NaN
+say nothing of success, nor of a term or metric. What is left out is warned of, once.
+
+The last three are read of envs that announce them (`reports_interventions`, `reports_penalty`);
+others may use these keys for something else. No other key of an info is read.
+
+What several envs that speak NumPy say of success, reward terms and metrics is held together as
+`Said`: arrays [N] of float64, NaN where an env said nothing. Gymnasium's own way, an array of the
+type of the first number that came and a mask beside it, cuts 0.7 down to 0 where another env said
+the integer 1 before.
 """
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import gymnasium
@@ -15,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.errors import EnvFaultError
+from lightning_rl.errors import ConfigurationError, EnvFaultError
 
 TREES = ("rewards", "metrics")
 """Those that are dicts of numbers by name."""
@@ -26,6 +47,45 @@ Said = dict[str, Any]
 Where envs name what they did instead of what they were told: `executed_action` {i: [*A]} of those
 that did, and `intervened` [N]. Where they report penalties: `penalty` [N].
 """
+
+
+def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str = "") -> None:
+    """Refuse a space that no rollout can hold.
+
+    Args:
+        owner: whose space it is, for the message.
+        kind: `observation` or `action`.
+        space: of one env.
+        field: the keys that lead to it.
+
+    Raises:
+        ConfigurationError: naming the part, and what to do.
+    """
+    part = f"{kind}{field}"
+    wrapper = f"gymnasium.wrappers.Transform{kind.title()}"
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, child in space.items():
+            if not (isinstance(key, str) and key):
+                raise ConfigurationError(
+                    f"{owner} has the key {key!r} in its {part} space, and keys must be texts: "
+                    f"rename it in the env ('{key}'), or by a wrapper ({wrapper})."
+                )
+            check_space(owner, kind, child, f"{field}.{key}")
+        if not len(space.spaces):
+            raise ConfigurationError(f"{owner} has a {part} space without keys.")
+        return
+    if space.shape is not None and 0 in space.shape:
+        nothing = "there is nothing to do" if kind == "action" else "it shows nothing"
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space}, which holds no numbers: {nothing}. Leave it "
+            f"out, or announce what there is ({wrapper})."
+        )
+    dtype = space.dtype
+    if dtype is not None and (dtype.kind not in KINDS or dtype.name in ("uint64", "longdouble")):
+        raise ConfigurationError(
+            f"{owner} has the {part} space {space} of {dtype}, with which torch does not "
+            f"calculate: use int64, or float32 ({wrapper}, or the env itself)."
+        )
 
 
 def check_like(name: str, value: Any, storage: Any, field: str) -> None:
@@ -49,7 +109,20 @@ def check_like(name: str, value: Any, storage: Any, field: str) -> None:
     if getattr(value, "shape", None) != storage.shape and tuple(np.shape(value)) != storage.shape:
         raise EnvFaultError(_message(name, field, np.shape(value), storage.shape))
     if getattr(value, "dtype", None) is not storage.dtype:
-        _refuse_cut(name, field, getattr(value, "dtype", None), storage.dtype)
+        _refuse_kind(name, field, getattr(value, "dtype", None), storage.dtype)
+
+
+def check_outcome(name: str, field: str, value: Any, flags: Tensor) -> None:
+    """Compare the reward, or the `terminated`, of a batched env in torch to its flags [N] bool.
+
+    Raises:
+        EnvFaultError: for another shape, and for other things than numbers, or than bool.
+    """
+    if getattr(value, "shape", None) != flags.shape:
+        raise EnvFaultError(_message(name, field, np.shape(value), flags.shape))
+    if _kind(value.dtype) not in (KINDS if field == "reward" else "b"):
+        wanted = "numbers" if field == "reward" else "torch.bool"
+        raise EnvFaultError(_not_one(name, field, value, wanted))
 
 
 def refuse_missing_end(name: str, missing: Any) -> None:
@@ -76,62 +149,263 @@ def refuse_missing_end(name: str, missing: Any) -> None:
 
 
 def check_observation(env: gymnasium.Env, observation: Any) -> None:
-    """Compare what a single env returned to its observation space.
+    """Compare what a single env returned to its observation space, its numbers included.
 
     Raises:
         EnvFaultError: see `check_like`.
     """
-    _check_space(_name(env), env.observation_space, observation, "observation")
+    _check_space(name_of(env), env.observation_space, observation, "observation")
 
 
-def check_step(env: gymnasium.Env, result: tuple[Any, ...]) -> None:
-    """Compare what a step of a single env returned to what it should be.
+def copy_of(space: gymnasium.Space[Any], observation: Any) -> Any:
+    """Return a copy of a checked observation, in the dtypes of its space."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: copy_of(child, observation[key]) for key, child in space.items()}
+    return np.array(observation, dtype=space.dtype)
+
+
+NUMBERS = frozenset((float, int, np.float64, np.float32))
+"""Types of a reward that need no second look."""
+
+FLAGS = frozenset((bool, np.bool_))
+"""Types of `terminated` and `truncated` that need no second look."""
+
+
+def read_reset(env: gymnasium.Env, result: Any) -> tuple[Any, dict[str, Any]]:
+    """Return observation and info of what the reset of a single env returned.
 
     Raises:
-        EnvFaultError: see `check_like`.
+        EnvFaultError: where it returned other things.
     """
-    if len(result) != 5:
-        raise EnvFaultError(
-            f"{_name(env)} returned {len(result)} things from step, not observation, reward, "
-            "terminated, truncated and info: is it written for an old version of Gym?"
-        )
-    check_observation(env, result[0])
-    for field, value in zip(("reward", "terminated", "truncated"), result[1:4], strict=True):
-        if np.size(value) != 1:
-            raise EnvFaultError(_message(_name(env), field, np.shape(value), ()))
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise EnvFaultError(_other_things(env, "reset", result, "observation and info"))
+    return result[0], _read_info(env, "reset", result[1])
+
+
+def read_step(env: gymnasium.Env, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    """Return what a step of a single env returned: its outcome as plain numbers, its info a dict.
+
+    The observation is left to `check_observation`. A good step costs three looks at types.
+
+    Raises:
+        EnvFaultError: for another number of things, and for what the table above refuses.
+    """
+    try:
+        observation, reward, terminated, truncated, info = result
+    except (TypeError, ValueError):
+        wanted = "observation, reward, terminated, truncated and info"
+        raise EnvFaultError(_other_things(env, "step", result, wanted)) from None
+    if type(reward) in NUMBERS and type(terminated) in FLAGS and type(truncated) in FLAGS:
+        if type(info) is dict:
+            return result  # type: ignore[no-any-return]  # of five things
+    else:
+        number = one_number(reward)
+        if number is None:
+            raise EnvFaultError(_not_one(name_of(env), "reward", reward, "one number"))
+        flags = []
+        for field, value in (("terminated", terminated), ("truncated", truncated)):
+            flag = one_flag(value)
+            if flag is None:
+                raise EnvFaultError(_not_one(name_of(env), field, value, "true or false"))
+            flags.append(flag)
+        reward, (terminated, truncated) = number, flags
+    return observation, reward, terminated, truncated, _read_info(env, "step", info)
+
+
+def one_number(value: Any) -> float | None:
+    """Return the number, or truth value, that something is; None where it is not one number."""
+    if isinstance(value, Tensor | np.ndarray):
+        if int(np.prod(value.shape)) != 1 or _kind(value.dtype) not in KINDS:
+            return None
+        value = value.item()
+    if isinstance(value, Real | np.bool_):
+        try:
+            return float(value)
+        except OverflowError:  # an integer beyond float64
+            return None
+    return None
+
+
+def one_flag(value: Any) -> bool | None:
+    """Return the truth value that something is, 0 and 1 included; None where it is none."""
+    number = one_number(value)
+    return bool(number) if number in (0.0, 1.0) else None
+
+
+def _read_info(env: gymnasium.Env, method: str, info: Any) -> dict[str, Any]:
+    if type(info) is dict:
+        return info
+    if not isinstance(info, Mapping):
+        raise EnvFaultError(_not_one(name_of(env), f"{method} info", info, "a dict"))
+    return dict(info)
+
+
+def _other_things(env: gymnasium.Env, method: str, result: Any, wanted: str) -> str:
+    kind = f"{len(result)} things" if isinstance(result, tuple | list) else _in_short(result)
+    return (
+        f"{name_of(env)} returned {kind} from {method}, not {wanted}: is it written for an old "
+        "version of Gym? Mend it, or wrap it (shimmy's GymV21CompatibilityV0 does that)."
+    )
+
+
+def _not_one(name: str, field: str, value: Any, wanted: str) -> str:
+    return (
+        f"{name} returned {_article(field)} that is {_in_short(value)} instead of {wanted}: mend "
+        "its step and reset."
+    )
+
+
+def _in_short(value: Any) -> str:
+    """Return kind and value of something, for a message."""
+    if isinstance(value, Tensor | np.ndarray) and value.shape != ():
+        return f"an array of shape {list(value.shape)} and dtype {value.dtype}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+KINDS = "biuf"
+"""NumPy's letters for the kinds of numbers that are stored: truth values, integers, fractions."""
 
 
 def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str) -> None:
     if isinstance(space, gymnasium.spaces.Dict):
+        if not isinstance(value, Mapping):
+            raise EnvFaultError(_not_one(name, field, value, f"a dict of {', '.join(space)}"))
         for key, child in space.items():
             if key not in value:
                 raise EnvFaultError(f"{name} returned no {field}.{key}, which its space has.")
             _check_space(name, child, value[key], f"{field}.{key}")
     elif space.shape is not None:
-        if tuple(np.shape(value)) != space.shape:
-            raise EnvFaultError(_message(name, field, np.shape(value), space.shape))
-        _refuse_cut(name, field, np.asarray(value).dtype, space.dtype)
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor elsewhere
+            raise EnvFaultError(_not_one(name, field, value, "an array")) from error
+        if array.shape != space.shape:
+            raise EnvFaultError(_message(name, field, array.shape, space.shape))
+        if array.dtype is not space.dtype:
+            _refuse_kind(name, field, array.dtype, space.dtype, array)
+        if isinstance(space, gymnasium.spaces.Box) or (allowed := allowed_choices(space)) is None:
+            return
+        least, greatest = allowed
+        if ((array < least) | (array > greatest)).any():
+            raise EnvFaultError(_out_of_range(name, field, array, least, greatest))
 
 
-def _refuse_cut(name: str, field: str, got: Any, announced: Any) -> None:
-    """Refuse fractions for a field of integers; other numbers may be stored in another type."""
-    if _kind(got) in ("f", "c") and _kind(announced) in ("i", "u"):
+def _refuse_kind(
+    name: str, field: str, got: Any, announced: Any, values: np.ndarray | None = None
+) -> None:
+    """Refuse what another dtype cannot hold: other things than numbers, fractions, large integers.
+
+    Args:
+        name: of the env.
+        field: what it is called.
+        got: dtype of what the env returned.
+        announced: dtype of the place that it goes into.
+        values: what it returned, where integers may be looked at one by one.
+    """
+    kind, place = _kind(got), _kind(announced)
+    why = None
+    if kind not in KINDS:
+        why = "which holds no real numbers"
+    elif kind == "f" and place != "f":
+        why = "which would cut off the fractions"
+    elif place in "biu" and kind != "b" and field not in ("terminated", "truncated"):
+        if values is None:
+            fits = np.can_cast(_numpy(got), _numpy(announced))
+        else:
+            low, high = (0, 1) if place == "b" else _limits(announced)
+            fits = bool(((values >= low) & (values <= high)).all())
+        why = None if fits else "which does not hold these numbers"
+    if why is not None:
         raise EnvFaultError(
-            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, which would "
-            "cut off the fractions: mend its step and reset, or the space that it announces."
+            f"{name} returned {_article(field)} of dtype {got} instead of {announced}, {why}: mend "
+            "its step and reset, or the space that it announces."
         )
 
 
-def _kind(dtype: Any) -> str | None:
-    """Return NumPy's letter for the kind of a dtype; None for what has no dtype."""
+def _limits(dtype: Any) -> tuple[int, int]:
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _numpy(dtype: Any) -> Any:
+    """Return the NumPy dtype of a dtype of either library."""
+    return torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
+
+
+def allowed_choices(space: gymnasium.Space[Any]) -> tuple[Any, Any] | None:
+    """Return the least and the greatest category of what chooses; None for a Box."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    return (0, 1) if isinstance(space, gymnasium.spaces.MultiBinary) else None
+
+
+class ObservedChoices:
+    """The choices in an observation space, whose categories a batch of observations must be of.
+
+    A category out of range would be read as one of the next choice, or as none. False where a space
+    has no choices.
+
+    Args:
+        name: of the env.
+        space: of one env's observations.
+    """
+
+    def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
+        self._name = name
+        self._ranges = list(_ranges(space, ()))
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def check(self, observation: Any) -> None:
+        """Refuse observations [..., N, ...] with a category out of range.
+
+        Raises:
+            EnvFaultError: naming the field, the value and what is allowed.
+        """
+        for path, least, greatest in self._ranges:
+            values = observation
+            for key in path:
+                values = values[key]
+            array = values.cpu().numpy() if isinstance(values, Tensor) else values
+            if ((array < least) | (array > greatest)).any():
+                field = ".".join(("observation", *path))
+                raise EnvFaultError(_out_of_range(self._name, field, array, least, greatest))
+
+
+def _ranges(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, child in space.items():
+            yield from _ranges(child, (*path, key))
+    elif (allowed := allowed_choices(space)) is not None:
+        yield path, *allowed
+
+
+def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> str:
+    beyond = np.argwhere((array < least) | (array > greatest))[0]
+    least, greatest = (
+        np.broadcast_to(one, array.shape)[tuple(beyond)] for one in (least, greatest)
+    )
+    return (
+        f"{name} returned {_article(field)} of the category {array[tuple(beyond)]}, and its space "
+        f"has {least} to {greatest} there: mend its step and reset, or the space that it announces."
+    )
+
+
+def _kind(dtype: Any) -> str:
+    """Return NumPy's letter for the kind of a dtype; a question mark for what has no dtype."""
     if isinstance(dtype, torch.dtype):
         if dtype.is_complex:
             return "c"
         return "f" if dtype.is_floating_point else "b" if dtype == torch.bool else "i"
-    return getattr(dtype, "kind", None)
+    return str(getattr(dtype, "kind", "?"))
 
 
-def _name(env: gymnasium.Env) -> str:
+def name_of(env: gymnasium.Env) -> str:
+    """Return what messages call a single env."""
     spec = env.unwrapped.spec
     return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
 
@@ -175,67 +449,197 @@ def renamed(info: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in info.items()}
 
 
-def says_something(info: dict[str, Any]) -> bool:
-    """Tell whether the info of an env has anything that is read.
-
-    Asked of each env at each step: written out, as a loop takes three times as long.
-    """
-    return bool(info) and (
-        "metrics" in info
-        or "success" in info
-        or "rewards" in info
-        or "is_success" in info
-        or EXECUTED_ACTION in info
-        or INTERVENED in info
-        or "penalty" in info
-    )
+READ = ("success", "is_success", *TREES, EXECUTED_ACTION, INTERVENED, "penalty")
+"""The keys of an info that are read; the last three where they are announced."""
 
 
-def gather(said: Said, info: dict[str, Any], i: int, num_envs: int) -> None:
-    """Put what env i of N said into `said`; what is not one number is left out."""
-    success = info.get("success", info.get("is_success"))
-    if success is not None:
-        _column(said, "success", num_envs)[i] = bool(success)
-    if EXECUTED_ACTION in info:
-        said.setdefault(EXECUTED_ACTION, {})[i] = info[EXECUTED_ACTION]
-    if INTERVENED in info:
-        _column(said, INTERVENED, num_envs)[i] = bool(info[INTERVENED])
-    if "penalty" in info:
-        _column(said, "penalty", num_envs)[i] = info["penalty"]
-    for kind in TREES:
-        numbers = info.get(kind)
-        if isinstance(numbers, dict):
-            tree = said.setdefault(kind, {})
-            for name, value in numbers.items():
-                if is_number(value):
-                    _column(tree, name, num_envs)[i] = value
-
-
-def is_number(value: Any) -> bool:
-    """Tell whether something is one number, or one truth value."""
-    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
-
-
-def read_arrays(
-    info: dict[str, Any], num_envs: int, done: np.ndarray, names: Mapping[str, str] | None = None
-) -> Said:
-    """Read the info of a batched env.
+class InfoReader:
+    """Reads what the infos of N envs say, by the table at the top.
 
     Args:
-        info: arrays [N], or dicts of them; an array `_x` [N] bool beside `x` says for which envs it
-            counts, and without one it counts for all. `final_info` is the same for finished envs;
-            where it is there, what stands outside of it is of their next episode.
+        name: of the envs.
         num_envs: N.
-        done: [N] bool, which envs finished.
-        names: by the env's own names of keys, ours.
+        interventions: whether they announce `executed_action` and `intervened`.
+        penalty: whether they announce `penalty`.
     """
-    everyone = np.ones(num_envs, bool)
-    names = names or {}
-    said = _of_arrays(renamed(info, names), everyone)
-    final = info.get("final_info")
-    if isinstance(final, dict):
-        return _merged(said, _of_arrays(renamed(final, names), everyone), done)
-    return said
+
+    def __init__(
+        self, name: str, num_envs: int, *, interventions: bool = False, penalty: bool = False
+    ) -> None:
+        self._name, self._num_envs = name, num_envs
+        self._interventions, self._penalty = interventions, penalty
+        self._announced = interventions or penalty
+        self._warned: set[str] = set()
+
+    @classmethod
+    def of(cls, name: str, num_envs: int, metadata: Mapping[str, Any]) -> "InfoReader":
+        """Return a reader of what N envs announce in their metadata."""
+        interventions, penalty = (
+            bool(metadata.get(key, False)) for key in ("reports_interventions", "reports_penalty")
+        )
+        return cls(name, num_envs, interventions=interventions, penalty=penalty)
+
+    def says_something(self, info: dict[str, Any]) -> bool:
+        """Tell whether the info of an env has anything that is read.
+
+        Asked of each env at each step: written out, as a loop takes three times as long.
+        """
+        return bool(info) and (
+            "metrics" in info
+            or "success" in info
+            or "rewards" in info
+            or "is_success" in info
+            or (
+                self._announced
+                and (EXECUTED_ACTION in info or INTERVENED in info or "penalty" in info)
+            )
+        )
+
+    def gather(self, said: Said, info: dict[str, Any], i: int) -> None:
+        """Put what env i said into `said`.
+
+        Raises:
+            EnvFaultError: for what the table refuses.
+        """
+        for key in ("is_success", "success"):  # the latter counts where both are there
+            if info.get(key) is not None:
+                self._put_flag(said, "success", info[key], i, key)
+        if self._interventions:
+            if EXECUTED_ACTION in info:
+                said.setdefault(EXECUTED_ACTION, {})[i] = np.array(info[EXECUTED_ACTION])
+            if INTERVENED in info:
+                self._put_flag(said, INTERVENED, info[INTERVENED], i, INTERVENED)
+        if self._penalty and "penalty" in info:
+            number = one_number(info["penalty"])
+            if number is None or not np.isfinite(number):
+                raise EnvFaultError(self._refusal("penalty", info["penalty"], "one finite number"))
+            self._column(said, "penalty")[i] = number
+        for kind in TREES:
+            if kind in info:
+                self._put_numbers(said, kind, info[kind], i)
+
+    def read_arrays(
+        self, info: dict[str, Any], done: np.ndarray, names: Mapping[str, str] | None = None
+    ) -> Said:
+        """Read the info of a batched env.
+
+        Args:
+            info: arrays [N], or dicts of them; an array `_x` [N] bool beside `x` says for which
+                envs it counts, and without one it counts for all. `final_info` is the same for
+                finished envs; where it is there, what stands outside of it is of their next
+                episode.
+            done: [N] bool, which envs finished.
+            names: by the env's own names of keys, ours.
+
+        Raises:
+            EnvFaultError: for what the table refuses.
+        """
+        names = names or {}
+        said = self._of_arrays(renamed(info, names))
+        final = info.get("final_info")
+        if isinstance(final, dict):
+            return _merged(said, self._of_arrays(renamed(final, names)), done)
+        return said
+
+    def _put_flag(self, said: Said, name: str, value: Any, i: int, key: str) -> None:
+        number = one_number(value)
+        if number is None or number not in (0.0, 1.0):
+            if number is not None and np.isnan(number):
+                return
+            raise EnvFaultError(self._refusal(key, value, "true or false"))
+        self._column(said, name)[i] = number
+
+    def _put_numbers(self, said: Said, kind: str, numbers: Any, i: int) -> None:
+        """Put `rewards` or `metrics` of env i; they are only reported, so that others may stay."""
+        if not isinstance(numbers, Mapping):
+            self._warn(kind, numbers, "a dict of numbers by name")
+            return
+        tree = said.setdefault(kind, {})
+        for name, value in numbers.items():
+            number = one_number(value)
+            if number is None:
+                self._warn(f"{kind}.{name}", value, "one number")
+            else:
+                self._column(tree, str(name))[i] = number
+
+    def _column(self, columns: dict[str, Any], name: str) -> np.ndarray:
+        """Return the array [N] of a name, at first NaN for every env."""
+        if name not in columns:
+            columns[name] = np.full(self._num_envs, np.nan)
+        array: np.ndarray = columns[name]
+        return array
+
+    def _of_arrays(self, info: dict[str, Any]) -> Said:
+        """Read the arrays of a batched env."""
+        said: Said = {}
+        keys = ["is_success", "success", *[INTERVENED] * self._interventions]
+        for key in [*keys, *["penalty"] * self._penalty]:
+            if key in info:
+                name = "success" if key == "is_success" else key
+                said[name] = self._numbers(key, info[key], self._mask(info, key))
+        if self._interventions and EXECUTED_ACTION in info:
+            rows = np.flatnonzero(self._mask(info, EXECUTED_ACTION))
+            said[EXECUTED_ACTION] = {i: np.array(info[EXECUTED_ACTION][i]) for i in rows}
+        for kind in TREES:
+            if not isinstance(tree := info.get(kind, {}), Mapping):
+                self._warn(kind, tree, "a dict of arrays by name")
+                continue
+            mask, columns = self._mask(info, kind), said.setdefault(kind, {})
+            for name, values in tree.items():
+                if not (str(name).startswith("_") and str(name)[1:] in tree):
+                    counts = mask & self._mask(tree, name)
+                    if (column := _column_of(values, counts)) is None:
+                        self._warn(f"{kind}.{name}", values, f"{self._num_envs} numbers")
+                    else:
+                        columns[str(name)] = column
+        return said
+
+    def _mask(self, values: Mapping[str, Any], name: str) -> np.ndarray:
+        """Return for which envs an entry counts, [N] bool."""
+        mask = np.asarray(values.get(f"_{name}", True), dtype=bool)
+        return np.broadcast_to(mask, (self._num_envs,))
+
+    def _numbers(self, key: str, values: Any, given: np.ndarray) -> np.ndarray:
+        """Return flags, or penalties, [N], NaN where none is given."""
+        column = _column_of(values, given)
+        if column is None:
+            raise EnvFaultError(self._refusal(key, values, f"{self._num_envs} numbers"))
+        said = column[given & ~np.isnan(column)]
+        if key == "penalty":
+            said, good, wanted = column[given], np.isfinite(column[given]), "finite numbers"
+        else:
+            good, wanted = (said == 0) | (said == 1), "true or false"
+        if not good.all():
+            raise EnvFaultError(self._refusal(key, said[~good][0], wanted))
+        return column
+
+    def _warn(self, key: str, value: Any, wanted: str) -> None:
+        """Say once of each key that it is left out."""
+        if key not in self._warned:
+            self._warned.add(key)
+            warnings.warn(f"{self._refusal(key, value, wanted)} It is left out.", stacklevel=2)
+
+    def _refusal(self, key: str, value: Any, wanted: str) -> str:
+        return (
+            f"{self._name} says info['{key}'] = {_in_short(value)}, which is read as {wanted}. "
+            "Mend the env, or rename the key by a wrapper."
+        )
+
+
+def _column_of(values: Any, given: np.ndarray) -> np.ndarray | None:
+    """Return one number per env, [N] float64, NaN where it is not given; None for other things."""
+    array = np.asarray(values)
+    if array.shape != given.shape:
+        return None
+    if array.dtype.kind == "O":  # Gymnasium puts what is not a plain number into such an array
+        given = given & np.array([value is not None for value in array])
+        numbers = [
+            one_number(value) if here else 0.0 for value, here in zip(array, given, strict=True)
+        ]
+        if None in numbers:
+            return None
+        array = np.array(numbers)
+    return np.where(given, array, np.nan) if array.dtype.kind in KINDS else None
 
 
 def to_tensors(said: Said) -> dict[str, Any]:
@@ -266,11 +670,51 @@ def read_interventions(name: str, said: Said, actions: np.ndarray) -> dict[str, 
         if np.shape(action) != actions.shape[1:]:
             got = np.shape(action)
             raise EnvFaultError(_message(name, EXECUTED_ACTION, got, actions.shape[1:]))
+        _refuse_kind(name, EXECUTED_ACTION, action.dtype, actions.dtype, action)
         executed[i] = action
     differs = (executed != actions).reshape(len(actions), -1).any(1)
     flags = said.get(INTERVENED)
     intervened = differs if flags is None else np.where(np.isnan(flags), differs, flags != 0)
     return {EXECUTED_ACTION: executed, INTERVENED: intervened.astype(bool)}
+
+
+def check_info(env: Any, info: dict[str, Any], num_envs: int, fields: Sequence[str] = ()) -> None:
+    """Refuse what a batched env of tensors says in the info of a step, by the table at the top.
+
+    Values are not looked at, as that may wait for a device.
+
+    Args:
+        env: whose class is named.
+        info: of a step.
+        num_envs: N.
+        fields: the keys that it announced for every step.
+
+    Raises:
+        EnvFaultError: naming the key, what it is and what is read.
+    """
+    name = type(env).__name__
+    for key in fields:
+        if key not in info:
+            raise EnvFaultError(f"{name} announces info['{key}'], and returned none from step.")
+    for key in ("success", INTERVENED, "penalty"):
+        if key in info and (key == "success" or key in fields):
+            kinds = "biuf" if key == "penalty" else "biu"
+            _check_vector(name, key, info[key], num_envs, kinds)
+    for kind in (*TREES, "final_metrics"):
+        for key, value in info.get(kind, {}).items():
+            if not isinstance(value, Tensor):
+                wanted = f"a tensor [{num_envs}]"
+                raise EnvFaultError(_not_one(name, f"info {kind}.{key}", value, wanted))
+
+
+def _check_vector(name: str, key: str, value: Any, num_envs: int, kinds: str) -> None:
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != (num_envs,)
+        or _kind(value.dtype) not in kinds
+    ):
+        wanted = f"a tensor [{num_envs}] of {'numbers' if 'f' in kinds else 'bool'}"
+        raise EnvFaultError(_not_one(name, f"info {key}", value, wanted))
 
 
 def read_penalty(said: Said, num_envs: int) -> np.ndarray:
@@ -279,59 +723,6 @@ def read_penalty(said: Said, num_envs: int) -> np.ndarray:
     return (
         np.zeros(num_envs, np.float32) if penalty is None else np.nan_to_num(penalty).astype("f4")
     )
-
-
-def _column(columns: dict[str, Any], name: str, num_envs: int) -> np.ndarray:
-    """Return the array [N] of a name, at first NaN for every env."""
-    if name not in columns:
-        columns[name] = np.full(num_envs, np.nan)
-    array: np.ndarray = columns[name]
-    return array
-
-
-def _of_arrays(info: dict[str, Any], given: np.ndarray) -> Said:
-    """Read the arrays of a batched env; `given` [N] bool says for which envs they count."""
-    said: Said = {}
-    for name in ("is_success", "success"):
-        if name in info:
-            said["success"] = _numbers(info[name], _mask(info, name, given))
-    if EXECUTED_ACTION in info:
-        mask = _mask(info, EXECUTED_ACTION, given)
-        said[EXECUTED_ACTION] = {i: info[EXECUTED_ACTION][i] for i in np.flatnonzero(mask)}
-    if INTERVENED in info:
-        said[INTERVENED] = _numbers(info[INTERVENED], _mask(info, INTERVENED, given))
-    if "penalty" in info:
-        said["penalty"] = _numbers(info["penalty"], _mask(info, "penalty", given))
-    for kind in TREES:
-        tree = info.get(kind)
-        if isinstance(tree, dict):
-            mask = _mask(info, kind, given)
-            said[kind] = {
-                name: _numbers(values, _mask(tree, name, mask))
-                for name, values in tree.items()
-                if not (name.startswith("_") and name[1:] in tree)
-            }
-            said[kind] = {name: array for name, array in said[kind].items() if array is not None}
-    return {key: value for key, value in said.items() if value is not None}
-
-
-def _mask(values: dict[str, Any], name: str, given: np.ndarray) -> np.ndarray:
-    """Return for which envs an entry counts, [N] bool."""
-    mask: np.ndarray = given & np.asarray(values.get(f"_{name}", True), dtype=bool)
-    return mask
-
-
-def _numbers(values: Any, given: np.ndarray) -> np.ndarray | None:
-    """Return one number per env, [N], NaN where it is not given; None for anything else."""
-    array = np.asarray(values)
-    if array.shape != given.shape:
-        return None
-    if array.dtype.kind == "O":  # Gymnasium puts what is not a plain number into such an array
-        try:
-            array = np.array([np.nan if value is None else float(value) for value in array])
-        except (TypeError, ValueError):
-            return None
-    return np.where(given, array, np.nan) if array.dtype.kind in "biuf" else None
 
 
 def _merged(said: Said, final: Said, done: np.ndarray) -> Said:

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.counter_random import key_of, uniforms
-from lightning_rl.envs.step_results import check_like
+from lightning_rl.envs.counter_random import hash32, key_of, uniforms
+from lightning_rl.envs.step_results import check_info, check_outcome
 from lightning_rl.envs.vector_env import Observation, RestoreError, Seed, VectorEnv
 from lightning_rl.errors import require
 from lightning_rl.rollout import map_tree
@@ -106,7 +106,11 @@ class TorchEnv(VectorEnv):
 
     @abstractmethod
     def observe(self, state: TensorDict) -> Observation:
-        """Return the observation [M, ...] of a state [M]."""
+        """Return the observation [M, ...] of a state [M], in tensors that nobody writes into later.
+
+        It draws nothing: what is random, such as sensor noise, is drawn by `transition` and lies in
+        the state.
+        """
 
     @abstractmethod
     def transition(
@@ -115,7 +119,7 @@ class TorchEnv(VectorEnv):
         """Move: return the next state [N], reward [N], terminated [N] bool, and info.
 
         Do not write into `state`. The info may hold what `VectorEnv.step` says, and `fail` and
-        `truncated`, which end an episode; see the class.
+        `truncated`, which end an episode; see the class. Random numbers come from `uniform`.
 
         Args:
             state: [N], what `initial_state` or the last transition returned.
@@ -123,12 +127,20 @@ class TorchEnv(VectorEnv):
                 space a dict or tuple of such, of a MultiBinary one int64.
         """
 
-    def uniform(self, count: int) -> Tensor:
+    def uniform(self, count: int, stream: int = 0) -> Tensor:
         """Draw `count` numbers in [0, 1) per env, for a transition that is random: [N, count].
 
-        They depend on seed, episode and step: asked again within one step, the same come again.
+        They depend on seed, episode, step and stream: asked again within one step, the same come
+        again. A transition that draws for several purposes, such as pushes and sensor noise, takes
+        a stream for each. They are reproducible, resume exactly and may be compiled; numbers of
+        `torch.rand` are none of that.
+
+        Args:
+            count: numbers per env.
+            stream: which of the numbers of this step, from 0.
         """
-        return uniforms(self.stream_key, self.episode, self.elapsed + 1, count)
+        key = self.stream_key if stream == 0 else hash32(self.stream_key ^ stream)
+        return uniforms(key, self.episode, self.elapsed + 1, count)
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None
@@ -217,14 +229,16 @@ class TorchEnv(VectorEnv):
             action: [N, *A].
             elapsed: [N], env steps since the episode began, this one included.
         """
-        action = action.to(self.device)
+        # A copy, into which an env may write.
+        action = action.to(self.device, copy=True)
         space = self.single_action_space
         given = space.tensors(action) if isinstance(space, StructuredActions) else action
         moved, reward, terminated, info = self.moved(self.state, given)
         truncated = elapsed >= self.max_episode_steps  # also where it has terminated just now
         # Here, as what follows may broadcast them.
         for field, value in (("reward", reward), ("terminated", terminated)):
-            check_like(type(self).__name__, value, truncated, field)
+            check_outcome(type(self).__name__, field, value, truncated)
+        check_info(self, info, self.num_envs)
         if "fail" in info:
             failed = self._flags(info, "fail")
             terminated = terminated | failed

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.step_results import check_like
+from lightning_rl.envs.step_results import ObservedChoices, check_info, check_like
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import (
     FieldSpec,
@@ -293,16 +293,21 @@ class StepwiseStepper(RolloutStepper):
         self._extra = {key: storage[key].unbind(0) for key in env.extra_fields}
         self._intervened = env.reports_interventions
         self._remote = storage["terminated"].device.type != "cpu"
+        self._choices = ObservedChoices(type(env).__name__, env.single_observation_space)
 
     def step(self, t: int) -> dict[str, Any]:
-        observation, *results, info = self._env.step(self._actions[t])
+        # A copy of the action, into which an env may write.
+        observation, *results, info = self._env.step(self._actions[t].clone())
         slots = [views[t] for views in self._results]
         check_results(self._env, observation, self._observations[t + 1], results, slots)
+        if not self._remote:
+            self._choices.check(observation)
         copy_tree(self._observations[t + 1], observation)
         for slot, result in zip(slots, results, strict=True):
             slot.copy_(result)
         if self._intervened:
             info = info | interventions(self._env, self._actions[t], info)
+        check_info(self._env, info, self._env.num_envs, tuple(self._extra))
         for key, slots in self._extra.items():
             slots[t].copy_(info[key])
         if "final_obs" in info:

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.files import expanded
 
 
 class VLAObservation(gymnasium.Wrapper):
@@ -187,6 +188,7 @@ def _names(value: Any) -> str:
 
 
 def _load_tokenizer(path: str | None) -> Any:
+    path = path and str(expanded(path))
     require(
         path is not None and Path(path).is_dir(),
         f"No tokenizer at {path}: give the local directory of the model, where its tokenizer.json "

@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import lock_file, move, writing
+from lightning_rl.files import expanded, lock_file, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.ends import FLAGS, EndRule, Ends, as_flags, check_times
 from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
@@ -319,7 +319,7 @@ def read_episodes(
     Raises:
         ConfigurationError: if there is no dataset, or it is of another env or contradicts itself.
     """
-    directory = Path(path)
+    directory = expanded(path)
     if not directory.is_dir():
         raise ConfigurationError(
             f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (the one that "
@@ -350,7 +350,7 @@ def read_numbers(path: str | Path) -> "LeRobotEpisodes":
     Raises:
         ConfigurationError: where there is no dataset.
     """
-    episodes = LeRobotEpisodes(Path(path), {}, None, None, None)
+    episodes = LeRobotEpisodes(expanded(path), {}, None, None, None)
     episodes.leaves = [leaf for leaf in episodes.leaves if not leaf.picture]
     return episodes
 
@@ -1113,7 +1113,7 @@ def write_minari(
             "final_known": episode.final_known,
         }
 
-    write_minari_files(Path(path), map(raw, episodes), observation_space, action_space)
+    write_minari_files(expanded(path), map(raw, episodes), observation_space, action_space)
 
 
 class EpisodeWriter:
@@ -1148,7 +1148,7 @@ class EpisodeWriter:
         check_range("fps", fps, above=0)
         for name in ("pyarrow", "av"):
             lerobot.import_extra(name)
-        self.path, self._fps = Path(path), float(fps)
+        self.path, self._fps = expanded(path), float(fps)
         self._task, self._video = task, pictures == "video"
         self._leaves = leaves_of(observation_space)
         self._action = lerobot.action_leaf(action_space)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range, require
+from lightning_rl.files import expanded
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.episodes import LOCK, LeRobotEpisodes, lock_dataset, read_numbers
@@ -234,7 +235,7 @@ def label_dataset(
             for, one of Minari, and one that another process writes into.
         WriteError: where the disk is full: there has to be room for a copy.
     """
-    directory = Path(path)
+    directory = expanded(path)
     require(
         minari_folder(directory) is None,
         f"{directory} is a Minari dataset, and labels are written into a LeRobotDataset v3.0: copy "

@@ -320,7 +320,7 @@ def read_json(path: Path) -> Any:
         ConfigurationError: where it is missing or damaged.
     """
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"{path} cannot be read ({error}), and a LeRobotDataset has one: restore it, or give "

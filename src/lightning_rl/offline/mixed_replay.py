@@ -15,6 +15,7 @@ from lightning_rl.buffers import GivenRewards, Replay, ReplayBuffer, ReplayFacto
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
 from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.files import expanded
 from lightning_rl.offline.ends import Ends
 from lightning_rl.offline.episodes import Episode, Outside, read_episodes
 from lightning_rl.offline.replays import EXTRA, put_stream
@@ -100,7 +101,7 @@ class MixedReplay(Replay):
         self._online_share: float | None = None  # before anything is drawn
 
     def _open(self, path: str, settings: dict[str, Any]) -> "_Source":
-        found = Path(path)
+        found = expanded(path)
         if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
             source: _Source = _OtherReplay(find_checkpoint(path, found), *self._spaces)
         else:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_rl.collectors.loop import Chooser, step_through
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.intervention import Intervention, Pace
-from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, is_number, say_intervention
+from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, one_number, say_intervention
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.evaluation import MAX_EPISODE_STEPS
@@ -213,12 +213,13 @@ def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
 
 def _number(info: dict[str, Any], name: str) -> float:
     value = info.get(name, 0.0)
-    require(
-        is_number(value),
-        f"info['{name}'] is {value!r}, and a frame holds one number of that name: leave it out of "
-        "extra.",
-    )
-    return float(value)
+    number = one_number(value)
+    if number is None:
+        raise ConfigurationError(
+            f"info['{name}'] is {value!r}, and a frame holds one number of that name: leave it out "
+            "of extra."
+        )
+    return number
 
 
 class _WrittenBehind:

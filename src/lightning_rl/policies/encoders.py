@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.files import expanded
 from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
@@ -641,7 +642,7 @@ class DictEncoder(Encoder):
             space = observation_space[key]
             make = given.get(key) or _default_encoder(space, normalize)
             try:
-                self.encoders[key] = make(space)
+                self.encoders[_module_name(key)] = make(space)
             except ConfigurationError as error:
                 raise ConfigurationError(f"Encoder of the observation's '{key}': {error}") from None
         self.size = sum(encoder.size for encoder in self._children().values())
@@ -655,7 +656,13 @@ class DictEncoder(Encoder):
             encoder.update_normalization(cast(TensorDict, observation).get(key))
 
     def _children(self) -> dict[str, Encoder]:
-        return cast(dict[str, Encoder], dict(self.encoders.items()))
+        keys = sorted(cast(gymnasium.spaces.Dict, self.observation_space).keys())
+        return {key: cast(Encoder, self.encoders[_module_name(key)]) for key in keys}
+
+
+def _module_name(key: str) -> str:
+    """Return the name of a module for a key: without dots, and no name of a `ModuleDict`'s own."""
+    return f"{key}/" if hasattr(nn.ModuleDict, key) or key == "training" else key.replace(".", "/")
 
 
 def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFactory:
@@ -701,7 +708,7 @@ class FrozenEncoder(Encoder):
         with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
             self.inner = encoder(observation_space)
         self.size = self.inner.size
-        state = _weights_of(Path(weights), prefix)
+        state = _weights_of(expanded(weights), prefix)
         own = self.inner.state_dict()
         missing, surplus = [k for k in own if k not in state], [k for k in state if k not in own]
         differing = [

@@ -355,9 +355,11 @@ class Squashing(ActionDistribution):
         Raises:
             ConfigurationError: where they are not finite, or not low < high.
         """
+        largest = max(np.abs(space.low).max(initial=0), np.abs(space.high).max(initial=0))
         require(
-            bool(np.isfinite(space.low).all() and np.isfinite(space.high).all()),
-            f"{user} needs finite action bounds; the action space is {space}. {cure}",
+            bool(largest <= LARGEST_BOUND),
+            f"{user} needs finite action bounds; the action space is {space}. {cure}"
+            + (" Bounds beyond a million count as none." if np.isfinite(largest) else ""),
         )
         low = torch.as_tensor(space.low).float().flatten()
         high = torch.as_tensor(space.high).float().flatten()

@@ -319,7 +319,7 @@ def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
         output: where it will lie: films that are not in it are linked from there.
         films_mib: MiB of films that lie in the page, those of the best groups first.
     """
-    template = (files("lightning_rl.reports") / "page.html").read_text()
+    template = (files("lightning_rl.reports") / "page.html").read_text(encoding="utf-8")
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
     title = html.escape(_title(comparison))
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -29,8 +29,8 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set
 from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
     INTERVENED,
+    InfoReader,
     check_like,
-    read_arrays,
     read_interventions,
     read_penalty,
     refuse_missing_end,
@@ -127,7 +127,7 @@ class GymnasiumEnv(VectorEnv):
         self._observation: Any = None
         self.mujoco_profiler: bool | None = None
         self.metadata = dict(self._env.metadata)
-        self.render_fps = float(self.metadata.get("render_fps", self.render_fps))
+        self.render_fps = float(self.metadata.get("render_fps") or self.render_fps)
         self._forget_episodes()
         self.max_episode_steps = self._time_limit()
 
@@ -164,14 +164,15 @@ class GymnasiumEnv(VectorEnv):
         Args:
             actions: [N, *A], in the dtype of the action space.
         """
+        # Copies: they are kept for the replay below, while the rollout's storage is written again.
         if self._clip is not None:
             actions = actions.clip(*self._clip)
+            if actions.dtype is not self._action_dtype:
+                actions = actions.astype(self._action_dtype)
         elif self._first_action is not None:
-            actions = as_env_counts(actions, self._first_action)
-        elif self._replayable:
-            actions = (
-                actions.copy()
-            )  # kept for the replay below, while the rollout's storage is written again
+            actions = as_env_counts(actions, self._first_action).astype(self._action_dtype)
+        else:
+            actions = actions.astype(self._action_dtype)
         self._observation, reward, terminated, truncated, info = self._env.step(actions)
         if self._replayable:
             self._remember(actions, terminated | truncated if "final_obs" in info else None)
@@ -354,6 +355,7 @@ class GymnasiumEnv(VectorEnv):
         """Take the spaces of the envs, and what their actions need before a step."""
         self.single_observation_space = self._env.single_observation_space
         self.single_action_space = self._env.single_action_space
+        self._action_dtype = self.single_action_space.dtype
         self._clip: tuple[np.ndarray, np.ndarray] | None = None
         if self._clips and isinstance(self.single_action_space, gymnasium.spaces.Box):
             bounds = (self.single_action_space.low, self.single_action_space.high)
@@ -363,6 +365,12 @@ class GymnasiumEnv(VectorEnv):
         announced = self._env.metadata.get("reports_interventions", False)
         self.reports_interventions = bool(announced or self._names)
         self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
+        self._reader = InfoReader(
+            f"Env '{self.id}'",
+            self.num_envs,
+            interventions=self.reports_interventions,
+            penalty=self.reports_penalty,
+        )
         start = first_choice(self.single_action_space)
         self._first_action = start if start.any() else None
         self._finals: Any = None
@@ -421,7 +429,7 @@ class GymnasiumEnv(VectorEnv):
         if self._replayable:
             said = info.get("said", {})
         else:
-            said = read_arrays(info, self.num_envs, terminated | truncated, self._names)
+            said = self._reader.read_arrays(info, terminated | truncated, self._names)
         if self.reports_interventions:
             taken = read_interventions(f"Env '{self.id}'", said, actions)
             if self._first_action is not None:

@@ -11,12 +11,19 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
-from lightning_rl.envs.step_results import check_observation, check_step, gather, says_something
+from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
+from lightning_rl.envs.step_results import (
+    FLAGS,
+    NUMBERS,
+    InfoReader,
+    check_observation,
+    name_of,
+    read_step,
+)
 from lightning_rl.envs.watch import TellsWhere
+from lightning_rl.rollout import map_tree
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 
@@ -50,20 +57,17 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         for env in self.envs:
             _quicken(env)
         shortcuts = [_shortcut(env) for env in self.envs]
-        self._steps = [self._looking(i, step) for i, (step, _) in enumerate(shortcuts)]
+        self._steps = [step for step, _ in shortcuts]
         self._limits = [limit for _, limit in shortcuts]
         self._clock = 0
         self.set_elapsed([0] * self.num_envs)
-        self._copy_rows = isinstance(self.single_observation_space, gymnasium.spaces.Box)
+        self._reader = InfoReader.of(name_of(self.envs[0]), self.num_envs, self.metadata)
+        self._is_array = isinstance(self.single_observation_space, gymnasium.spaces.Box)
         shape = self.single_observation_space.shape
         self._size = None if shape is None else math.prod(shape)
-        dtype = self.single_observation_space.dtype
-        # Fractions would be cut off in a space of integers; elsewhere any number may be stored.
-        self._any_dtype = dtype is not None and np.issubdtype(dtype, np.floating)
-        self._dtype: Any = None
-        self._rows: list[np.ndarray] = []
+        self._dtype: Any = self.single_observation_space.dtype
+        self._rows: list[Any] = []  # of each env the places of its observation in `_arrays`
         self._arrays: Any = None  # of observations, which `reset` gives and each step writes again
-        self._given: list[Any] = [None] * self.num_envs
         self._outcomes = (
             np.zeros(self.num_envs),
             np.zeros(self.num_envs, np.bool_),
@@ -75,7 +79,9 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         self.set_elapsed([0] * self.num_envs)
         observations, infos = super().reset(seed=seed, options=options)
         self._arrays = observations  # Gymnasium's own: it was told not to copy
-        self._rows = list(observations) if self._copy_rows else []
+        self._rows = [
+            map_tree(lambda array, i=i: array[i, ...], observations) for i in range(self.num_envs)
+        ]
         return observations, infos
 
     def set_elapsed(self, steps: Sequence[int]) -> None:
@@ -85,34 +91,38 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         ]
         self._first_end = min(self._ends)
 
-    def _looking(self, i: int, step: EnvStep) -> EnvStep:
-        """Look at the shapes of an env's first step; the others go without."""
-
-        def first(action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-            result = step(action)
-            check_step(self.envs[i], result)
-            self._steps[i] = step
-            return result
-
-        return first
-
     def step(self, actions: Any) -> Any:
         """Step every env, and reset those that finish.
 
         Raises:
-            ConfigurationError: where an env returns an observation of another shape or kind than
-                announced, at whichever step.
+            EnvFaultError: where an env returns other things than announced, at whichever step.
         """
+        if actions.ndim > 1:  # rows are views, into which an env may write
+            actions = actions.copy()
         infos: dict[str, Any] = {}
         self._clock = now = self._clock + 1
         someone_is_out_of_time = now >= self._first_end
-        size, rows, any_dtype = self._size, self._rows, self._any_dtype
+        size, rows, is_array = self._size, self._rows, self._is_array
         rewards, terminations, truncations = self._outcomes
+        says_something = self._reader.says_something
         for i, (step, action) in enumerate(zip(self._steps, actions, strict=True)):
-            observation, rewards[i], terminated, truncated, info = step(action)
+            result = step(action)
+            try:
+                observation, reward, terminated, truncated, info = result
+            except (TypeError, ValueError):
+                read_step(self.envs[i], result)  # which refuses it
+                raise
+            if not (
+                type(reward) in NUMBERS
+                and type(terminated) in FLAGS
+                and type(truncated) in FLAGS
+                and type(info) is dict
+            ):
+                _, reward, terminated, truncated, info = read_step(self.envs[i], result)
+            rewards[i] = reward
             truncated = truncated or (someone_is_out_of_time and now >= self._ends[i])
             if info and says_something(info):
-                gather(infos.setdefault("said", {}), info, i, self.num_envs)
+                self._reader.gather(infos.setdefault("said", {}), info, i)
             terminations[i], truncations[i] = terminated, truncated
             if terminated or truncated:
                 check_observation(self.envs[i], observation)
@@ -120,13 +130,11 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                 self._note_end(infos, i, copy.deepcopy(observation))
                 observation, _ = self.envs[i].reset()
                 self._ends[i] = now + self._limits[i]
-            if self._copy_rows:
+            if is_array:
                 try:
                     # Of the size alone, as NumPy refuses to store another shape of that size, and
                     # asking for a shape makes a tuple.
-                    if observation.size != size or not (
-                        any_dtype or observation.dtype is self._dtype
-                    ):
+                    if observation.size != size or observation.dtype is not self._dtype:
                         self._look_at(i, observation)
                     rows[i][...] = observation  # a third quicker than observations[i]
                 except AttributeError:  # a list or a number
@@ -136,18 +144,11 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
                     check_observation(self.envs[i], observation)
                     raise
             else:
-                if size is not None:  # a dict, which has none, is refused by `concatenate`
-                    check_observation(self.envs[i], observation)
-                self._given[i] = observation
+                check_observation(self.envs[i], observation)
+                # Now, as another env may write its own into the same arrays.
+                _write(rows[i], observation)
         if "final_obs" in infos:
             self._first_end = min(self._ends)
-        if not self._copy_rows:
-            try:
-                concatenate(self.single_observation_space, self._given, self._arrays)
-            except (KeyError, TypeError, ValueError):
-                for i, observation in enumerate(self._given):
-                    check_observation(self.envs[i], observation)
-                raise
         return self._arrays, rewards, terminations, truncations, infos
 
     def stuck(self, frames: Sequence[FrameType]) -> dict[int, traceback.StackSummary]:
@@ -178,9 +179,22 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
         infos["final_obs"][i], infos["_final_obs"][i] = observation, True
 
     def _look_at(self, i: int, observation: Any) -> None:
-        """Check what env i returned, and take its dtype for one that is good."""
+        """Check what env i returned, and take its dtype for one that is good.
+
+        Not that of integers, which have to be looked at each time: they might wrap.
+        """
         check_observation(self.envs[i], observation)
-        self._dtype = getattr(observation, "dtype", None)
+        if getattr(observation.dtype, "kind", "") == "f":  # a tensor's has none
+            self._dtype = observation.dtype
+
+
+def _write(place: Any, observation: Any) -> None:
+    """Write an observation, or a dict of them, into arrays."""
+    if isinstance(place, dict):
+        for key, child in place.items():
+            _write(child, observation[key])
+    else:
+        place[...] = observation
 
 
 def _make(i: int, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -208,10 +222,10 @@ def _shortcut(env: gymnasium.Env) -> tuple[EnvStep, int]:
     is stepped, with all below it.
     """
     limit = np.iinfo(np.int64).max
-    while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing):
+    while type(env) in (ReplayableEpisode, TimeLimit, OrderEnforcing, CheckedReturns):
         if type(env) is TimeLimit:
-            assert env.spec is not None
-            assert env.spec.max_episode_steps is not None
+            if env.spec is None or env.spec.max_episode_steps is None:
+                break  # its settings, and so its spec, cannot be copied: it counts itself
             limit = min(limit, env.spec.max_episode_steps)
-        env = env.env  # type: ignore[attr-defined]  # all three are wrappers
+        env = env.env  # type: ignore[attr-defined]  # all of them are wrappers
     return env.step, int(limit)

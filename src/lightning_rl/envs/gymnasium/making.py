@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from gymnasium.wrappers import ClipAction
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.mujoco_bindings import hear_mujoco
-from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
+from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -71,7 +72,10 @@ def make_gymnasium(
         elif vectorization == "async":
             # copy=False: the collector copies each observation before the next step overwrites it.
             env = WorkerVectorEnv(
-                [make_one] * num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP
+                [make_one] * num_envs,
+                f"Env '{id}'",
+                copy=False,
+                autoreset_mode=AutoresetMode.SAME_STEP,
             )
         else:
             _import(id)
@@ -79,8 +83,12 @@ def make_gymnasium(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
     except gymnasium.error.NamespaceNotFound as error:
+        if id in gymnasium.registry:
+            raise _of_a_script(id) from error
         raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
+        if id in gymnasium.registry:
+            raise _of_a_script(id) from error
         raise ConfigurationError(
             f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
         ) from error
@@ -124,12 +132,66 @@ def _make_one(
     _import(id)
     # Gymnasium's checker looks at the first steps alone, and warns of what is refused here.
     env = gymnasium.make(id, disable_env_checker=True, **env_kwargs)
+    env = _with_returns_checked(env)
     for wrapper in (None, *wrappers):  # whichever of them uses those names
         env = env if wrapper is None else wrapper(env)
         env = _NamedInterventions(env, names) if names else env
+    _check_layers(env)
     _check_units(env)
     structured = isinstance(flat_actions(env.action_space), StructuredActions)
     return ReplayableEpisode(FlatAction(env) if structured else env)
+
+
+def _with_returns_checked(env: gymnasium.Env) -> gymnasium.Env:
+    """Put `CheckedReturns` between an env and the wrappers that its id brings."""
+    outer = env
+    while isinstance(outer, gymnasium.Wrapper) and isinstance(outer.env, gymnasium.Wrapper):
+        outer = outer.env
+    if not isinstance(outer, gymnasium.Wrapper):
+        return CheckedReturns(outer)
+    outer.env = CheckedReturns(outer.env)
+    return env
+
+
+def _check_layers(env: gymnasium.Env) -> None:
+    """Refuse wrappers that keep statistics or reset late, and a `reset` of an old version of Gym.
+
+    Raises:
+        ConfigurationError: naming the class, and what to do.
+    """
+    layers = [env]
+    while isinstance(env, gymnasium.Wrapper):
+        layers.append(env := env.env)
+    for layer in layers:
+        name = type(layer).__name__
+        statistics = [key for key, value in vars(layer).items() if _is_statistics(value)]
+        require(
+            not statistics,
+            f"The wrapper {name} keeps statistics of its own ({', '.join(statistics)}): each env, "
+            "the evaluation, a resumed run and an exported policy would scale by others. Leave it "
+            "out, and let the policy normalise, whose statistics are shared and saved: "
+            "model.policy.normalize_observation: true, and model.normalize_reward: true.",
+        )
+        require(
+            not isinstance(layer, gymnasium.wrappers.Autoreset),
+            "The wrapper Autoreset resets a finished env a step late, and training resets it "
+            "within the step: leave it out.",
+        )
+        parameters = inspect.signature(layer.reset).parameters
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        missing = [key for key in ("seed", "options") if key not in parameters and not takes_any]
+        require(
+            not missing,
+            f"{name}.reset takes no {' and no '.join(missing)}: is it written for an old version "
+            "of Gym? Gymnasium calls reset(*, seed=None, options=None), which returns observation "
+            "and info, and step returns observation, reward, terminated, truncated and info. Mend "
+            "it, or wrap it (shimmy's GymV21CompatibilityV0 does that).",
+        )
+
+
+def _is_statistics(value: Any) -> bool:
+    """Tell whether something is a running mean, of Gymnasium or of another library."""
+    return any(cls.__name__ == "RunningMeanStd" for cls in type(value).__mro__)
 
 
 def _import(id: str) -> None:
@@ -188,6 +250,17 @@ class _NamedInterventions(gymnasium.Wrapper):
         return *result, say_intervention(info, told, taken)
 
 
+def _of_a_script(id: str) -> ConfigurationError:
+    """Return the error for an id that is registered here, and not in the process of an env."""
+    entry_point = gymnasium.registry[id].entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else "module"
+    return ConfigurationError(
+        f"Env '{id}' is registered in this process, and not in those of the envs, which are "
+        "spawned and import modules alone. Let a module register it, and name that with the id: "
+        f"{module}:{id}."
+    )
+
+
 def _unknown_namespace(id: str) -> ConfigurationError:
     """Return the error that says which package brings an env, and how to have it imported."""
     name = id.rpartition(":")[2]
@@ -209,6 +282,11 @@ def _unknown_namespace(id: str) -> ConfigurationError:
 
 def missing_package(id: str, error: Exception) -> ConfigurationError:
     """Return the error that says what to install for an env."""
+    if "moviepy" in str(error):
+        return ConfigurationError(
+            f"Env '{id}' has a wrapper that needs a package which is not installed: pip install "
+            "moviepy. (trainer.video films evaluations without it.)"
+        )
     if "have been moved to" in str(error):
         return ConfigurationError(
             f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "

@@ -2,16 +2,44 @@
 
 import copy
 import multiprocessing
+import random
 import signal
 import time
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
+import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.intervention import Intervention
-from lightning_rl.envs.step_results import check_observation, check_step
+from lightning_rl.envs.step_results import (
+    READ,
+    check_observation,
+    copy_of,
+    read_reset,
+    read_step,
+)
+
+
+class CheckedReturns(gymnasium.Wrapper):
+    """The env itself, of which each wrapper around it gets what an env should return.
+
+    Without it a wrapper of Gymnasium's would fail of an env that returns other things.
+    """
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]  # a property there too
+        """The env's own, so that nobody makes this wrapper again from it."""
+        return self.env.spec
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        return read_reset(self.env, self.env.reset(seed=seed, options=options))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return read_step(self.env, self.env.step(action))
 
 
 class ReplayableEpisode(gymnasium.Wrapper):
@@ -29,9 +57,14 @@ class ReplayableEpisode(gymnasium.Wrapper):
         self.replay_request: tuple[dict[str, Any], list[Any], list[dict[str, Any]]] | None = None
         self._replay: tuple[Any, list[Any]] = (None, [])  # the last observation, the actions left
         self.picture_wanted = False
-        # A dict of observations has no shape, and is looked at key by key at each step.
-        self._shape, self._dtype = env.observation_space.shape, None
-        if multiprocessing.parent_process() is not None:
+        space = env.observation_space
+        # Other spaces than Box are looked at each time: keys of a dict, ranges of choices.
+        self._shape = space.shape if isinstance(space, gymnasium.spaces.Box) else None
+        self._dtype = space.dtype
+        self._in_worker = multiprocessing.parent_process() is not None
+        self._seed: int | None = None  # with `_episode`, of the global generators of a worker
+        self._episode = 0
+        if self._in_worker:
             # In a worker: the learner decides when to stop, also if Ctrl-C reaches the whole group.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,12 +74,19 @@ class ReplayableEpisode(gymnasium.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset, and remember the seed, or the generator's state from before."""
         if seed is not None:
+            self._seed, self._episode = int(seed), 0
             self.episode_start = {"seed": int(seed)}
         else:
+            self._episode += 1
             self.episode_start = _generator_state(self.unwrapped)
-        observation, info = self.env.reset(seed=seed, options=options)
+        if self._in_worker and self._seed is not None:
+            seed_globals(self._seed, self._episode)
+            if self.episode_start is not None:
+                self.episode_start |= {"globals": [self._seed, self._episode]}
+        observation, info = read_reset(self.env, self.env.reset(seed=seed, options=options))
         check_observation(self.env, observation)
-        return observation, info
+        # Copies: an env may use the same array, and the same dict, again.
+        return copy_of(self.env.observation_space, observation), self._sent(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step; keep the final observation apart from an array that the env uses again.
@@ -55,17 +95,24 @@ class ReplayableEpisode(gymnasium.Wrapper):
             ConfigurationError: for a wrong shape or kind, at whichever step: the memory that
                 workers share would take it, broadcast.
         """
-        result = self.env.step(action)
-        observation = result[0]
+        result = read_step(self.env, self.env.step(action))
+        observation, reward, terminated, truncated, info = result
+        ended = terminated or truncated
         shape, dtype = getattr(observation, "shape", None), getattr(observation, "dtype", None)
         # What is like the last one that was looked at costs two comparisons.
-        if shape is None or shape != self._shape or dtype is not self._dtype:
-            check_step(self.env, result)
-            self._dtype = dtype
-        observation, reward, terminated, truncated, info = result
-        if terminated or truncated:
+        if ended or shape is None or shape != self._shape or dtype is not self._dtype:
+            check_observation(self.env, observation)
+            if getattr(dtype, "kind", "") == "f":  # integers of another dtype might wrap
+                self._dtype = dtype
+        if ended:
             observation = copy.deepcopy(observation)
-        return observation, reward, terminated, truncated, info
+        return observation, reward, terminated, truncated, self._sent(info)
+
+    def _sent(self, info: dict[str, Any]) -> dict[str, Any]:
+        """Return an info of which a worker sends what is read alone: the rest may not pickle."""
+        if not (info and self._in_worker):
+            return info
+        return {key: info[key] for key in READ if key in info}
 
     def profile_mujoco(self, wanted: bool) -> bool | None:
         """Have MuJoCo time its steps in the process of this env, or not.
@@ -80,8 +127,11 @@ class ReplayableEpisode(gymnasium.Wrapper):
         """Return the least of the limits that wrappers set to an episode, in steps."""
         limits, env = [], self.env
         while isinstance(env, gymnasium.Wrapper):
-            if isinstance(env, gymnasium.wrappers.TimeLimit) and env.spec is not None:
-                limits.append(env.spec.max_episode_steps or 0)
+            if isinstance(env, gymnasium.wrappers.TimeLimit):
+                # It has none where settings of the env cannot be copied.
+                own = env.unwrapped.spec
+                spec = env.spec or gymnasium.registry.get(own.id if own is not None else "")
+                limits.append(spec.max_episode_steps or 0 if spec is not None else 0)
             env = env.env
         return min(filter(None, limits), default=None)
 
@@ -118,20 +168,41 @@ class ReplayableEpisode(gymnasium.Wrapper):
             self.replay_request = None
             for wrapper, state in zip(self._interventions(), states, strict=True):
                 wrapper.load_state_dict(state)
+            if "globals" in start and self._in_worker:
+                self._seed, self._episode = map(int, start["globals"])
+                seed_globals(self._seed, self._episode)
             if "seed" in start:
                 observation, _ = self.env.reset(seed=start["seed"])
             else:
-                self.unwrapped.np_random = _generator(start)
+                own = {key: value for key, value in start.items() if key != "globals"}
+                self.unwrapped.np_random = _generator(own)
                 observation, _ = self.env.reset()
             self.episode_start = start
             self._replay = observation, list(reversed(actions))
         observation, left = self._replay
         while left and time.monotonic() < until:
-            observation, _, terminated, truncated, _ = self.env.step(left.pop())
+            action = copy.copy(left.pop())  # the env may write into it
+            observation, _, terminated, truncated, _ = self.env.step(action)
             if terminated or truncated:
                 observation, left = None, []
         self._replay = observation, left
-        return not left, observation
+        return not left, copy.deepcopy(observation)  # other envs may write into the same array
+
+
+def seed_globals(seed: int, number: int) -> None:
+    """Seed the global generators of Python, NumPy and torch in the process of one env.
+
+    Envs that draw from them would else draw the same in each process that was forked. They are
+    seeded at each episode, so that a resumed run can begin it again.
+
+    Args:
+        seed: of the env.
+        number: of the episode.
+    """
+    word = int(np.random.SeedSequence([seed % 2**64, number]).generate_state(1)[0])
+    random.seed(word)
+    np.random.seed(word)
+    torch.default_generator.manual_seed(word)
 
 
 def _generator_state(env: gymnasium.Env) -> dict[str, Any] | None:

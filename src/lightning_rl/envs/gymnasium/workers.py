@@ -20,10 +20,12 @@ from types import FrameType
 from typing import Any
 
 import gymnasium.vector.async_vector_env
+import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
-from lightning_rl.envs.step_results import gather, says_something
+from lightning_rl.envs.gymnasium.replay import seed_globals
+from lightning_rl.envs.step_results import InfoReader
 from lightning_rl.envs.watch import TellsWhere
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
@@ -60,8 +62,11 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
 
     _raised: BaseException | None = None
 
-    def __init__(self, env_fns: Iterable[Callable[[], Any]], **kwargs: Any) -> None:
+    def __init__(
+        self, env_fns: Iterable[Callable[[], Any]], name: str = "The env", **kwargs: Any
+    ) -> None:
         super().__init__(list(env_fns), worker=_work, **kwargs)
+        self._reader = InfoReader.of(name, self.num_envs, self.metadata)
 
     def reset(self, **kwargs: Any) -> Any:
         """Begin an episode in every env."""
@@ -127,8 +132,8 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
             end = {"final_obs": env_info["final_obs"]}
             vector_infos = super()._add_info(vector_infos, end, env_num)
             env_info = env_info["final_info"]
-        if says_something(env_info):
-            gather(vector_infos.setdefault("said", {}), env_info, env_num, self.num_envs)
+        if self._reader.says_something(env_info):
+            self._reader.gather(vector_infos.setdefault("said", {}), env_info, env_num)
         return vector_infos
 
     def _guard(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -216,6 +221,7 @@ def _work(
     Gymnasium's reports none of those of making the env, and of the others only what pickles. It is
     private (tried with Gymnasium 1.4).
     """
+    seed_globals(int(np.random.randint(2**31)), index)  # a fork has the generators of its parent
     reports = _Reports(errors)
     if hasattr(os, "memfd_create") and SHOW_STACK is not None:
         faulthandler.register(SHOW_STACK, os.memfd_create(STACK_FILE), all_threads=False)

@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import expanded
 from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message, read_json
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -72,7 +73,7 @@ def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> 
         ConfigurationError: for a file that is missing or damaged, and an adapter of another model.
     """
     peft = extra("peft")
-    place = Path(directory)
+    place = expanded(directory)
     settings = _saved_settings(place)
     files = [place / name for name in ADAPTER_FILES if (place / name).is_file()]
     require(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.files import expanded, read_text
 from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.gumbel import draw_category
 from lightning_rl.rollout import FieldSpec
@@ -245,13 +246,14 @@ def action_bounds(space: gymnasium.spaces.Box, path: str | None) -> tuple[Tensor
 
 
 def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
+    path = str(expanded(path))
     require(
         Path(path).is_file(),
         f"No action statistics at {path}: give the JSON file that came with the model (such as "
         "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
     )
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(read_text(path))
     except ValueError as error:
         raise ConfigurationError(f"{path} is no JSON: {error}") from error
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.files import expanded
 from lightning_rl.permission import granted
 from lightning_rl.policies.vla.adapters import (
     add_fresh_adapter,
@@ -71,7 +72,7 @@ def load_vla_model(
         strict: refuse weights whose names or shapes are not the model's; else warn.
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a fresh adapter.
-        adapter: directory of a saved adapter, which is trained on; instead of `lora`.
+        adapter: directory of a saved adapter to train, instead of `lora`.
         freeze: patterns of parameter names that are not trained, as in `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, for memory.
         allow_download: let `path` be the name of a model on a hub; refused likewise.
@@ -82,6 +83,7 @@ def load_vla_model(
     """
     trust_code = granted("trust_code", trust_code)
     allow_download = granted("allow_download", allow_download)
+    path = path and str(expanded(path))
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")
     if kind == "class":
@@ -94,10 +96,10 @@ def load_vla_model(
         model = _from_config(path, config, DTYPES[dtype])
     if gradient_checkpointing:
         _recompute_activations(model)
-    if lora is not None:
-        model = add_fresh_adapter(model, lora)
-    elif adapter is not None:
+    if adapter is not None:
         model = add_saved_adapter(model, adapter, strict)
+    elif lora is not None:
+        model = add_fresh_adapter(model, lora)
     freeze_matching(model, freeze)
     return model
 
@@ -194,7 +196,7 @@ def instantiate_model(
 def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:
     """Return mean and standard deviation of pixels that a directory says pictures are scaled by."""
     for name in ("preprocessor_config.json", "processor_config.json"):
-        file = Path(path or "") / name
+        file = expanded(path or "") / name
         if path is not None and file.is_file():
             content = read_json(file)
             content = content.get("image_processor", content)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.files import expanded
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """How the names of files of weights end."""
@@ -68,7 +69,7 @@ def fitting(
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
     """Return a file, or the files in a directory that hold one model, whole or in shards."""
-    place = Path(path)
+    place = expanded(path)
     require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
     if place.is_file():
         return [place]
@@ -144,7 +145,7 @@ def read_json(file: Path) -> dict[str, Any]:
         ConfigurationError: if the file holds anything else.
     """
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigurationError(f"{file} is damaged: {error}. Copy it again.") from error
     require(isinstance(content, dict), f"{file} holds no settings, but a {type(content).__name__}.")

@@ -1,0 +1,117 @@
+"""What stands in a config or on the command line reaches a run as its writer meant it."""
+
+import os
+
+import pytest
+import yaml
+
+from lightning_rl.cli.parsing import with_whole_number
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.files import expanded, read_text
+from lightning_rl.jsonargparse_private import load_config
+from lightning_rl.plain_yaml import QuotedText, dump_yaml, load_yaml
+from tests.commands import rl_cli
+
+TEXTS = ["1.0", "off", "null", "1e3", "0x10", "true", "1_000", "{a: 1}", "- a", "~", "", "5"]
+
+SMALL = """
+model:
+  class_path: PPO
+  init_args:
+    policy: {class_path: ActorCritic, init_args: {hidden_sizes: [8]}}
+    batch_size: 16
+    n_epochs: 1
+    normalize_advantage: off
+data:
+  env:
+    class_path: GymnasiumEnv
+    init_args: {id: FrozenLake-v1, env_kwargs: {map_name: "4x4", desc: ["SF", "FG"]},
+      wrappers: [gymnasium.wrappers.FlattenObservation]}
+  num_envs: 1
+  buffer_size: 16
+  total_env_steps: 3.2e1
+  num_eval_episodes: 1
+trainer: {accelerator: cpu, enable_progress_bar: false, logger: false}
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return "small.yaml"
+
+
+def test_a_text_in_quotes_stays_one_through_reading_and_writing():
+    config = {"data": {"env_kwargs": {str(i): text for i, text in enumerate(TEXTS)}, "x": TEXTS}}
+    for _ in range(2):
+        written = dump_yaml(config)
+        assert load_yaml(written) == config
+        config = load_config(written)
+        kept = config["data"]["env_kwargs"].values()
+        assert list(kept) == TEXTS == config["data"]["x"]
+        assert all(isinstance(text, QuotedText) for text in kept if text)
+    assert load_config("{a: 1.0, b: off, c: null}") == {"a": 1.0, "b": False, "c": None}
+    assert load_config('"3"') == "3"
+    assert isinstance(load_config('"3"'), QuotedText)
+
+
+def test_a_number_that_is_whole_is_so_outside_of_free_mappings():
+    text = "data: {total_env_steps: 1e6, env: {env_kwargs: {x: 1e3}}, y: 1.5e0}"
+    config = load_config(text)["data"]
+    assert (config["total_env_steps"], config["y"]) == (1_000_000, 1.5)
+    assert isinstance(config["total_env_steps"], int)
+    assert isinstance(config["env"]["env_kwargs"]["x"], float)
+    message = "Parser key \"seed\":\n  - Expected a <class 'int'>\n  Given value: 1e3"
+    assert with_whole_number(message, ["--seed", "1e3"]) == ["--seed", "1000"]
+    assert with_whole_number(message, ["--a.seed=1e3"]) == ["--a.seed=1000"]
+    assert with_whole_number(message, ["--seed", "1.5"]) is None
+
+
+def test_a_printed_config_trains_in_one_directory_and_resumes(small, tmp_path):
+    printed = rl_cli("fit", "--config", small, "--print_config")
+    assert "trust_code: false" in printed.stdout
+    (tmp_path / "printed.yaml").write_text(printed.stdout)
+    home = tmp_path / "home"
+    home.mkdir()
+    ran = rl_cli(
+        *("fit", "--config", "printed.yaml", "--output_dir=~/runs", "--seed_everything", "1e1"),
+        env={"HOME": str(home)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "~").exists()
+    run = next((home / "runs").iterdir())
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["data"]["env"]["init_args"]["env_kwargs"]["desc"] == ["SF", "FG"]
+    assert saved["data"]["total_env_steps"] == 32
+    assert saved["seed_everything"] == 10
+    resumed = rl_cli("fit", "--ckpt_path", "~/runs/" + run.name, env={"HOME": str(home)})
+    assert resumed.returncode == 0, resumed.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed_everything", "-3"], "seed_everything must lie in [0, 4294967295], got -3."),
+        (["--data.total_env_steps", "1.5e0"], "must be a whole number"),
+        (["--trainer.default_root_dir", "x"], "set --output_dir or trainer.run_dir"),
+        (["--data.env.wrappers+=gymnasium.wrappers.NormalizeReward"], "keeps statistics"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_message(small, options, message):
+    ran = rl_cli("fit", "--config", small, *options)
+    assert ran.returncode != 0
+    assert message in ran.stderr.splitlines()[-1]
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: é".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"latin\.yaml is not in UTF-8"):
+        read_text(path)
+
+
+def test_a_path_in_the_home_directory_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", os.sep + "somewhere")
+    assert str(expanded("~/runs")) == os.path.join(os.sep, "somewhere", "runs")

@@ -1,0 +1,139 @@
+"""Random numbers of envs: global generators in workers, and a source of its own for a TorchEnv."""
+
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from lightning_rl import GymnasiumEnv, RslRlVecEnv, TensorSimulator, TorchEnv
+
+
+class Drawn(gymnasium.Env):
+    """Draws from NumPy's and torch's global generators."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.draw(), {}
+
+    def draw(self):
+        return np.array([np.random.uniform(-1, 1), float(torch.rand(()))], np.float32)
+
+    def step(self, action):
+        self.t += 1
+        return self.draw(), 0.0, self.t >= 4, False, {}
+
+
+gymnasium.register("tests/Drawn-v0", Drawn)
+
+
+def walked(env, steps):
+    return torch.stack(
+        [env.step(torch.zeros(2, dtype=torch.int64))[0].clone() for _ in range(steps)]
+    )
+
+
+def test_workers_draw_numbers_of_their_own_that_a_seed_and_a_resume_repeat():
+    with closing(GymnasiumEnv(2, "tests/Drawn-v0", vectorization="async")) as env:
+        env.reset(seed=1)
+        seen = walked(env, 6)
+        state = env.state_dict()
+        following = walked(env, 6)
+        env.reset(seed=1)
+        assert torch.equal(walked(env, 6), seen)
+    assert (seen[:, 0] != seen[:, 1]).all()
+    assert not torch.equal(seen[:3], seen[4:])  # nor is an episode like the one before it
+    with closing(GymnasiumEnv(2, "tests/Drawn-v0", vectorization="async")) as env:
+        env.load_state_dict(state)
+        assert torch.equal(walked(env, 6), following)
+
+
+class Pushed(TorchEnv):
+    """A point that is pushed at random, and seen through a noise of its own."""
+
+    start_size = 1
+
+    def __init__(self, num_envs, max_episode_steps=5):
+        box = spaces.Box(-np.inf, np.inf, (2,))
+        super().__init__(num_envs, box, spaces.Box(-1, 1, (1,)), max_episode_steps)
+
+    def initial_state(self, uniform):
+        return TensorDict({"x": uniform, "seen": uniform}, [len(uniform)])
+
+    def observe(self, state):
+        return torch.cat([state["x"], state["seen"]], 1)
+
+    def transition(self, state, action):
+        x = state["x"] + self.uniform(1)
+        following = TensorDict({"x": x, "seen": x + self.uniform(1, stream=1)}, state.batch_size)
+        return following, x[:, 0], torch.zeros_like(x[:, 0], dtype=torch.bool), {}
+
+
+def test_a_random_transition_depends_on_seed_episode_and_step_alone():
+    def play(num_envs, seeds, steps=8):
+        env = Pushed(num_envs)
+        env.reset(seed=seeds)
+        return torch.stack([env.step(torch.zeros(num_envs, 1))[0] for _ in range(steps)]), env
+
+    together, env = play(3, [4, 5, 6])
+    alone, _ = play(1, [5])
+    assert torch.equal(together[:, 1:2], alone)
+    push, noise = together[:4, :, 0].diff(dim=0), (together[..., 1] - together[..., 0])[1:4]
+    assert (push != noise).all()  # each purpose has a stream of its own
+    state, other = env.state_dict(), Pushed(3)
+    other.load_state_dict(state)
+    action = torch.zeros(3, 1)
+    assert torch.equal(env.step(action)[0], other.step(action)[0])
+
+
+class VecEnv:
+    """An env as rsl_rl trains on it: episodes end by a fall, or by time after three steps."""
+
+    num_actions, device, max_episode_length = 2, "cpu", 3
+
+    def __init__(self, num_envs):
+        self.num_envs, self.t = num_envs, torch.zeros(num_envs, dtype=torch.int64)
+
+    def get_observations(self):
+        seen = self.t[:, None].float().repeat(1, 3)
+        return seen, {"observations": {"critic": seen.repeat(1, 2)}}
+
+    def reset(self):
+        self.t.zero_()
+        return self.get_observations()
+
+    def step(self, action):
+        self.t = self.t + 1
+        time_outs = self.t >= 3
+        fell = action[:, 0] > 0
+        done = time_outs | fell
+        self.t = self.t.masked_fill(done, 0)
+        observation, extras = self.get_observations()
+        extras |= {"time_outs": time_outs, "log": {"reach": 1.0}}
+        return observation, torch.ones(self.num_envs), done.long(), extras
+
+
+def test_an_env_of_rsl_rl_is_stepped_as_a_simulator():
+    env = TensorSimulator(
+        2, lambda count: RslRlVecEnv(VecEnv(count), 1.0), missing_final="last_observation"
+    )
+    assert env.max_episode_steps == 3
+    assert env.single_observation_space["critic"].shape == (6,)
+    env.reset(seed=1)
+    falls = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    ends = []
+    for _ in range(3):
+        _, reward, terminated, truncated, info = env.step(falls)
+        ends.append((terminated.tolist(), truncated.tolist()))
+        assert reward.tolist() == [1.0, 1.0]
+    assert ends == [([True, False], [False, False])] * 2 + [([True, False], [False, True])]
+    assert info["final_obs"]["policy"][1].tolist() == [
+        2.0,
+        2.0,
+        2.0,
+    ]  # before the step that was cut

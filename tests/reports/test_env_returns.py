@@ -1,0 +1,310 @@
+"""What an env returns and says: taken, or refused in one message, the same in line and in workers."""
+
+import warnings
+from contextlib import closing
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDict
+
+from lightning_rl import PPO, ActorCritic, RLDataModule, RLTrainer, TorchEnv, check_env, load_policy
+from lightning_rl.envs.step_results import InfoReader
+from lightning_rl.errors import EnvFaultError
+from lightning_rl.evaluation import run_episodes
+from lightning_rl.rollout import allocate_rollout, map_tree
+from tests.reports.odd import BOX, making, odd
+
+SPACES = {
+    "box": BOX,
+    "box ()": spaces.Box(-1.0, 1.0, (), np.float32),
+    "box float64": spaces.Box(-1.0, 1.0, (2,), np.float64),
+    "picture": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "int8": spaces.Box(-100, 100, (2,), np.int8),
+    "uint16": spaces.Box(0, 65535, (3,), np.uint16),
+    "discrete": spaces.Discrete(5),
+    "discrete from 3": spaces.Discrete(5, start=3),
+    "multi discrete": spaces.MultiDiscrete([3, 4]),
+    "binary": spaces.MultiBinary(4),
+    "dict": spaces.Dict({"robot.pos": BOX, "keys": spaces.Discrete(3)}),
+    "nested": spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-1, 1, ()), "c": BOX})}),
+}
+REWARDS = {
+    "int": (2, 2.0),
+    "float32": (np.float32(1.5), 1.5),
+    "bool": (True, 1.0),
+    "array of one": (np.array([1.5]), 1.5),
+    "tensor": (torch.tensor(2.0), 2.0),
+    "text": ("1.0", None),
+    "None": (None, None),
+    "array of two": (np.ones(2), None),
+    "list": ([1.0], None),
+    "complex": (1j, None),
+}
+FLAGS = {
+    "1": (1, True),
+    "numpy": (np.bool_(True), True),
+    "array of one": (np.array([True]), True),
+    "tensor": (torch.tensor(0), False),
+    "text": ("no", None),
+    "None": (None, None),
+    "2": (2, None),
+    "array of two": (np.array([True, False]), None),
+}
+OBSERVATIONS = {
+    "a list": (BOX, [0.0, 0.5, 1.0], True),
+    "float64": (BOX, np.zeros(3), True),
+    "a tensor": (BOX, torch.zeros(3), True),
+    "texts": (BOX, np.array(["1", "2", "3"]), False),
+    "complex": (BOX, np.zeros(3, complex), False),
+    "ragged": (BOX, [[1.0], [1.0, 2.0], 0.0], False),
+    "None": (BOX, {}, False),
+    "int64 that fits": (SPACES["picture"], np.full((4, 4, 3), 255, np.int64), True),
+    "int64 that wraps": (SPACES["picture"], np.full((4, 4, 3), 256, np.int64), False),
+    "negative": (SPACES["picture"], np.full((4, 4, 3), -1, np.int64), False),
+    "fractions": (SPACES["int8"], np.array([0.5, 1.5]), False),
+    "category 5 of 5": (SPACES["discrete"], 5, False),
+    "category in Python": (SPACES["discrete"], 4, True),
+    "category below the first": (SPACES["discrete from 3"], np.int64(2), False),
+    "another choice's category": (SPACES["multi discrete"], np.array([3, 0]), False),
+    "2 of binary": (SPACES["binary"], np.array([0, 1, 2, 0], np.int8), False),
+    "no dict": (SPACES["dict"], np.zeros(3, np.float32), False),
+    "no key": (SPACES["dict"], {"robot.pos": np.zeros(3, np.float32)}, False),
+    "a deep category": (SPACES["dict"], {"robot.pos": np.zeros(3, np.float32), "keys": 3}, False),
+}
+INFOS = {
+    "success 1.0": ({"success": 1.0}, True),
+    "is_success of an array": ({"is_success": np.array([1.0])}, True),
+    "success None": ({"success": None}, True),
+    "success NaN": ({"success": float("nan")}, True),
+    "success of two": ({"success": np.array([True, False])}, False),
+    "success text": ({"success": "no"}, False),
+    "success .7": ({"success": 0.7}, False),
+    "success dict": ({"success": {"lift": True}}, False),
+    "penalty dict, not announced": ({"penalty": {"collision": 1.0}}, True),
+    "penalty text, not announced": ({"penalty": "none"}, True),
+    "intervened array, not announced": ({"intervened": np.array([1, 0])}, True),
+    "metrics with odd keys": ({"metrics": {"a": 1.0, 3: 4.0}}, True),
+    "what cannot be pickled": ({"f": lambda: 1, "final_obs": 3}, True),
+}
+EVERYWHERE = ("sync", "async")
+
+
+def cases():
+    """Yield name, arguments of `Odd`, and whether it is taken, of each kind of return."""
+    for name, space in SPACES.items():
+        yield f"space {name}", {"observed": space}, True
+    for after in (0, 3):
+        for name, (reward, number) in REWARDS.items():
+            yield f"reward {name}, {after}", {"reward": reward, "after": after}, number is not None
+        for field in ("terminated", "truncated"):
+            for name, (flag, value) in FLAGS.items():
+                yield f"{field} {name}, {after}", {field: flag, "after": after}, value is not None
+        for name, (space, obs, good) in OBSERVATIONS.items():
+            yield f"obs {name}, {after}", {"observed": space, "obs": obs, "after": after}, good
+        for name, (info, good) in INFOS.items():
+            yield f"info {name}, {after}", {"info": info, "after": after}, good
+    for name, (space, obs, good) in OBSERVATIONS.items():
+        yield f"first {name}", {"observed": space, "first": obs}, good
+
+
+CASES = list(cases())
+
+
+def played(vectorization, kwargs, steps=9):
+    """Return what came of some steps, as plain lists, or the message of a refusal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with closing(odd(vectorization, **kwargs)) as env:
+            space = env.single_observation_space
+            rollout = allocate_rollout(space, env.single_action_space, 1, steps)
+            stepper = env.rollout_stepper(rollout)
+            try:
+                rows = [map_tree(lambda x: x.tolist(), env.reset(seed=1)[0])]
+                infos = [sorted(stepper.step(t)) for t in range(steps)]
+            except EnvFaultError as error:
+                return str(error)
+            kept = ("reward", "terminated", "truncated", "observation")
+            fields = rollout.select(*kept)[:, :steps].to_dict()
+            return rows, infos, map_tree(lambda x: x.tolist(), _plain(fields))
+
+
+def _plain(tree):
+    return {k: _plain(v) if isinstance(v, dict) else v for k, v in tree.items()}
+
+
+def compare(chosen):
+    for name, kwargs, good in chosen:
+        one, other = (played(way, kwargs) for way in EVERYWHERE)
+        assert one == other, name
+        assert isinstance(one, str) is not good, (name, one)
+
+
+def test_a_share_of_the_kinds_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
+    compare(CASES[::5])
+
+
+@pytest.mark.slow
+def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
+    assert len(CASES) > 130
+    compare(CASES)
+
+
+def test_in_line_every_kind_of_return_is_taken_or_refused_in_one_message():
+    for name, kwargs, good in CASES:
+        came = played("sync", kwargs)
+        assert isinstance(came, str) is not good, (name, came)
+        assert good or came.startswith("Env 'tests/Odd-v0' "), came
+
+
+@pytest.mark.parametrize("name", ["box ()", "uint16", "int8", "binary", "nested"])
+def test_an_observed_space_is_checked_evaluated_resumed_and_loaded(name, tmp_path):
+    make = making(observed=SPACES[name])
+    found = check_env(make, num_envs=2, seconds=0.1)
+    assert not [finding for finding in found if finding.level == "error"]
+    data = RLDataModule(make, num_envs=2, buffer_size=8, total_env_steps=32, num_eval_episodes=1)
+    policy = ActorCritic(data.observation_space, data.action_space, hidden_sizes=[4])
+    trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(PPO(policy, batch_size=16, n_epochs=1), data)
+    with closing(make(1)) as env, closing(make(1)) as resumed:
+        assert run_episodes(policy, env, [3])[0]["length"] == 7
+        env.reset(seed=1)
+        env.step(torch.zeros(1, dtype=torch.int64))
+        assert resumed.load_state_dict(env.state_dict()).shape[0] == 1
+        loaded = load_policy(tmp_path / "checkpoints" / "last.ckpt")
+        assert loaded.act(env.single_observation_space.sample()) in (0, 1)
+
+
+@pytest.mark.parametrize("vectorization", EVERYWHERE)
+def test_a_number_comes_as_it_was_said(vectorization):
+    for name in ("int", "array of one", "tensor"):
+        reward, number = REWARDS[name]
+        with closing(odd(vectorization, reward=reward)) as env:
+            env.reset(seed=1)
+            assert env.step(torch.zeros(1, dtype=torch.int64))[1].tolist() == [number]
+
+
+@pytest.mark.parametrize("vectorization", EVERYWHERE)
+def test_what_is_left_out_of_metrics_is_warned_of_once(vectorization):
+    info = {"metrics": {"speed": 1.0, "name": "walker"}, "rewards": [1.0, 2.0]}
+    with closing(odd(vectorization, info=info)) as env:
+        env.reset(seed=1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                told = env.step(torch.zeros(1, dtype=torch.int64))[4]
+    assert list(told["metrics"]) == ["speed"]
+    assert sorted(str(one.message).split("'")[3] for one in said) == ["metrics.name", "rewards"]
+
+
+def test_infos_of_batched_envs_are_read_by_the_same_table():
+    reader = InfoReader("X", 2, penalty=True)
+    done = np.zeros(2, bool)
+    assert reader.read_arrays({"success": np.array([1, 0])}, done)["success"].tolist() == [1, 0]
+    for bad in (np.array(["a", "b"]), np.array([0.5, 1]), True, np.zeros(3), np.array([{}, None])):
+        with pytest.raises(EnvFaultError, match=r"X says info\['success'\]"):
+            reader.read_arrays({"success": bad}, done)
+    for bad in (np.array([np.nan, 1]), np.array([np.inf, 1]), [{}, {}]):
+        with pytest.raises(EnvFaultError, match=r"finite|numbers"):
+            reader.read_arrays({"penalty": bad}, done)
+
+
+class Torch(TorchEnv):
+    start_size = 1
+
+    def __init__(self, num_envs, **odd):
+        super().__init__(num_envs, BOX, spaces.Box(-1, 1, (1,)), 5)
+        self.odd = odd
+
+    def initial_state(self, uniform):
+        return TensorDict({"x": uniform}, [len(uniform)])
+
+    def observe(self, state):
+        return self.odd.get("obs", state["x"].expand(-1, 3).clone())
+
+    def transition(self, state, action):
+        action.fill_(7.0)
+        zeros = torch.zeros(len(action))
+        odd = {"reward": zeros, "terminated": zeros.bool(), "info": {}} | self.odd
+        return state, odd["reward"], odd["terminated"], dict(odd["info"])
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"reward": torch.zeros(2, 1)}, r"a reward of shape \[2, 1\] instead of \[2\]"),
+        ({"terminated": torch.zeros(2)}, "terminated"),
+        ({"info": {"success": torch.ones(2)}}, "info success"),
+        ({"info": {"success": [True, False]}}, "info success"),
+        ({"info": {"metrics": {"a": 1.0}}}, "info metrics.a"),
+    ],
+)
+def test_a_torch_env_is_held_to_the_same_table(odd, message):
+    env = Torch(2, **odd)
+    env.reset(seed=1)
+    with pytest.raises(EnvFaultError, match=message):
+        env.step(torch.zeros(2, 1))
+
+
+def test_nothing_that_an_env_writes_into_its_action_reaches_a_rollout():
+    env = Torch(2)
+    rollout = allocate_rollout(env.single_observation_space, env.single_action_space, 2, 3)
+    stepper = env.rollout_stepper(rollout)
+    env.reset(seed=1)
+    for t in range(3):
+        stepper.step(t)
+    assert (rollout["action"] == 0).all()
+
+
+class Writes(gymnasium.Env):
+    """Writes into its action, and shows one array that all envs of the class share."""
+
+    shared = np.zeros(2, np.float64)
+
+    def __init__(self, as_dict=False, dtype=np.float64):
+        self._dict = as_dict
+        box = spaces.Box(-2, 2, (2,), np.float64)
+        self.observation_space = spaces.Dict({"a": box}) if as_dict else box
+        self.action_space = spaces.Box(-1, 1, (1,), dtype)
+        self.x = 0.0
+
+    def show(self):
+        self.shared[:] = self.x
+        return {"a": self.shared} if self._dict else self.shared
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x = float(self.np_random.uniform())
+        return self.show(), {}
+
+    def step(self, action):
+        assert action.dtype == self.action_space.dtype
+        self.x += 0.01 * float(action[0])
+        action[:] = 1.0
+        return self.show(), 0.0, False, False, {}
+
+
+gymnasium.register("tests/Writes-v0", Writes, max_episode_steps=30)
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_env_may_write_into_what_it_was_given_and_what_it_returned(as_dict, dtype):
+    from lightning_rl import GymnasiumEnv
+
+    kwargs = {"as_dict": as_dict, "dtype": dtype}
+    env, other = (GymnasiumEnv(2, "tests/Writes-v0", env_kwargs=kwargs) for _ in range(2))
+    given = torch.full((2, 1), 0.5)
+    env.reset(seed=1)
+    for _ in range(3):
+        observation = env.step(given)[0]
+    seen = observation["a"] if as_dict else observation
+    assert given.tolist() == [[0.5], [0.5]]
+    assert seen[0, 0] != seen[1, 0]  # each row is its own
+    state = env.state_dict()
+    assert (state["episodes"][0]["actions"] == 0.5).all()
+    restored = other.load_state_dict(state)
+    assert torch.equal(restored["a"] if as_dict else restored, seen)
+    assert (other.state_dict()["episodes"][0]["actions"] == 0.5).all()

@@ -1,0 +1,113 @@
+"""Spaces, wrappers and signatures that cannot be trained on: refused by name, before anything runs."""
+
+import re
+import threading
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from lightning_rl import ActorCritic, DictEncoder, GymnasiumEnv, RLDataModule, check_env
+from lightning_rl.envs.factories import make_env
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.evaluation import run_episodes
+from tests.reports.odd import Odd, making, odd
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(0, 1000, (3,), np.uint64), "uint64, with which torch does not calculate"),
+        (spaces.Box(-1, 1, (0,)), "holds no numbers"),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2, 0))}), r"observation\.a space .* no numbers"),
+        (spaces.Dict({0: spaces.Box(-1, 1, (2,))}), "the key 0 .* must be texts"),
+    ],
+)
+def test_an_observation_space_that_no_rollout_holds_is_named(space, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_env(making(observed=space), 1, "data.env")
+
+
+def test_an_action_space_of_no_numbers_is_named():
+    with pytest.raises(ConfigurationError, match="there is nothing to do"):
+        make_env(making(acts=spaces.Box(-1, 1, (0,))), 1, "data.env")
+
+
+@pytest.mark.parametrize("keys", [("robot.pos", "robot.vel"), ("keys", "type", "training")])
+def test_any_text_is_a_key(keys):
+    space = spaces.Dict({key: spaces.Box(-1, 1, (2,)) for key in keys})
+    data = RLDataModule(making(observed=space), num_envs=1)
+    policy = ActorCritic(data.observation_space, data.action_space, encoder=DictEncoder)
+    assert run_episodes(policy, data.eval_env, [1])[0]["length"] == 7
+    data.close()
+    assert not [f for f in check_env(making(observed=space), 1, seconds=0.05) if f.level == "error"]
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        gymnasium.wrappers.NormalizeObservation,
+        gymnasium.wrappers.NormalizeReward,
+        gymnasium.wrappers.Autoreset,
+    ],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_wrapper_that_keeps_statistics_or_resets_is_named(wrapper, vectorization):
+    with pytest.raises(ConfigurationError, match=f"wrapper {wrapper.__name__} "):
+        GymnasiumEnv(1, "CartPole-v1", wrappers=[wrapper], vectorization=vectorization)
+
+
+class Old(Odd):
+    def reset(self):
+        return np.zeros(3)
+
+
+class NoOptions(Odd):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+class ObservationAlone(Odd):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class FourThings(Odd):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+OLD = {
+    Old: r"Old\.reset takes no seed and no options",
+    NoOptions: r"NoOptions\.reset takes no options",
+    ObservationAlone: "from reset, not observation and info",
+    FourThings: "returned 4 things from step",
+}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("wrappers", [(), (gymnasium.wrappers.FlattenObservation,)])
+@pytest.mark.parametrize("cls", OLD)
+def test_an_env_of_an_old_gym_is_one_message(cls, wrappers, vectorization):
+    name = f"tests/{cls.__name__}-v0"
+    if name not in gymnasium.registry:
+        gymnasium.register(name, cls, max_episode_steps=10)
+    make = partial(GymnasiumEnv, id=name, wrappers=wrappers, vectorization=vectorization)
+    found = check_env(make, 1, seconds=0.05)
+    assert re.search(OLD[cls], next(f.text for f in found if f.level == "error"))
+
+
+def test_a_speed_that_is_left_open_is_the_usual_one(monkeypatch):
+    monkeypatch.setattr(Odd, "metadata", {"render_modes": [], "render_fps": None})
+    assert odd().render_fps == 30.0
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_settings_that_can_be_neither_copied_nor_pickled_are_taken(vectorization):
+    env = odd(vectorization, lock=threading.Lock())
+    env.reset(seed=1)
+    assert env.max_episode_steps == 20
+    env.close()
