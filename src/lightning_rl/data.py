@@ -234,8 +234,7 @@ class RLDataModule(LightningDataModule):
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
         _refuse_without_plan(collector)
-        self._make_collector = collector
-        self._make_replay = replay
+        self._make_collector, self._make_replay = collector, replay
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
         self._restored: dict[str, list[dict[str, Any]]] = {}

@@ -95,7 +95,7 @@ def test_validate_needs_nothing_but_the_checkpoint(capsys):
     expected = {
         *("episodes", "avg_reward", "std_reward", "ci95", "avg_length", "success_rate"),
         *("terminations", "truncations", "returns", "lengths", "seeds", "env_steps"),
-        *("success_ci95", "metrics", "deterministic", "intervened_steps"),
+        *("success_ci95", "metrics", "deterministic", "intervened_steps", "cut"),
     }
     assert set(evaluation) == expected
     assert evaluation["episodes"] == len(evaluation["returns"]) == 2
