@@ -63,19 +63,19 @@ def load_vla_model(
         kind: `class`, an import path with arguments, and weights from `path` where given; `hf`, a
             local directory as `save_pretrained` of transformers writes it, weights in safetensors;
             `hf_config`, random weights by a `config.json` or a mapping.
-        path: the file of weights, the directory, or the `config.json` (or the directory it is in).
+        path: the file of weights, the directory, or `config.json` (or its directory).
         config: of `hf_config`, instead of a path; with `model_type`.
         model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
         model_config: of `class`, the arguments of its constructor.
-        trust_code: import any class, and let transformers run code that comes with the weights;
-            refused while a checkpoint's configuration is built (see `permission`).
+        trust_code: import any class, and code that comes with weights; refused while a
+            checkpoint's configuration is built (see `permission`).
         strict: refuse weights whose names or shapes are not the model's; else warn.
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a fresh adapter.
         adapter: directory of a saved adapter to train, instead of `lora`.
         freeze: patterns of parameter names that are not trained, as in `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, for memory.
-        allow_download: let `path` be the name of a model on a hub; refused likewise.
+        allow_download: let `path` be a model on a hub; refused likewise.
 
     Raises:
         ConfigurationError: for a file that is missing, unsafe or of another model, a pattern that
