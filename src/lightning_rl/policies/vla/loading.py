@@ -96,12 +96,17 @@ def load_vla_model(
         model = _from_config(path, config, DTYPES[dtype])
     if gradient_checkpointing:
         _recompute_activations(model)
-    if adapter is not None:
-        model = add_saved_adapter(model, adapter, strict)
-    elif lora is not None:
-        model = add_fresh_adapter(model, lora)
+    model = _with_adapter(model, lora, adapter, strict)
     freeze_matching(model, freeze)
     return model
+
+
+def _with_adapter(
+    model: nn.Module, lora: Mapping[str, Any] | None, adapter: str | None, strict: bool
+) -> nn.Module:
+    if adapter is not None:
+        return add_saved_adapter(model, adapter, strict)
+    return model if lora is None else add_fresh_adapter(model, lora)
 
 
 def _recompute_activations(model: nn.Module) -> None:
