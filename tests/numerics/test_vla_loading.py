@@ -7,13 +7,15 @@ import ast
 import json
 import pickle
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 import yaml
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import PPO, TransformersBackbone, load_policy, load_vla_model
+from lightning_rl import PPO, TransformersBackbone, VLAPolicy, load_policy, load_vla_model
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
@@ -308,14 +310,14 @@ def test_what_is_unsafe_or_missing_is_refused(directories, tmp_path):
 
 
 def test_depth_is_refused_by_a_model_that_does_not_look_at_it(directories):
-    td = make_env(1).reset(seed=0)[0]
-    td["depth"] = torch.zeros(1, 64, 64)
-    with pytest.raises(ConfigurationError) as caught:
-        TransformersBackbone("hf", str(directories / "smolvlm")).build(td, 8)
-    assert str(caught.value) == (
-        "The observation has depth, which TransformersBackbone does not look at: leave it out of "
-        "VLAObservation, or take TinyVLA or a backbone of your own."
-    )
+    env = make_env(1)
+    depth = gymnasium.spaces.Box(0, 9, (64, 64), np.float32)
+    space = gymnasium.spaces.Dict({**env.single_observation_space.spaces, "depth": depth})
+    backbone = TransformersBackbone("hf", str(directories / "smolvlm"))
+    with pytest.raises(ConfigurationError, match=r"has depth, which VLAPolicy does not read"):
+        VLAPolicy(space, env.single_action_space, backbone)
+    policy = VLAPolicy(space, env.single_action_space, backbone, ignore_keys=["depth"])
+    assert "depth" not in policy.acting_space.spaces
 
 
 class Harm:

@@ -156,7 +156,7 @@ class BehaviorCloning(Algorithm):
         add_transition_field(rollout, "weight", mask.float())
         if self.policy.evaluates_sequences:  # of what was demonstrated nobody has stored any
             rollout["state"] = states_of(self.policy, rollout)
-        what = (self.FIELDS, mask, self.sequence_length, self.burn_in)
+        what = (self._fields(rollout, mask), mask, self.sequence_length, self.burn_in)
         drawing = drawing_of(self.policy, rollout, *what)
         how = (self.n_epochs, self.batch_size, self.generator, part_weights_over_ranks)
         for epoch in epochs(drawing, *how):
@@ -179,6 +179,27 @@ class BehaviorCloning(Algorithm):
 
     FIELDS = ("observation", "action", "sample_log_prob", "weight")
     """What the loss reads of a rollout, beside the policy's own fields."""
+
+    def _fields(self, rollout: TensorDict, mask: Tensor) -> tuple[str, ...]:
+        """Return what the loss reads of a rollout [N, T+1]; of chunks also what was executed.
+
+        Raises:
+            ConfigurationError: where actions were not executed, and the policy would learn them.
+        """
+        if "executed" not in rollout.keys():
+            return self.FIELDS
+        in_parts = rollout["sample_log_prob"].dim() > mask.dim()
+        require(
+            in_parts
+            or self.policy.counts_executed
+            or bool(rollout["executed"][:, :-1][mask].all()),
+            f"{type(self.policy).__name__} has one log-prob for a whole chunk, and of some chunks "
+            "the last actions were not executed: an episode ended before, or execute is less than "
+            "chunk_size. They would be cloned as if demonstrated. Give log-probs per action "
+            "(extra_fields), or leave out what executed [B, K] says in evaluate_actions, and set "
+            "counts_executed.",
+        )
+        return (*self.FIELDS, "executed")
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of samples [B], and scalars to report."""

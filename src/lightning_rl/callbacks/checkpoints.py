@@ -18,6 +18,7 @@ from lightning_rl.callbacks.typed import algorithm_of
 from lightning_rl.checkpoint_format import STATE_KEY, read_checkpoint, weights_of, with_contents
 from lightning_rl.errors import ConfigurationError, check_range, closest
 from lightning_rl.files import remove_leftovers, write_atomically
+from lightning_rl.policies.vla.adapters import with_fresh_adapter
 from lightning_rl.runs import CHECKPOINTS
 
 WEIGHTS_ONLY = {"weights_only": True}
@@ -219,9 +220,13 @@ class WarmStart(Callback):
         module = algorithm_of(pl_module)
         if module.env_steps > 0:
             return
-        weights, note = weights_to_begin_with(module.policy, read_checkpoint(self.find()))
-        if note is not None:
-            rank_zero_info(note)
+        checkpoint, own = read_checkpoint(self.find()), module.policy.state_dict()
+        own = {f"policy.{name}": value for name, value in own.items()}
+        checkpoint["state_dict"], fresh = with_fresh_adapter(own, checkpoint["state_dict"])
+        weights, note = weights_to_begin_with(module.policy, checkpoint)
+        for told in (fresh, note):
+            if told is not None:
+                rank_zero_info(told)
         module.policy.load_state_dict(weights)
         if isinstance(module, OffPolicyAlgorithm):
             module.begin_with_policy()

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from lightning_rl.callbacks.loggers import EnvStepTensorBoard
 from lightning_rl.callbacks.typed import algorithm_of, data_of
 from lightning_rl.data import RLDataModule
 from lightning_rl.envs.watch import EnvTimeoutError
-from lightning_rl.errors import check_range
+from lightning_rl.errors import ConfigurationError, check_range
 from lightning_rl.files import write_atomically
 
 FEWEST_FRAMES = 8
@@ -67,9 +69,11 @@ class VideoRecorder(Callback):
     """Write `videos/eval_<env steps>.mp4` and `best_...`, of `validate` and `test` likewise.
 
     The film is made of the episodes that the evaluation plays anyway, from pictures taken between
-    their steps, so that no result changes. A thread encodes it while training goes on. An env that
-    cannot be drawn, or a disk that cannot be written to, ends the filming with one warning, and not
-    the run.
+    their steps, so that no result changes. A thread encodes it while training goes on. TensorBoard
+    shows the film, and each logger with a `log_video`, such as `WandbLogger`, gets it.
+
+    An env that cannot be drawn, or a disk that cannot be written to, ends the filming of a training
+    run with one warning. In `validate`, `test` and `play` it is a `ConfigurationError`.
 
     Args:
         directory: of the run.
@@ -93,6 +97,7 @@ class VideoRecorder(Callback):
         self._film: Film | None = None
         self._seeds: list[int] = []
         self._broken = False
+        self._training = True
         self._writer: ThreadPoolExecutor | None = None
         self._writing: Future[float] | None = None
 
@@ -117,7 +122,7 @@ class VideoRecorder(Callback):
         if batch_idx > 0 or trainer.sanity_checking or not trainer.is_global_zero:
             return
         self._seeds, self._film = list(batch), None
-        training = trainer.state.fn == "fit"
+        training = self._training = trainer.state.fn == "fit"
         # By epochs, which a resumed run counts on.
         evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
         due = not training or evaluations % self.settings.every_n_evaluations == 0
@@ -173,7 +178,11 @@ class VideoRecorder(Callback):
         algorithm_of(pl_module).watch = None
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Act, unless it has failed before; count the time."""
+        """Act, unless it has failed before; count the time.
+
+        Raises:
+            ConfigurationError: if the action fails outside of a training run.
+        """
         if self._broken:
             return
         began, before = time.perf_counter(), self._clock.spent
@@ -184,6 +193,11 @@ class VideoRecorder(Callback):
         except Exception as error:  # a renderer fails in many ways; none is worth a training run
             self._broken, self._film = True, None
             reason = " ".join(str(error).split()) or type(error).__name__
+            if not self._training:
+                raise ConfigurationError(
+                    f"The film that was asked for cannot be made: {reason} (Without one: --video "
+                    "false.)"
+                ) from error
             rank_zero_warn(f"No videos from here on: {reason}")
         self._clock.spent = before + time.perf_counter() - began  # attempts within it included
 
@@ -231,7 +245,7 @@ class VideoRecorder(Callback):
         names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
         # The curves of a run are those of its training.
         loggers = trainer.loggers if trainer.state.fn == "fit" else []
-        boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard)]
+        boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard) or _takes_videos(x)]
         self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
         self._writing = self._writer.submit(
             _write, film, rate, [self.directory / name for name in names], boards, steps
@@ -253,10 +267,15 @@ class VideoRecorder(Callback):
             self._clock.spent_behind += writing.result()
 
 
+def _takes_videos(logger: Logger) -> bool:
+    """Return whether a logger takes films: `log_video(key, videos, step)` of `WandbLogger`."""
+    return hasattr(logger, "log_video")
+
+
 def _write(
-    film: Film, fps: float, paths: list[Path], boards: list[EnvStepTensorBoard], env_steps: int
+    film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
 ) -> float:
-    """Write a film to its files, drop the best's of before, and show it in TensorBoard.
+    """Write a film to its files, drop the best's of before, and give it to loggers.
 
     Returns the seconds of processor time that it took.
     """
@@ -268,7 +287,10 @@ def _write(
                 older.unlink()
     height, width, _ = film.frames[0].shape
     for board in boards:
-        board.log_animation("eval/video", film.gif(fps), height, width, env_steps)
+        if isinstance(board, EnvStepTensorBoard):
+            board.log_animation("eval/video", film.gif(fps), height, width, env_steps)
+        else:
+            cast(Any, board).log_video("eval/video", [str(paths[0])], step=env_steps)
     return time.thread_time() - began
 
 

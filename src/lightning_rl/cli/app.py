@@ -1,6 +1,5 @@
 """Run `rl-cli fit`, `validate`, `test`, `check`, `play`; the others have files of their own."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
 from lightning_rl.callbacks import SettingsWriter
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
-from lightning_rl.cli.arguments import complete
+from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.collect import collect
 from lightning_rl.cli.export import export
@@ -38,7 +37,7 @@ from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
-from lightning_rl.cli.trust import checked_config, only_allowed_imports
+from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_imports
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
@@ -248,10 +247,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
             sys.exit(1)
 
     def after_play(self) -> None:
-        """Say where the film is, if that was asked for and has become one."""
+        """Say where the film is, if that was asked for."""
         trainer = cast(RLTrainer, self.trainer)
         film = trainer.run_dir / "videos" / f"play_{self.model.env_steps}.mp4"
-        if self.config[self.subcommand].trainer.video and film.is_file():
+        if self.config[self.subcommand].trainer.video and trainer.is_global_zero:
             print(f"Film: {film}", flush=True)
 
     def before_fit(self) -> None:
@@ -359,12 +358,13 @@ def run(arguments: Sequence[str]) -> None:
     quieten_framework()
     try:
         if arguments[0] in APART:
+            if is_trusted(arguments):
+                find_code_here()
             APART[arguments[0]](list(arguments[1:]))
             return
         completed = complete(list(arguments))
         if completed.trusted:
-            # so that `class_path: my_module.MyAlgorithm` finds a file in the working directory
-            sys.path.append(os.getcwd())
+            find_code_here()
             RLCLI(completed.arguments)
         else:
             with only_allowed_imports(completed.typed):

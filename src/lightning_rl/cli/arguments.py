@@ -82,6 +82,12 @@ def complete(arguments: list[str]) -> Completed:
     return Completed(arguments, True, options)
 
 
+def is_trusted(options: Sequence[str]) -> bool:
+    """Return whether a command reads no checkpoint, or one that the user trusts."""
+    trust_code = (value_of("--trust_code", options) or "false").lower() == "true"
+    return trust_code or value_of("--ckpt_path", options) is None
+
+
 def _help_options(options: list[str]) -> list[str]:
     """Return what asks for help: the rest of a command says nothing about it.
 
@@ -122,7 +128,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     config = config_of(content, path)
     lacks = lacks_of(content) | of_a_script(settings_of(config, path))
     _refuse_lacking(path, lacks, subcommand, options)
-    trusted = (value_of("--trust_code", options) or "false").lower() == "true"
+    trusted = is_trusted(["--ckpt_path", checkpoint, *options])
     if not trusted:
         checked = checked_config(config, path)
         config = checked.config

@@ -1,7 +1,5 @@
 """Run `rl-cli export`: write the policy of a checkpoint for where this package is not."""
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +47,6 @@ def export(options: Sequence[str]) -> None:
         parser.add_argument(f"--{name}", type=kind, help=text, **given)
     with explained_refusals(options):
         settings = parser.parse_args(list(options))
-    if settings.trust_code:
-        sys.path.append(os.getcwd())  # where code of one's own lies
     trained = load_trained(
         settings.ckpt_path,
         trust_code=settings.trust_code,

@@ -1,7 +1,6 @@
 """Run `rl-cli record`: episodes of a person, a script or a checkpoint, into a dataset."""
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ import yaml
 from jsonargparse import Namespace
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
-from lightning_rl.cli.arguments import value_of
+from lightning_rl.cli.arguments import is_trusted, value_of
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
@@ -70,9 +69,7 @@ def record(options: Sequence[str]) -> None:
     check_options(options)
     check_names("record", options, OPTIONS)
     checkpoint = value_of("--ckpt_path", options)
-    trusted = checkpoint is None or (value_of("--trust_code", options) or "").lower() == "true"
-    if trusted:
-        sys.path.append(os.getcwd())  # where a script lies
+    trusted = is_trusted(options)
     with nullcontext() if trusted else only_allowed_imports(options):
         env = configs or _env_of(checkpoint, options, trusted)
         settings = _parsed([*env, *options], options)

@@ -330,6 +330,17 @@ def _find(name: str) -> Any:
         return None
 
 
+def find_code_here() -> None:
+    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
+
+    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
+    the name of a module.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
 @contextmanager
 def only_allowed_imports(typed: Sequence[str], cure: str = CURE) -> Iterator[None]:
     """Let the parser import the packages in `FAMILIES`, and what the user has typed; grant nothing.
@@ -348,7 +359,7 @@ def only_allowed_imports(typed: Sequence[str], cure: str = CURE) -> Iterator[Non
         elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
             foreign.add(root)
     if foreign:
-        sys.path.append(str(Path.cwd()))
+        find_code_here()
     with parsing_settings_kept(), withheld(cure):
         set_parsing_settings(
             import_path_denylist=["*"],

@@ -35,8 +35,8 @@ _BOX_KEYS: Steering = {
     "right": "-1",
     "r": "+2",
     "f": "-2",
-    "c": "+3",
-    "o": "-3",
+    "c": "-3",  # a gripper's command: 0 close, 1 stay, 2 open
+    "o": "+3",
 }
 _DISCRETE_KEYS: Steering = {str(digit): str(digit) for digit in range(10)}
 _GAMEPAD_AXES: Steering = {"1": "-0", "0": "-1", "4": "-2"}
@@ -157,8 +157,8 @@ class Keyboard(Device):
             as pygame has them.
         steering: by the name of a key, which component of the action it moves and to which side,
             such as `+0`, or of discrete actions which one it is. Arrows move the first two
-            components where not given, `r` and `f` the third, `c` and `o` the fourth; digits are
-            discrete actions.
+            components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
+            the fourth, which closes and opens a gripper; digits are discrete actions.
         reads: `window`, `terminal`, or `auto`.
         hold_s: how many seconds a key that was typed into the terminal is held.
         speed, neutral: see `Device`.
@@ -251,7 +251,8 @@ class Gamepad(Device):
 
     Read by pygame, which needs no display for it. The numbers of axes and buttons are those that
     pygame gives them; the defaults are those of an Xbox pad on Linux: left stick, right stick up
-    and down, RB takes over, Y success, A failure, X again, the two menu buttons for a gripper.
+    and down, RB takes over, Y success, A failure, X again; of the two menu buttons the left one
+    closes a gripper and the right one opens it.
 
     Args:
         buttons: by what they do, `take_over`, `success`, `failure` and `rerecord`: numbers.

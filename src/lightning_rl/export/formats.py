@@ -148,7 +148,8 @@ def _write_adapters(policy: Policy, path: Path) -> list[Path]:
     directories = []
     for number, module in enumerate(found.values()):
         directories.append(path.with_name(f"{path.stem}.adapter{number or ''}"))
-        module.save_pretrained(directories[-1])
+        # By "auto" peft would ask a hub about the base model.
+        module.save_pretrained(directories[-1], save_embedding_layers=False)
     return directories
 
 

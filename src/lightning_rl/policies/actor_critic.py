@@ -54,6 +54,7 @@ class ActorOnly(PerceptronPolicy):
             robot's joints.
         initialization: of the hidden layers' and heads' weights: `orthogonal`, with the actor's
             last layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -78,9 +79,10 @@ class ActorOnly(PerceptronPolicy):
         memory: MemoryFactory | None = None,
         noise_correlation: float = 0.0,
         initialization: Initialization = "orthogonal",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         if encoder is None:  # refused first where both spaces are amiss
-            keys = read_keys(observation_space, actor_keys, "actor_keys")
+            keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
             flat_observation_size(read_space(observation_space, keys))
         distribution = distribution_for(
             action_space,
@@ -101,6 +103,7 @@ class ActorOnly(PerceptronPolicy):
             actor_keys=actor_keys,
             memory=memory,
             initialization=initialization,
+            ignore_keys=ignore_keys,
         )
 
 

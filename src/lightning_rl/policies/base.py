@@ -4,6 +4,7 @@ And how it acts through a rollout: one action per env step, the rest of the fiel
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -13,8 +14,9 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_rl.construction import Constructed
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.policies.distributions import NEVER, gumbel_
+from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.policies.distributions import NEVER
+from lightning_rl.policies.gumbel import gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import MASK, FieldSpec, step_views, time_major
 from lightning_rl.structured_actions import flat_actions
@@ -31,6 +33,15 @@ class Policy(nn.Module, ABC, Constructed):
     a dropout layer cannot make the log-prob of the update differ from that of the rollout. It holds
     no recurrent or chunk state: such state is data.
 
+    Args:
+        observation_space, action_space: of one env.
+        reads: keys of a Dict observation that the policy can read; None for any key.
+        ignore_keys: keys of a Dict observation that the policy does not read.
+
+    Raises:
+        ConfigurationError: for a key of the observation that is neither read nor ignored, and for
+            an ignored key that the observation does not have.
+
     Attributes:
         observation_space, action_space: of one env; of actions of several parts the flat form,
             see `StructuredActions`.
@@ -42,6 +53,9 @@ class Policy(nn.Module, ABC, Constructed):
             learns what to remember.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.
+        counts_executed: whether `evaluate_actions` leaves the actions of a chunk that were not
+            executed out of a log-prob [B] of the whole chunk, where `executed` [B, K] is in its
+            TensorDict. Log-probs in parts need not: the losses leave parts out.
         masks_actions: whether it chooses only what the observation's `action_mask` allows; what it
             learns from is held to that.
         autocast_dtype: in which its network computes when it acts, under `trainer.precision:
@@ -61,6 +75,7 @@ class Policy(nn.Module, ABC, Constructed):
     has_critic: bool = True
     evaluates_sequences: bool = False
     joint_ratio: bool = False
+    counts_executed: bool = False
     masks_actions: bool = False
     autocast_dtype: torch.dtype | None = None
     micro_batch_size: int | None = None
@@ -68,9 +83,15 @@ class Policy(nn.Module, ABC, Constructed):
     training_settings: tuple[str, ...] = ()
 
     def __init__(
-        self, observation_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        reads: Sequence[str] | None = None,
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        _refuse_unread(type(self).__name__, observation_space, reads, ignore_keys)
+        self.ignore_keys = tuple(ignore_keys)
         self.observation_space = observation_space
         self.action_space = flat_actions(action_space)
         self.register_buffer("version", torch.zeros((), dtype=torch.int64))
@@ -99,13 +120,14 @@ class Policy(nn.Module, ABC, Constructed):
 
     @property
     def acting_space(self) -> gymnasium.Space[Any]:
-        """What acting reads of `observation_space`: no key of a Dict that a critic alone reads."""
-        keys = getattr(self, "actor_keys", None)
-        if keys is None or not isinstance(self.observation_space, gymnasium.spaces.Dict):
+        """What acting reads of `observation_space`: no key ignored, or the critic's alone."""
+        if not isinstance(self.observation_space, gymnasium.spaces.Dict):
             return self.observation_space
-        read = {*keys, *((MASK,) if self.masks_actions else ())}
-        known = self.observation_space.items()
-        return gymnasium.spaces.Dict({key: space for key, space in known if key in read})
+        known = self.observation_space.spaces
+        keys = getattr(self, "actor_keys", None)
+        read = known.keys() - self.ignore_keys if keys is None else {*keys}
+        read |= {MASK} if self.masks_actions else set()
+        return gymnasium.spaces.Dict({key: space for key, space in known.items() if key in read})
 
     @abstractmethod
     def forward(
@@ -217,6 +239,34 @@ class Policy(nn.Module, ABC, Constructed):
         Called once per update, after it: the statistics under which a rollout was collected hold
         until it is used up, and the first ratio of an update stays 1.
         """
+
+
+def _refuse_unread(
+    name: str,
+    space: gymnasium.Space[Any],
+    reads: Sequence[str] | None,
+    ignored: Sequence[str],
+) -> None:
+    """Refuse a key of an observation that a policy neither reads nor ignores by name.
+
+    Raises:
+        ConfigurationError: naming the key.
+    """
+    known = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
+    for key in ignored:
+        require(
+            key in known,
+            f"ignore_keys names '{key}', and the observation has "
+            f"{'the keys ' + ', '.join(known) if known else 'no keys'}{closest(key, known)}.",
+        )
+    unread = [key for key in known if reads is not None and key not in (*reads, *ignored)]
+    require(
+        not unread,
+        f"The observation has {', '.join(unread)}, which {name} does not read; it reads "
+        f"{', '.join(reads or ())}. Leave it out of the observation, or say that it is to be "
+        f"ignored: ignore_keys: [{', '.join(unread)}]. (A VLA's backbone names in its attribute "
+        "reads what it reads.)",
+    )
 
 
 def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ LISTED_ENTRIES = 64
 
 NOT_OF_THE_FUNCTION = (
     *("training", "inplace", "has_critic", "joint_ratio", "micro_batch_size"),
-    *("critic_keys", "critic_reads_apart"),
+    *("critic_keys", "critic_reads_apart", "ignore_keys"),
     *("noise_correlation", "state_size", "state_sizes"),
 )
 """Attributes of modules and policies that say how they are trained, what a critic reads, or how

@@ -52,6 +52,7 @@ class DiscreteActorCritic(QActorCritic):
             hidden sizes, which are then all of one width.
         initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
             a layer of n inputs, or `orthogonal`, with the actor's last layer small.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -80,6 +81,7 @@ class DiscreteActorCritic(QActorCritic):
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         initialization: Initialization = "fan_in",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         require(
             isinstance(action_space, gymnasium.spaces.Discrete),
@@ -108,6 +110,7 @@ class DiscreteActorCritic(QActorCritic):
             memory,
             network,
             initialization=initialization,
+            ignore_keys=ignore_keys,
         )
 
     def sizes_of_critic(self, features: int) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.policies.gumbel import draw_category
 from lightning_rl.rollout import FieldSpec
 
 NEVER = -1e30
@@ -46,13 +47,14 @@ class ActionDistribution(nn.Module, ABC):
 
     @abstractmethod
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the log-prob [B] of the stored action and the entropy [B], with gradients.
 
         Args:
             output: [B, num_outputs].
             fields: `action` and `extra_fields`; one that is not there is None.
+            executed: [B, K] bool, of a chunk of K actions those that count; None for all.
         """
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
@@ -97,12 +99,16 @@ class Categorical(ActionDistribution):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         action = fields["action"]
         log_probs = self._log_probs(output)
-        entropy = -(log_probs.exp() * log_probs).sum((-2, -1))
-        return self._gather(log_probs, action if self.shape else action.unsqueeze(-1)), entropy
+        entropies = -(log_probs.exp() * log_probs)
+        entropy = entropies.sum((-2, -1))
+        if executed is not None:
+            entropy = summed(entropies.sum(-1), executed)
+        index = action if self.shape else action.unsqueeze(-1)
+        return self._gather(log_probs, index, executed), entropy
 
     def _log_probs(self, output: Tensor) -> Tensor:
         if self.padded:
@@ -110,33 +116,16 @@ class Categorical(ActionDistribution):
         logits: Tensor = output.unflatten(-1, (self.rows, self.width))
         return logits.log_softmax(-1)
 
-    def _gather(self, log_probs: Tensor, index: Tensor) -> Tensor:
-        return log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
+    def _gather(self, log_probs: Tensor, index: Tensor, executed: Tensor | None = None) -> Tensor:
+        return summed(log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), executed)
 
 
-def draw_category(
-    log_probs: Tensor, deterministic: bool, generator: torch.Generator | None
-) -> Tensor:
-    """Return the index [B] of one of n categories, or of the likeliest where `deterministic`.
-
-    By the Gumbel-max trick, argmax(log p + g): one pass, where `multinomial` needs the sums of the
-    probabilities, and looks at them, which an accelerator waits for.
-
-    Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
-
-    Args:
-        log_probs: [B, n], up to a constant for each of B.
-        deterministic: take the likeliest.
-        generator: of the draw.
-    """
-    if deterministic:
-        return log_probs.argmax(-1)
-    return (log_probs + gumbel_(torch.empty_like(log_probs), generator)).argmax(-1)
-
-
-def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill `noise` [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
-    return noise.exponential_(generator=generator).log_().neg_()
+def summed(values: Tensor, executed: Tensor | None) -> Tensor:
+    """Return the sum [*B] of numbers [*B, A], of those whose action was `executed` [*B, K]."""
+    if executed is None:
+        return values.sum(-1)
+    counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
+    return torch.where(counted, values, 0.0).sum(-1)
 
 
 def widened(output: Tensor) -> Tensor:

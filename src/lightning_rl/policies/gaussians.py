@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.policies.distributions import ActionDistribution, Categorical
+from lightning_rl.policies.distributions import ActionDistribution, Categorical, summed
 from lightning_rl.policies.joint import JointDistribution
 from lightning_rl.structured_actions import StructuredActions, flat_actions
 
@@ -237,10 +237,10 @@ class DiagonalGaussian(Exploring):
         return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         action = fields["action"].reshape(output.shape)
-        return self._log_prob(output, action), self._entropy().expand(output.shape[:-1])
+        return self._log_prob(output, action, executed), self._entropy(output, executed)
 
     def clamped_log_std(self) -> Tensor:
         """Return the log standard deviation [A], within its bounds."""
@@ -250,17 +250,24 @@ class DiagonalGaussian(Exploring):
         """Give actions [B, A] the shape of the space."""
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
-    def _log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
+    def _log_prob(self, mean: Tensor, action: Tensor, executed: Tensor | None = None) -> Tensor:
         log_std = self.clamped_log_std()
         standardized = (action - mean) * (-log_std).exp()
+        if executed is not None:
+            return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
         return (
             -0.5 * standardized.square().sum(-1)
             - log_std.sum()
             - self.num_outputs * HALF_LOG_TWO_PI
         )
 
-    def _entropy(self) -> Tensor:
-        return self.clamped_log_std().sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
+    def _entropy(self, output: Tensor, executed: Tensor | None) -> Tensor:
+        """Return the entropy [B] where the network gave an output [B, A]."""
+        log_std = self.clamped_log_std()
+        if executed is not None:
+            return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape), executed)
+        entropy = log_std.sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
+        return entropy.expand(output.shape[:-1])
 
 
 class RescaledGaussian(DiagonalGaussian):
@@ -303,29 +310,26 @@ class RescaledGaussian(DiagonalGaussian):
         unit, following = self.around(output, std, deterministic, generator, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
-            "sample_log_prob": self._log_prob(output, unit) - self._log_volume(),
+            "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
             "unit_action": unit,
             **following,
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         unit = fields["unit_action"]
         if unit is None:  # an action that was not drawn here
             unit = self.fields_of(fields["action"])["unit_action"]
-        log_volume = self._log_volume()
-        entropy = self._entropy() + log_volume
-        log_prob = self._log_prob(output, unit) - log_volume
-        return log_prob, entropy.expand(output.shape[:-1])
+        log_volume = self.scale.log().sum()  # log |da/du|
+        if executed is not None:
+            log_volume = summed(self.scale.log().expand(output.shape), executed)
+        entropy = self._entropy(output, executed) + log_volume
+        return self._log_prob(output, unit, executed) - log_volume, entropy
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
         return {"unit_action": ((flat - self.center) / self.scale).float()}
-
-    def _log_volume(self) -> Tensor:
-        """Return log |da/du|, a scalar."""
-        return self.scale.log().sum()
 
 
 class Squashing(ActionDistribution):
@@ -367,9 +371,9 @@ class Squashing(ActionDistribution):
         # center + scale rounds: an action may miss a bound by a unit in the last place.
         return torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
 
-    def _log_volume(self, u: Tensor) -> Tensor:
+    def _log_volume(self, u: Tensor, executed: Tensor | None = None) -> Tensor:
         """Return log |da/du| [B], summed over the dimensions of the action."""
-        return (log_slope_of_tanh(u) + self.scale.log()).sum(-1)
+        return summed(log_slope_of_tanh(u) + self.scale.log(), executed)
 
 
 def log_slope_of_tanh(u: Tensor) -> Tensor:
@@ -437,13 +441,15 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         }
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
         # [..., 24, A]: in every dimension the same nodes, since the volume is a sum over them.
         points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
-        entropy = self._entropy() + (self._log_volume(points) * self.weights).sum(-1)
-        return self._log_prob(output, u) - self._log_volume(u), entropy
+        at_points = None if executed is None else executed.unsqueeze(-2)
+        volume = (self._log_volume(points, at_points) * self.weights).sum(-1)
+        entropy = self._entropy(output, executed) + volume
+        return self._log_prob(output, u, executed) - self._log_volume(u, executed), entropy
 
 
 class UnitActions(Squashing, Exploring):
@@ -564,22 +570,26 @@ class StateStdTanhGaussian(UnitActions):
         return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         mean, log_std = self.split(output)
         u = fields["unsquashed_action"]
         if u is None:
             u = self.fields_of(fields["action"])["unsquashed_action"]
-        entropy = (log_std + 0.5 + HALF_LOG_TWO_PI).sum(-1) + self._log_volume(mean)
-        return self._log_prob(mean, log_std, u) - self._log_volume(u), entropy
+        entropy = summed(log_std + 0.5 + HALF_LOG_TWO_PI, executed)
+        entropy = entropy + self._log_volume(mean, executed)
+        log_prob = self._log_prob(mean, log_std, u, executed)
+        return log_prob - self._log_volume(u, executed), entropy
 
     def fields_of(self, action: Tensor) -> dict[str, Tensor]:
         unit = self.unit(action).clamp(-UNIT_LIMIT, UNIT_LIMIT)
         return {"unsquashed_action": torch.atanh(unit)}
 
-    def _log_prob(self, mean: Tensor, log_std: Tensor, u: Tensor) -> Tensor:
+    def _log_prob(
+        self, mean: Tensor, log_std: Tensor, u: Tensor, executed: Tensor | None = None
+    ) -> Tensor:
         standardized = (u - mean) * (-log_std).exp()
-        return (-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+        return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
 
 
 class NoisyTanh(UnitActions):
@@ -620,14 +630,15 @@ class NoisyTanh(UnitActions):
         return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return those of the noise, as if it had not been cut off at the bounds."""
         std = max(self.exploration_std, 1e-6)
-        log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std)
+        log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std, executed)
         log_std = self.scale.log() + math.log(std)
-        return log_prob, (log_std + 0.5 + HALF_LOG_TWO_PI).sum().expand(log_prob.shape)
+        entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape)
+        return log_prob, summed(entropies, executed)
 
-    def _log_prob(self, noise: Tensor) -> Tensor:
+    def _log_prob(self, noise: Tensor, executed: Tensor | None = None) -> Tensor:
         log_std = self.scale.log() + math.log(max(self.exploration_std, 1e-6))
-        return (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+        return summed(-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI, executed)

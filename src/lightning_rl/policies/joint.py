@@ -73,8 +73,9 @@ class JointDistribution(ActionDistribution):
         return fields
 
     def log_prob_and_entropy(
-        self, output: Tensor, fields: dict[str, Tensor]
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        assert executed is None  # ActionChunk refuses actions of several parts
         outputs, actions = output.split(self.sizes, -1), self._actions(fields["action"])
         found = []
         for i, part in enumerate(self._parts()):

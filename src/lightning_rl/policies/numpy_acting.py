@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl.policies.base import RolloutActor
-from lightning_rl.policies.distributions import ActionDistribution, Categorical, gumbel_
+from lightning_rl.policies.distributions import ActionDistribution, Categorical
 from lightning_rl.policies.encoders import Encoder
 from lightning_rl.policies.gaussians import (
     DiagonalGaussian,
@@ -183,7 +183,7 @@ class NumpyActor(RolloutActor):
         # From where a resumed rollout goes on: what was drawn before it has been used.
         noise = self._noise[start:]
         if isinstance(distribution, Categorical):
-            gumbel_(noise, generator)
+            noise.exponential_(generator=generator).log_().neg_()  # Gumbel's, see `gumbel_`
         elif isinstance(distribution, StateStdTanhGaussian):
             noise.normal_(generator=generator)
             self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]

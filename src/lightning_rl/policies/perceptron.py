@@ -211,7 +211,10 @@ NO_INPUT = (MASK,)
 
 
 def read_keys(
-    space: gymnasium.Space[Any], chosen: Sequence[str] | None, setting: str
+    space: gymnasium.Space[Any],
+    chosen: Sequence[str] | None,
+    setting: str,
+    ignored: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
     """Return which keys of a Dict observation a network reads; None where there are no keys.
 
@@ -219,10 +222,11 @@ def read_keys(
         space: of one observation.
         chosen: what was asked for; None for all but `NO_INPUT`.
         setting: what asked, for the message: `actor_keys`.
+        ignored: keys that no network of the policy reads.
 
     Raises:
-        ConfigurationError: for a key that is not there, none at all, or keys where the observation
-            has none.
+        ConfigurationError: for a key that is not there, or is to be ignored, none at all, or keys
+            where the observation has none.
     """
     if not isinstance(space, gymnasium.spaces.Dict):
         require(
@@ -232,13 +236,18 @@ def read_keys(
         )
         return None
     known = sorted(space.keys())
-    keys = [key for key in known if key not in NO_INPUT] if chosen is None else sorted(set(chosen))
+    unread = (*NO_INPUT, *ignored)
+    keys = [key for key in known if key not in unread] if chosen is None else sorted(set(chosen))
     unknown = [key for key in keys if key not in known]
     names = ", ".join(known)
     require(
         not unknown,
         f"{setting} names '{', '.join(unknown)}', and the observation has the keys {names}"
         f"{closest(unknown[0], known) if unknown else ''}.",
+    )
+    both = [key for key in keys if key in ignored]
+    require(
+        not both, f"{setting} and ignore_keys both name {', '.join(both)}: read it or ignore it."
     )
     require(
         len(keys) > 0,

@@ -52,6 +52,7 @@ class PerceptronPolicy(Policy):
         memory: stands between these features and the heads; None where the policy has none.
         network: of the actor's hidden layers: see `mlp`.
         initialization: of the actor's weights: see `Initialization`.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation or key, a space that the encoder, or without
@@ -77,15 +78,16 @@ class PerceptronPolicy(Policy):
         memory: MemoryFactory | None = None,
         network: Network = "perceptron",
         initialization: Initialization = "orthogonal",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
-        super().__init__(observation_space, action_space)
+        super().__init__(observation_space, action_space, ignore_keys=ignore_keys)
         require(
             encoder is None or not normalize_observation,
             "normalize_observation scales flat observations, and with an encoder there are none: "
             "leave it out, and have the encoder scale what it reads (normalize: true of a "
             "PerceptronEncoder or a DictEncoder).",
         )
-        self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys")
+        self.actor_keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
         self.critic_keys = self.actor_keys
         space = read_space(observation_space, self.actor_keys)
         self.encoder = None if encoder is None else encoder(space)
@@ -96,7 +98,8 @@ class PerceptronPolicy(Policy):
         self.evaluates_sequences = self.memory is not None
         size = size if self.memory is None else self.memory.size
         self.distribution = distribution
-        self.masks_actions = has_mask(observation_space, self.action_space)
+        masked = MASK not in self.ignore_keys
+        self.masks_actions = masked and has_mask(observation_space, self.action_space)
         self.actor = mlp(
             size,
             hidden_sizes,
@@ -141,7 +144,8 @@ class PerceptronPolicy(Policy):
             "none: leave it out, or name an encoder.",
         )
         if critic_keys is not None:
-            self.critic_keys = read_keys(self.observation_space, critic_keys, "critic_keys")
+            names = self.observation_space, critic_keys, "critic_keys", self.ignore_keys
+            self.critic_keys = read_keys(*names)
         own = critic_encoder is not None or not share_encoder
         self.critic_reads_apart = own or self.critic_keys != self.actor_keys
         require(
@@ -160,6 +164,10 @@ class PerceptronPolicy(Policy):
         if self.normalizer is not None:
             self.critic_normalizer = ObservationNormalizer(size)
         return size
+
+    @property
+    def counts_executed(self) -> bool:  # type: ignore[override]  # read only, as it follows
+        return type(self).evaluate_actions is PerceptronPolicy.evaluate_actions
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:
@@ -203,7 +211,8 @@ class PerceptronPolicy(Policy):
         fields = {key: td.get(key) for key in ("action", *self.distribution.extra_fields)}
         value = self.value_of(self.critic_features(td, features) if self.has_critic else features)
         output = self.action_output(td, features)
-        log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields)
+        executed = td.get("executed", None)
+        log_prob, entropy = self.distribution.log_prob_and_entropy(output, fields, executed)
         return TensorDict(
             {"sample_log_prob": log_prob, "entropy": entropy, "value": value}, td.batch_size
         )

@@ -65,6 +65,7 @@ class QActorCritic(PerceptronPolicy):
             give values.
         initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
             a layer of n inputs, or `orthogonal`, with the actor's last layer small.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -96,6 +97,7 @@ class QActorCritic(PerceptronPolicy):
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
         initialization: Initialization = "fan_in",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         super().__init__(
             observation_space,
@@ -110,6 +112,7 @@ class QActorCritic(PerceptronPolicy):
             memory,
             network,
             initialization,
+            ignore_keys=ignore_keys,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
@@ -281,6 +284,7 @@ class SquashedActorCritic(QActorCritic):
             give values.
         initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
             a layer of n inputs, or `orthogonal`, with the actor's last layer small.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -312,6 +316,7 @@ class SquashedActorCritic(QActorCritic):
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
         initialization: Initialization = "fan_in",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         super().__init__(
             observation_space,
@@ -334,6 +339,7 @@ class SquashedActorCritic(QActorCritic):
             network,
             value_atoms,
             initialization,
+            ignore_keys=ignore_keys,
         )
 
     def draw_unit(
@@ -388,6 +394,7 @@ class DeterministicActorCritic(QActorCritic):
             give values.
         initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
             a layer of n inputs, or `orthogonal`, with the actor's last layer small.
+        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -419,6 +426,7 @@ class DeterministicActorCritic(QActorCritic):
         network: Network = "perceptron",
         value_atoms: ValueAtoms | None = None,
         initialization: Initialization = "fan_in",
+        ignore_keys: Sequence[str] = (),
     ) -> None:
         super().__init__(
             observation_space,
@@ -441,6 +449,7 @@ class DeterministicActorCritic(QActorCritic):
             network,
             value_atoms,
             initialization,
+            ignore_keys=ignore_keys,
         )
 
     def best_unit(

@@ -46,6 +46,8 @@ class PolicyWrapper(Policy):
     evaluates_sequences = _of_inner("evaluates_sequences")
     remembers = _of_inner("remembers")
     joint_ratio = _of_inner("joint_ratio")
+    counts_executed = _of_inner("counts_executed")
+    ignore_keys = _of_inner("ignore_keys")
     masks_actions = _of_inner("masks_actions")
     autocast_dtype = _of_inner("autocast_dtype")
     micro_batch_size = _of_inner("micro_batch_size")

@@ -19,7 +19,12 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
-from lightning_rl.envs.gymnasium.making import EnvWrapper, make_gymnasium, missing_package
+from lightning_rl.envs.gymnasium.making import (
+    EnvWrapper,
+    make_gymnasium,
+    missing_package,
+    spec_of,
+)
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
 from lightning_rl.envs.step_results import (
     EXECUTED_ACTION,
@@ -257,7 +262,8 @@ class GymnasiumEnv(VectorEnv):
             os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
             os.environ.setdefault("MUJOCO_GL", "egl")
         camera = {}
-        if str(gymnasium.spec(self.id).entry_point).startswith("gymnasium.envs.mujoco"):
+        spec = spec_of(self.id)
+        if spec is not None and str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
             # Else it stays where the episode begins (Gymnasium 1.4), and films an empty floor.
             camera = {"camera_name": "track"} if "camera_id" not in self.env_kwargs else {}
         self.env_kwargs = {**camera, **self.env_kwargs, "render_mode": "rgb_array"}

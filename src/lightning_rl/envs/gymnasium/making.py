@@ -134,10 +134,21 @@ def _make_one(
 
 def _import(id: str) -> None:
     """Import the module of an env, and listen to MuJoCo if it does, before a model is compiled."""
-    spec = gymnasium.registry.get(id.rpartition(":")[2])
+    spec = spec_of(id)
     if spec is not None and isinstance(spec.entry_point, str):
         load_env_creator(spec.entry_point)
     hear_mujoco()
+
+
+def spec_of(id: str) -> Any:
+    """Return the spec of an id as `gymnasium.make` takes it, `module:name` or without a version.
+
+    `gymnasium.spec` takes neither. None where the id is not registered.
+    """
+    name = id.rpartition(":")[2]
+    versions = [spec for spec in gymnasium.registry.values() if spec.id.rpartition("-v")[0] == name]
+    newest = max(versions, key=lambda spec: spec.version or 0, default=None)
+    return gymnasium.registry.get(name, newest)
 
 
 def _check_units(env: gymnasium.Env) -> None:
@@ -203,7 +214,7 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
             f"Env '{id}' is no longer part of Gymnasium{_newer(id)}. "
             f"({' '.join(str(error).split())})"
         )
-    spec = gymnasium.registry.get(id)
+    spec = spec_of(id)
     module = f"{spec.entry_point if spec else ''} {error}"
     cures = [cure for key, cure in EXTRAS.items() if key in module]
     cure = f"{cures[0]} ({error})" if cures else str(error)

@@ -1,12 +1,14 @@
 """Say what a backbone is: it turns pictures, an instruction and the state into features."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.construction import Constructed
+from lightning_rl.errors import require
 
 
 class Features(NamedTuple):
@@ -31,10 +33,15 @@ class Backbone(nn.Module, ABC, Constructed):
     Attributes:
         slot_size: D.
         summary_size: E.
+        reads: the keys of an observation that `forward` can read. The policy refuses other keys,
+            unless it is to ignore them; then `forward` does not get them.
+        vocabulary: tokens of an instruction are below this; None where the backbone does not say.
     """
 
     slot_size: int
     summary_size: int
+    reads: Sequence[str] = ("rgb", "depth", "language", "proprio")
+    vocabulary: int | None = None
 
     @abstractmethod
     def build(self, observation: TensorDict, num_slots: int) -> None:
@@ -52,7 +59,8 @@ class Backbone(nn.Module, ABC, Constructed):
         Args:
             observation: `rgb` uint8 [B, H, W, 3] or [B, cameras, H, W, 3], and where the env has
                 them `depth` float32 [B, H, W] or [B, cameras, H, W] in metres, `language` int64
-                [B, S] and `proprio` [B, P].
+                [B, S], `proprio` [B, P] and, where `reads` names it, `condition` [B, 1], 1 for a
+                good action (see `Conditioned`).
         """
 
     def token_head(self, num_bins: int) -> nn.Module | None:
@@ -62,3 +70,22 @@ class Backbone(nn.Module, ABC, Constructed):
         entries of its vocabulary.
         """
         return None
+
+
+def refuse_unknown_tokens(tokens: Tensor, vocabulary: int) -> None:
+    """Refuse tokens beyond a vocabulary; waits for the device that they are on.
+
+    Args:
+        tokens: [B, S].
+        vocabulary: how many there are.
+
+    Raises:
+        ConfigurationError: naming the first one.
+    """
+    unknown = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
+    require(
+        not unknown,
+        f"An instruction has the token {(unknown or [0])[0]}, and the model knows 0 to "
+        f"{vocabulary - 1}: tokenise instructions by the model's own tokenizer, or give the model "
+        "a larger vocabulary (of TinyVLA the setting vocabulary).",
+    )

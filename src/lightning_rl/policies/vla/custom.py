@@ -1,8 +1,9 @@
 """Act with a model of one's own, named by its class and its weights."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor, nn
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.permission import granted
 from lightning_rl.policies.base import Policy
+from lightning_rl.policies.distributions import summed
+from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.loading import (
-    WEIGHTS,
-    fill_with_weights,
     freeze_matching,
     import_model_class,
     instantiate_model,
 )
+from lightning_rl.policies.vla.weights import WEIGHTS, fill_with_weights
 from lightning_rl.rollout import FieldSpec
 
 
@@ -28,8 +30,12 @@ class CustomVLA(Policy):
     The model is an `nn.Module` that acts, values and evaluates by TensorDict, as `Policy` says of
     each method: `forward(td, deterministic=False, generator=None)`, `evaluate_actions(td)` and, for
     an algorithm with a critic, `get_value(td)`. It may have `extra_fields`, `fields_of(action)`,
-    `parameter_groups()` and `joint_ratio`, as `Policy` has them. Where its constructor names
-    `observation_space` or `action_space`, it gets them.
+    `parameter_groups()`, `joint_ratio` and `counts_executed`, as `Policy` has them. Where its
+    constructor names `observation_space` or `action_space`, it gets them.
+
+    Or the model is a plain one, of tensors: `forward(observation)` returns actions [B, A],
+    `get_value(observation)` values [B, 1], and `evaluate_actions` takes `(observation, actions)`.
+    `PlainModel` then draws actions around the model's actions.
 
     In YAML:
 
@@ -50,6 +56,9 @@ class CustomVLA(Policy):
             file lacks (a value head, say) begins anew.
         freeze: patterns of parameter names that are not trained, as in `*vision*`.
         micro_batch_size: see `Policy`.
+        ignore_keys: keys of a Dict observation that the model does not read. A class that names
+            what it reads in an attribute `reads` refuses the others.
+        log_std_init: of a plain model, the log standard deviation of its actions at first.
 
     Raises:
         ConfigurationError: for a class that cannot be had or lacks a method, a setting that it does
@@ -68,8 +77,9 @@ class CustomVLA(Policy):
         strict: bool = True,
         freeze: Sequence[str] = (),
         micro_batch_size: int | None = None,
+        ignore_keys: Sequence[str] = (),
+        log_std_init: float = -1.0,
     ) -> None:
-        super().__init__(observation_space, action_space)
         check_range("micro_batch_size", micro_batch_size, least=1)
         if model_class is None:
             raise ConfigurationError(
@@ -82,16 +92,22 @@ class CustomVLA(Policy):
                 "is a Policy of its own: name it as the policy's class_path."
             )
         cls = import_model_class(granted("model_class", model_class))
-        _check_methods(cls, model_class)
+        plain = _check_methods(cls, model_class)
+        reads = getattr(cls, "reads", None)
+        super().__init__(observation_space, action_space, reads, ignore_keys)
         config = model_config or {}
         spaces = {"observation_space": observation_space, "action_space": action_space}
         model = instantiate_model(cls, config, spaces)
         fill_with_weights(model, model_path, strict, "model_path")
         freeze_matching(model, freeze)
+        self.has_critic = hasattr(model, "get_value")
+        self.counts_executed = plain or bool(getattr(model, "counts_executed", False))
+        if plain:
+            self.critic_modules = ("model.model.critic", "model.model.value_head")
+            model = PlainModel(model, action_space, log_std_init)
         self.model = model
         self.model_class = model_class
         self.model_settings = _listed(config)  # so that two policies can be compared by them
-        self.has_critic = hasattr(model, "get_value")
         self.joint_ratio = bool(getattr(model, "joint_ratio", False))
         self.micro_batch_size = micro_batch_size
 
@@ -140,8 +156,89 @@ class CustomVLA(Policy):
         return self.model.fields_of(action)  # type: ignore[no-any-return,operator]  # nn.Module
 
 
-def _check_methods(cls: type[nn.Module], name: str) -> None:
-    """Refuse a model that cannot act, or evaluate actions."""
+class PlainModel(nn.Module):
+    """A model that takes and returns tensors, with the interface that `CustomVLA` expects.
+
+    Actions are drawn from a normal distribution around the model's actions. The log standard
+    deviation is learnt, one for each number of an action; if the model has a parameter `log_std`,
+    that is the log standard deviation. Log-probs and entropies are of this distribution: the
+    model's `evaluate_actions` cannot know the distribution, and is not called.
+
+    Args:
+        model: `forward(observation)` returns actions [B, A]; `get_value(observation)`, which is
+            optional, returns values [B, 1].
+        action_space: a Box of floats.
+        log_std_init: initial log standard deviation.
+
+    Raises:
+        ConfigurationError: for another action space.
+    """
+
+    def __init__(
+        self, model: nn.Module, action_space: gymnasium.Space[Any], log_std_init: float
+    ) -> None:
+        super().__init__()
+        require(
+            isinstance(action_space, gymnasium.spaces.Box) and action_space.dtype.kind == "f",
+            f"{type(model).__name__} returns actions as numbers, and the action space is "
+            f"{action_space}: give it evaluate_actions(td), as lightning_rl.Policy has it.",
+        )
+        self.model, self.shape = model, tuple(action_space.shape or ())
+        self.size = math.prod(self.shape)
+        self.log_std = None
+        if not isinstance(getattr(model, "log_std", None), nn.Parameter):
+            self.log_std = nn.Parameter(torch.full((self.size,), log_std_init))
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        """Draw `action` [B, *A], and write it and `sample_log_prob` [B] into `td` [B]."""
+        mean, log_std = self._distribution(td)
+        action = mean
+        if not deterministic:
+            noise = torch.empty_like(mean).normal_(generator=generator)
+            action = mean + noise * log_std.exp()
+        td.set("action", action.unflatten(-1, self.shape))
+        return td.set("sample_log_prob", self._log_probs(mean, log_std, action).sum(-1))
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        """Write `value` [B] into `td` [B]."""
+        value: Tensor = cast(Any, self.model).get_value(td.get("observation"))
+        return td.set("value", value.float().reshape(td.batch_size))
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        """Return `sample_log_prob`, `entropy` and `value`, [B] each, of the actions in `td` [B]."""
+        mean, log_std = self._distribution(td)
+        executed = td.get("executed", None)
+        log_probs = self._log_probs(mean, log_std, td.get("action").reshape(mean.shape))
+        entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(mean.shape)
+        result = {
+            "sample_log_prob": summed(log_probs, executed),
+            "entropy": summed(entropies, executed),
+        }
+        if hasattr(self.model, "get_value"):
+            result["value"] = self.get_value(td.select("observation")).get("value")
+        return TensorDict(result, td.batch_size)
+
+    def _distribution(self, td: TensorDict) -> tuple[Tensor, Tensor]:
+        """Return mean [B, A] and log standard deviation [A]."""
+        mean = self.model(td.get("observation"))
+        wanted = (*td.batch_size, self.size)
+        require(
+            isinstance(mean, Tensor) and mean.numel() == math.prod(wanted),
+            f"{type(self.model).__name__}.forward returned "
+            f"{list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__}; it must be "
+            f"actions of shape {list(wanted)}.",
+        )
+        log_std = self.model.log_std if self.log_std is None else self.log_std
+        return mean.float().reshape(wanted), cast(Tensor, log_std).reshape(-1)
+
+    def _log_probs(self, mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
+        return -0.5 * ((action - mean) * (-log_std).exp()).square() - log_std - HALF_LOG_TWO_PI
+
+
+def _check_methods(cls: type[nn.Module], name: str) -> bool:
+    """Refuse a model that cannot act, or evaluate actions; return whether it is a plain one."""
     needs = (
         "A model has forward(td, deterministic=False, generator=None), evaluate_actions(td) and, "
         "for PPO and other algorithms with a critic, get_value(td), as lightning_rl.Policy says "
@@ -157,14 +254,25 @@ def _check_methods(cls: type[nn.Module], name: str) -> None:
             own is not None and own is not nn.Module.forward,
             f"model_class '{name}' has no {method}. {needs}",
         )
+    plain = _takes(cls, "evaluate_actions", 2) and not _takes(cls, "evaluate_actions", 1)
+    named = {} if plain else {"deterministic": False, "generator": None}
+    fits = _takes(cls, "forward", 1, **named)
     signature = inspect.signature(cls.forward)
+    require(
+        fits,
+        f"model_class '{name}' has forward{signature}, which cannot be called with td, "
+        f"deterministic and generator. {needs}",
+    )
+    return plain
+
+
+def _takes(cls: type[nn.Module], method: str, count: int, **named: Any) -> bool:
+    """Return whether a method takes `count` arguments by position and the named ones."""
     try:
-        signature.bind(None, None, deterministic=False, generator=None)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"model_class '{name}' has forward{signature}, which cannot be called with td, "
-            f"deterministic and generator. {needs}"
-        ) from error
+        inspect.signature(getattr(cls, method)).bind(*[None] * (count + 1), **named)
+    except TypeError:
+        return False
+    return True
 
 
 def _listed(config: Mapping[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.policies.distributions import draw_category
 from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
+from lightning_rl.policies.gumbel import draw_category
 from lightning_rl.rollout import FieldSpec
 
 Level = Literal["token", "action", "chunk"]

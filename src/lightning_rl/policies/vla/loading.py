@@ -6,18 +6,29 @@ runs, unless that is asked for.
 
 import importlib
 import inspect
-import json
-import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.permission import granted
+from lightning_rl.policies.vla.adapters import (
+    add_fresh_adapter,
+    add_saved_adapter,
+    name_without_adapter,
+)
+from lightning_rl.policies.vla.weights import (
+    KeyReport,
+    check_report,
+    extra,
+    fill_with_weights,
+    one_message,
+    read_json,
+)
 
 Kind = Literal["class", "hf", "hf_config"]
 """What a model is made of: a class, a directory of transformers, or its configuration alone."""
@@ -27,24 +38,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 ALLOWED = ("lightning_rl.",)
 """Where the classes of kind `class` may come from without `trust_code`."""
-
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-"""How the names of files of weights end."""
-
-WEIGHTS = f"a file of weights ({', '.join(SUFFIXES)}), or a directory that holds one"
-"""What a path of weights may be, for messages."""
-
-
-class KeyReport(NamedTuple):
-    """How the names in a file of weights differ from those of a model."""
-
-    missing: list[str]
-    unexpected: list[str]
-    mismatched: list[str]
-
-    def __str__(self) -> str:
-        kinds = zip(("missing", "unexpected", "of another shape"), self, strict=True)
-        return "; ".join(f"{len(k)} {name}: {', '.join(k[:5])}" for name, k in kinds if k)
 
 
 def load_vla_model(
@@ -99,27 +92,42 @@ def load_vla_model(
     else:
         require(kind == "hf_config", f"kind must be class, hf or hf_config, got '{kind}'.")
         model = _from_config(path, config, DTYPES[dtype])
-    freeze_matching(model, freeze)
     if gradient_checkpointing:
-        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
-    if lora is not None or adapter is not None:
-        model = _with_adapter(model, lora, adapter)
+        _recompute_activations(model)
+    if lora is not None:
+        model = add_fresh_adapter(model, lora)
+    elif adapter is not None:
+        model = add_saved_adapter(model, adapter, strict)
+    freeze_matching(model, freeze)
     return model
+
+
+def _recompute_activations(model: nn.Module) -> None:
+    """Recompute activations in the backward pass."""
+    require(
+        hasattr(model, "gradient_checkpointing_enable"),
+        f"{type(model).__name__} has no gradient_checkpointing_enable: leave out "
+        "gradient_checkpointing.",
+    )
+    cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def freeze_matching(model: nn.Module, patterns: Sequence[str]) -> None:
     """Keep the parameters whose names match a pattern from being trained.
 
+    The names are those without an adapter: what an adapter would add to a frozen weight is frozen.
+
     Raises:
         ConfigurationError: for a pattern that matches none.
     """
-    names = [name for name, _ in model.named_parameters()]
+    names = {name: name_without_adapter(name) for name, _ in model.named_parameters()}
     for pattern in patterns:
-        matching = [name for name in names if fnmatchcase(name, pattern)]
+        matching = [name for name, plain in names.items() if fnmatchcase(plain, pattern)]
+        known = list(dict.fromkeys(names.values()))
         require(
             bool(matching),
-            f"freeze pattern '{pattern}' matches no parameter{closest(pattern, names)}. Names look "
-            f"like {', '.join(names[:3])}; use *, as in '*vision*'.",
+            f"freeze pattern '{pattern}' matches no parameter{closest(pattern, known)}. Names look "
+            f"like {', '.join(known[:3])}; use *, as in '*vision*'.",
         )
         for name in matching:
             model.get_parameter(name).requires_grad_(False)
@@ -183,94 +191,12 @@ def instantiate_model(
     return cls(**known, **model_config)
 
 
-def fill_with_weights(
-    model: nn.Module, path: str, strict: bool = True, setting: str = "path"
-) -> None:
-    """Load a file of weights, or those of a directory, into a model.
-
-    Args:
-        model: whose parameters and buffers are written.
-        path: of the file or the directory.
-        strict: refuse weights whose names or shapes are not the model's; else warn.
-        setting: what the user calls the path, for the messages.
-
-    Raises:
-        ConfigurationError: where there are none, or they do not fit.
-    """
-    weights: dict[str, Tensor] = {}
-    for file in _files_of_weights(path, setting):
-        weights |= load_weights(file)
-    own = model.state_dict()
-    wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
-    missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
-    check_report(KeyReport(missing, surplus, wrong), path, strict)
-    fitting = {k: v for k, v in weights.items() if k in own and k not in wrong}
-    model.load_state_dict(fitting, strict=False)
-
-
-def _files_of_weights(path: str, setting: str) -> list[Path]:
-    """Return a file, or the files in a directory that hold one model, whole or in shards."""
-    place = Path(path)
-    require(place.exists(), f"No weights at {path}: {setting} must be {WEIGHTS}.")
-    if place.is_file():
-        return [place]
-    whole = place / "model.safetensors"
-    if whole.is_file():
-        return [whole]
-    shards = sorted(place.glob("model-*-of-*.safetensors"))
-    if shards:
-        return shards
-    files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES)
-    found = ", ".join(file.name for file in files) or "none"
-    require(len(files) == 1, f"{setting} must be {WEIGHTS}; the directory {path} holds {found}.")
-    return files
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a file of weights, without running anything in it.
-
-    Raises:
-        ConfigurationError: where it holds more than tensors.
-    """
-    try:
-        if path.suffix == ".safetensors":
-            return dict(_extra("safetensors.torch").load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except ConfigurationError:
-        raise
-    except Exception as error:  # a damaged or malicious file fails in many ways
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigurationError(
-            f"{path} is refused: it is damaged, or holds objects and not only tensors, and reading "
-            f"those can run any code ({reason}). Save the state_dict alone, best as .safetensors."
-        ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else None
-    require(
-        isinstance(state, dict) and all(isinstance(v, Tensor) for v in state.values()),
-        f"{path} holds no state_dict: save model.state_dict().",
-    )
-    return {str(key).removeprefix("module."): value for key, value in cast(Any, state).items()}
-
-
-def check_report(report: KeyReport, source: str, strict: bool) -> None:
-    """Refuse, or warn of, weights that do not fit.
-
-    Raises:
-        ConfigurationError: with `strict`, naming keys.
-    """
-    if not any(report):
-        return
-    text = f"The weights in {source} do not fit the model: {report}."
-    require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
-    warnings.warn(f"{text} What is missing keeps random values.", stacklevel=3)
-
-
 def image_statistics(path: str | None) -> tuple[list[float], list[float]] | None:
     """Return mean and standard deviation of pixels that a directory says pictures are scaled by."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = Path(path or "") / name
         if path is not None and file.is_file():
-            content = json.loads(file.read_text())
+            content = read_json(file)
             content = content.get("image_processor", content)
             if "image_mean" in content and "image_std" in content:
                 return list(content["image_mean"]), list(content["image_std"])
@@ -308,11 +234,16 @@ def _from_directory(
         f"No model at {path}: there is no {Path(path) / 'config.json'}. Nothing is downloaded "
         "unless allow_download: true; give a local directory that save_pretrained wrote.",
     )
-    transformers = _extra("transformers")
+    require(
+        not (Path(path) / "adapter_config.json").is_file(),
+        f"{path} holds an adapter, whose base model transformers would load in its place: give the "
+        "model's own directory as path, and the adapter's as adapter.",
+    )
+    transformers = extra("transformers")
     try:
         model, info = transformers.AutoModelForImageTextToText.from_pretrained(
             path,
-            local_files_only=not allow_download,
+            local_files_only=local or not allow_download,  # a directory is never completed by a hub
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_code,
@@ -338,37 +269,11 @@ def _from_config(
     if path is not None:
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         require(file.is_file(), f"No configuration at {file}.")
-        config = json.loads(file.read_text())
+        config = read_json(file)
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, as in 'smolvlm'.")
-    transformers = _extra("transformers")
-    made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = transformers.AutoModelForImageTextToText.from_config(made)
+    transformers = extra("transformers")
+    with one_message("No model can be made of the configuration"):
+        made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        model = transformers.AutoModelForImageTextToText.from_config(made)
     return cast(nn.Module, model.to(dtype))
-
-
-def _with_adapter(
-    model: nn.Module, lora: Mapping[str, Any] | None, adapter: str | None
-) -> nn.Module:
-    peft = _extra("peft")
-    if adapter is not None:
-        require(
-            (Path(adapter) / "adapter_config.json").is_file(),
-            f"No adapter at {adapter}: there is no adapter_config.json. Give a directory that "
-            "save_pretrained of peft wrote, or lora for a fresh one.",
-        )
-        return cast(nn.Module, peft.PeftModel.from_pretrained(model, adapter, is_trainable=True))
-    settings = {"target_modules": "all-linear", "init_lora_weights": True, **(lora or {})}
-    return cast(nn.Module, peft.get_peft_model(model, peft.LoraConfig(**settings)))
-
-
-def _extra(name: str) -> Any:
-    """Import a module of the extra `vla`."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{name.split('.')[0]} is needed for this and is not usable ({error}): "
-            "pip install 'lightning-rl[vla]'. If the error names torchvision, uninstall that: it "
-            "is not needed, and one built for another torch breaks the import."
-        ) from error

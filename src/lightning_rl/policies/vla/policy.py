@@ -1,6 +1,7 @@
 """Act from pictures and an instruction, a chunk of actions at a time."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -20,10 +21,10 @@ from lightning_rl.rollout import FieldSpec
 class VLAPolicy(Policy):
     """A backbone with an action head and a value head.
 
-    Observations are a Dict with `rgb`, and `depth`, `language` (tokens) and `proprio` where the
-    task has them (see `Backbone.forward`); actions are chunks [K, *A] with finite bounds (see
-    `ActionChunk`). The rollout keeps pictures as uint8 and instructions as tokens, and what was
-    sampled (`action_tokens`, or `unit_action`) beside the action.
+    Observations are a Dict with `rgb`, and `depth`, `language` (tokens), `proprio` and `condition`
+    where the task has them (see `Backbone.forward`); actions are chunks [K, *A] with finite bounds
+    (see `ActionChunk`). The rollout keeps pictures as uint8 and instructions as tokens, and what
+    was sampled (`action_tokens`, or `unit_action`) beside the action.
 
     A model that acts, values and evaluates in its own way is a `CustomVLA`, or a `Policy` of its
     own, and needs nothing of this.
@@ -44,9 +45,11 @@ class VLAPolicy(Policy):
         value_lr_scale: what the learning rate is multiplied by for the value head.
         detach_value: keep the value's gradient out of the backbone.
         micro_batch_size: see `Policy`.
+        ignore_keys: keys of the observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for a number out of range, or a space that the policy cannot take.
+        ConfigurationError: for a number out of range, a space that the policy cannot take, or a key
+            that the backbone does not read.
     """
 
     training_settings = ("value_lr_scale", "detach_value")
@@ -66,17 +69,20 @@ class VLAPolicy(Policy):
         value_lr_scale: float = 1.0,
         detach_value: bool = True,
         micro_batch_size: int | None = None,
+        ignore_keys: Sequence[str] = (),
     ) -> None:
-        super().__init__(observation_space, action_space)
+        observation = example(observation_space)
+        backbone = TinyVLA() if backbone is None else backbone
+        super().__init__(observation_space, action_space, backbone.reads, ignore_keys)
         check_range("num_bins", num_bins, least=2)
         check_range("temperature", temperature, above=0)
         check_range("value_hidden_size", value_hidden_size, least=1)
         check_range("value_lr_scale", value_lr_scale, above=0)
         check_range("micro_batch_size", micro_batch_size, least=1)
-        observation = example(observation_space)
         space = chunk_space(action_space)
-        self.backbone = TinyVLA() if backbone is None else backbone
-        self.backbone.build(observation, int(np.prod(space.shape)))
+        _check_tokens(self.acting_space, backbone)
+        self.backbone = backbone
+        self.backbone.build(observation.exclude(*ignore_keys), int(np.prod(space.shape)))
         self.head: ActionHead
         if head == "token":
             own = self.backbone.token_head(num_bins)
@@ -130,7 +136,10 @@ class VLAPolicy(Policy):
 
     def features(self, td: TensorDict) -> Features:
         """Return what the backbone makes of the observations [B]."""
-        return self.backbone(td.get("observation"))  # type: ignore[no-any-return]  # nn.Module
+        observation = td.get("observation")
+        if self.ignore_keys:
+            observation = observation.exclude(*self.ignore_keys)
+        return self.backbone(observation)  # type: ignore[no-any-return]  # nn.Module
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return the value head apart: it has a learning rate of its own."""
@@ -149,6 +158,24 @@ class VLAPolicy(Policy):
         with in_float32(summary):
             value = self.value_head(summary.detach() if self.detach_value else summary)
         return value.squeeze(-1)  # type: ignore[no-any-return]  # nn.Module
+
+
+def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
+    """Refuse an observation space whose tokens exceed the vocabulary; skip unbounded spaces.
+
+    Raises:
+        ConfigurationError: naming the highest token and the vocabulary.
+    """
+    language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
+    if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):
+        return
+    highest = int(language.high.max())
+    require(
+        highest < backbone.vocabulary or highest == np.iinfo(cast(Any, language.dtype)).max,
+        f"The instructions of the env have tokens up to {highest}, and {type(backbone).__name__} "
+        f"knows those below {backbone.vocabulary}: tokenise them by the model's own tokenizer, or "
+        "give the model a larger vocabulary (of TinyVLA the setting vocabulary).",
+    )
 
 
 def chunk_space(space: gymnasium.Space[Any]) -> gymnasium.spaces.Box:

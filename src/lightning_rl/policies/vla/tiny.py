@@ -5,10 +5,14 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import require
-from lightning_rl.policies.vla.backbone import Backbone, Features
+from lightning_rl.policies.vla.backbone import Backbone, Features, refuse_unknown_tokens
 
 SHARPNESS = 5.0
 """What maps are multiplied by before the softmax over their pixels, which is flat otherwise."""
+
+
+NUMBERS = ("proprio", "condition")
+"""Keys of an observation that no convolution reads."""
 
 
 class TinyVLA(Backbone):
@@ -17,6 +21,7 @@ class TinyVLA(Backbone):
     FiLM (Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer") and a
     spatial soft-argmax (Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies").
     Several cameras are seen as more channels, and so are depth pictures, of the size of `rgb`.
+    `proprio` and `condition` are read by the layers behind the convolution.
 
     Args:
         channels: of the convolution's layers.
@@ -27,6 +32,9 @@ class TinyVLA(Backbone):
     Raises:
         ConfigurationError: for a size below 1.
     """
+
+    reads = (*Backbone.reads, "condition")
+    vocabulary: int
 
     def __init__(
         self,
@@ -60,11 +68,12 @@ class TinyVLA(Backbone):
             self.film = nn.Sequential(
                 nn.Linear(16 * words, 64), nn.ReLU(), nn.Linear(64, 2 * third)
             )
-        proprio = observation["proprio"].shape[-1] if "proprio" in observation.keys() else 0
+        self.numbers = [key for key in NUMBERS if key in observation.keys()]
+        numbers = sum(observation[key].shape[-1] for key in self.numbers)
         told = 64 if self.film is not None else 0
         self.told = nn.Linear(2 * third, told) if told else None
         self.trunk = nn.Sequential(
-            nn.Linear(2 * third + proprio + told, self.summary_size),
+            nn.Linear(2 * third + numbers + told, self.summary_size),
             nn.ReLU(),
             nn.Linear(self.summary_size, self.summary_size),
             nn.ReLU(),
@@ -75,16 +84,23 @@ class TinyVLA(Backbone):
         maps = self.convolution(_planes(observation))
         inputs = []
         if self.film is not None and self.words is not None and self.told is not None:
-            told = self.film(self.words(observation["language"]).flatten(1))
+            told = self.film(self._embedded(observation["language"]).flatten(1))
             scale, shift = told.chunk(2, 1)
             maps = maps * (1.0 + scale[..., None, None]) + shift[..., None, None]
             inputs.append(self.told(told).relu())
         inputs.append(soft_argmax(maps * SHARPNESS))
-        if "proprio" in observation.keys():
-            inputs.append(observation["proprio"].float())
+        inputs += [observation[key].float() for key in self.numbers]
         summary = self.trunk(torch.cat(inputs, 1))
         slots = self.to_slots(summary).unflatten(1, (-1, self.slot_size))
         return Features(slots, summary)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        assert self.words is not None
+        try:
+            return self.words(tokens)  # type: ignore[no-any-return]  # nn.Module
+        except IndexError:
+            refuse_unknown_tokens(tokens, self.vocabulary)
+            raise
 
 
 def soft_argmax(maps: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_rl.errors import check_range, require
-from lightning_rl.policies.vla.backbone import Backbone, Features
+from lightning_rl.policies.vla.backbone import Backbone, Features, refuse_unknown_tokens
 from lightning_rl.policies.vla.loading import image_statistics, load_vla_model
 
 
@@ -18,8 +18,9 @@ class TransformersBackbone(Backbone):
 
     It reads the pictures, the instruction, and one placeholder per number of the action chunk; the
     last hidden states at the placeholders are the slots, all from one forward pass ("parallel
-    decoding"), and the first of them is the summary. `proprio` is added to them by a linear layer.
-    With `head: token` the bins are the last entries of the model's vocabulary.
+    decoding"), and the first of them is the summary. `proprio` is added to them by a linear layer;
+    a `condition` is one more token behind the instruction. With `head: token` the bins are the last
+    entries of the model's vocabulary.
 
     Args:
         kind: `hf` or `hf_config`; see `load_vla_model`, also for what follows.
@@ -28,15 +29,22 @@ class TransformersBackbone(Backbone):
         placeholder: token that stands for a number of the action; the model's padding token, or 0,
             where not given.
         token_offset: added to the env's tokens, where the env counts from 0 and the model does not.
+        padding: the env's token that fills the room behind an instruction and is masked. Default:
+            the model's padding token; 0 if the model has none, and with a `token_offset`.
+        condition_tokens: the model's tokens for conditions 0 and 1, such as the tokens of
+            "negative" and "positive". Default: the first two that are neither the placeholder nor
+            the image token.
         image_mean: of each colour, 0 to 1; with `image_std` what pixels are scaled by. Where not
             given, what the directory's preprocessor_config.json says.
         image_std: see `image_mean`.
 
     Raises:
         ConfigurationError: see `load_vla_model`; and for a directory that does not say how pixels
-            are scaled.
+            are scaled, and tokens that the model does not have.
     """
 
+    reads = ("rgb", "language", "proprio", "condition")
+    vocabulary: int
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -55,6 +63,8 @@ class TransformersBackbone(Backbone):
         allow_download: bool = False,
         placeholder: int | None = None,
         token_offset: int = 0,
+        padding: int | None = None,
+        condition_tokens: tuple[int, int] | None = None,
         image_mean: Sequence[float] | None = None,
         image_std: Sequence[float] | None = None,
     ) -> None:
@@ -78,10 +88,21 @@ class TransformersBackbone(Backbone):
         self.image_size = int(_of(settings.vision_config, "image_size"))
         old = not hasattr(settings, "image_token_id")
         self.image_token = int(_of(settings, "image_token_index" if old else "image_token_id"))
-        pad = getattr(settings, "pad_token_id", None)
-        self.placeholder = placeholder if placeholder is not None else int(pad or 0)
+        pad = int(getattr(settings, "pad_token_id", None) or 0)
+        self.placeholder = placeholder if placeholder is not None else pad
         self.token_offset = token_offset
+        self.padding = padding if padding is not None else 0 if token_offset else pad
+        embeddings = int(cast(Any, self.model).get_input_embeddings().num_embeddings)
+        self.vocabulary = embeddings - token_offset
+        spare = [one for one in range(4) if one not in (self.placeholder, self.image_token)][:2]
+        self.condition_tokens = list(condition_tokens or spare)
+        require(
+            all(0 <= token < embeddings for token in self.condition_tokens),
+            f"condition_tokens={self.condition_tokens} are not of the model, whose tokens are 0 to "
+            f"{embeddings - 1}.",
+        )
         self.slot_size = self.summary_size = int(_of(settings.text_config, "hidden_size"))
+        self.is_paligemma = settings.model_type == "paligemma"
         self.many_images = settings.model_type in ("smolvlm", "idefics3")
         self.tokens_per_image = _tokens_per_image(settings)
 
@@ -97,11 +118,6 @@ class TransformersBackbone(Backbone):
         return self
 
     def build(self, observation: TensorDict, num_slots: int) -> None:
-        require(
-            "depth" not in observation.keys(),
-            "The observation has depth, which TransformersBackbone does not look at: leave it out "
-            "of VLAObservation, or take TinyVLA or a backbone of your own.",
-        )
         self.num_slots = num_slots
         self.from_proprio = None
         if "proprio" in observation.keys():
@@ -110,14 +126,25 @@ class TransformersBackbone(Backbone):
     def forward(self, observation: TensorDict) -> Features:
         pixels = self._pixels(observation["rgb"])
         batch, cameras = pixels.shape[:2]
-        ids = self._token_ids(observation, batch, cameras)
-        output = self.model(
-            input_ids=ids,
-            pixel_values=pixels if self.many_images else pixels.flatten(0, 1),
-            attention_mask=torch.ones_like(ids),
-            output_hidden_states=True,
-            use_cache=False,
-        )
+        ids, mask = self._token_ids(observation, batch, cameras)
+        # As if padding were not there: how much there is of it changes nothing.
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        own: dict[str, Tensor] = {}
+        if self.is_paligemma:  # counts from 1; sees all of a prompt, 0, from everywhere in it
+            positions, own = positions + 1, {"token_type_ids": 1 - mask}
+        try:
+            output = self.model(
+                input_ids=ids,
+                pixel_values=pixels if self.many_images else pixels.flatten(0, 1),
+                attention_mask=mask,
+                position_ids=positions,
+                output_hidden_states=True,
+                use_cache=False,
+                **own,
+            )
+        except IndexError:
+            refuse_unknown_tokens(observation["language"], self.vocabulary)
+            raise
         slots: Tensor = output.hidden_states[-1][:, -self.num_slots :].float()
         if self.from_proprio is not None:
             slots = slots + self.from_proprio(observation["proprio"].float())[:, None]
@@ -136,15 +163,25 @@ class TransformersBackbone(Backbone):
         )
         return VocabularyTail(embeddings, num_bins)
 
-    def _token_ids(self, observation: TensorDict, batch: int, cameras: int) -> Tensor:
+    def _token_ids(
+        self, observation: TensorDict, batch: int, cameras: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens [B, L] that the model reads, and a mask [B, L], 0 for padding."""
         device = observation["rgb"].device
         pictures = torch.full(
             (batch, cameras * self.tokens_per_image), self.image_token, device=device
         )
-        slots = torch.full((batch, self.num_slots), self.placeholder, device=device)
-        if "language" not in observation.keys():
-            return torch.cat((pictures, slots), 1)
-        return torch.cat((pictures, observation["language"] + self.token_offset, slots), 1)
+        parts, masks = [pictures], [torch.ones_like(pictures)]
+        if "language" in observation.keys():
+            words = observation["language"]
+            parts.append(words + self.token_offset)
+            masks.append((words != self.padding).to(masks[0].dtype))
+        if "condition" in observation.keys():
+            bad, good = self.condition_tokens
+            parts.append(torch.where(observation["condition"] > 0.5, good, bad))
+        parts.append(torch.full((batch, self.num_slots), self.placeholder, device=device))
+        masks += [torch.ones_like(part) for part in parts[len(masks) :]]
+        return torch.cat(parts, 1), torch.cat(masks, 1)
 
     def _pixels(self, rgb: Tensor) -> Tensor:
         """Return pictures [B, cameras, 3, size, size], scaled as the model expects them."""

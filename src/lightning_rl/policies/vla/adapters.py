@@ -1,0 +1,194 @@
+"""Add LoRA adapters of peft to a model: a fresh one, or one from a directory, never from a hub."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message, read_json
+
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+"""Where peft keeps the weights of an adapter."""
+
+LONGEST_MATCH = 20.0
+"""Seconds that a regular expression may take for all names of a model."""
+
+INSERTED = re.compile(
+    r"^base_model\.model\.|\.(?:base_layer|original_module|(?:lora_\w+|modules_to_save)\.default)"
+    r"(?=\.|$)"
+)
+"""What peft adds to the name of a parameter."""
+
+LORA = re.compile(r"\.lora_\w+\.")
+"""Part of the name of each tensor of a LoRA adapter."""
+
+
+def name_without_adapter(name: str) -> str:
+    """Return the name of a parameter, or of the weight that an adapter's parameter changes."""
+    return INSERTED.sub("", name)
+
+
+def add_fresh_adapter(model: nn.Module, lora: Mapping[str, Any]) -> nn.Module:
+    """Return a model with a new LoRA adapter, which changes nothing yet.
+
+    Args:
+        model: whose own parameters are frozen.
+        lora: arguments of peft's `LoraConfig`; without `target_modules` all linear layers.
+
+    Raises:
+        ConfigurationError: for an unknown argument, or one that does not fit the model.
+    """
+    peft = extra("peft")
+    known = list(peft.LoraConfig.__dataclass_fields__)
+    for name in lora:
+        likely = ", did you mean 'r'?" if name == "rank" else closest(name, known)
+        require(name in known, f"lora has '{name}', which is no argument of LoraConfig{likely}.")
+    rank = lora.get("r", 8)
+    require(
+        isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1,
+        f"lora has r={rank!r}; the rank must be a whole number of at least 1.",
+    )
+    settings = {"target_modules": "all-linear", "init_lora_weights": True, **lora}
+    _check_names(model, settings, "lora")
+    with one_message(f"lora={dict(lora)} cannot be added to {type(model).__name__}"):
+        return cast(nn.Module, peft.get_peft_model(model, peft.LoraConfig(**settings)))
+
+
+def add_saved_adapter(model: nn.Module, directory: str, strict: bool = True) -> nn.Module:
+    """Return a model with the adapter in a local directory, which is trained on.
+
+    Args:
+        model: whose own parameters are frozen.
+        directory: where `save_pretrained` of peft wrote it.
+        strict: refuse weights whose names or shapes are not the adapter's; else warn.
+
+    Raises:
+        ConfigurationError: for a file that is missing or damaged, and an adapter of another model.
+    """
+    peft = extra("peft")
+    place = Path(directory)
+    settings = _saved_settings(place)
+    files = [place / name for name in ADAPTER_FILES if (place / name).is_file()]
+    require(
+        bool(files),
+        f"No weights of an adapter in {directory}: there is no {' or '.join(ADAPTER_FILES)}. "
+        "Nothing is downloaded; copy the file there.",
+    )
+    _check_names(model, settings, f"{directory}/adapter_config.json")
+    with one_message(f"The adapter in {directory} cannot be added to {type(model).__name__}"):
+        config = peft.PeftConfig.from_peft_type(**settings)
+        config.inference_mode = False
+        adapted = peft.get_peft_model(model, config)
+    weights = load_weights(files[0])
+    own = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    weights = fitting(own, weights, directory, strict)
+    peft.set_peft_model_state_dict(adapted, weights)
+    return cast(nn.Module, adapted)
+
+
+def with_fresh_adapter(
+    own: Mapping[str, Tensor], saved: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], str | None]:
+    """Give weights saved without an adapter the names that they have with one.
+
+    Args:
+        own: the state dict of a policy that may have a LoRA adapter.
+        saved: weights for it.
+
+    Returns:
+        `saved`; or, if the policy alone has an adapter, the saved weights under the policy's names
+        and the policy's adapter, with a sentence for the user.
+    """
+    adapter = {key: value for key, value in own.items() if LORA.search(key)}
+    if not adapter or any(LORA.search(key) for key in saved):
+        return dict(saved), None
+    names = {key: _plain(key) for key in own if key not in adapter}
+    renamed = {key: saved[plain] for key, plain in names.items() if plain in saved}
+    renamed |= {key: value for key, value in saved.items() if key not in names.values()}
+    note = f"The checkpoint has no LoRA adapter: the policy's own begins fresh, {len(adapter)} "
+    return renamed | adapter, f"{note}entries, and the saved weights go into the base model."
+
+
+def _plain(key: str) -> str:
+    """Return the name of an entry of a state dict in the same policy without an adapter."""
+    within = key.replace(".base_model.model.", ".", 1)
+    return re.sub(r"\.(base_layer|original_module|modules_to_save\.default)\.", ".", within)
+
+
+def _saved_settings(place: Path) -> dict[str, Any]:
+    """Return the settings of a saved adapter."""
+    file = place / "adapter_config.json"
+    require(
+        file.is_file(),
+        f"No adapter at {place}: there is no adapter_config.json. Give a directory that "
+        "save_pretrained of peft wrote, or lora for a fresh one.",
+    )
+    settings = read_json(file)
+    require(
+        "peft_type" in settings, f"{file} has no peft_type: it is not of save_pretrained of peft."
+    )
+    return settings
+
+
+def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:
+    """Refuse target modules that the model does not have, and expressions that cannot be used."""
+    names = [name for name, _ in model.named_modules()]
+    targets = settings.get("target_modules")
+    if isinstance(targets, list | tuple | set):
+        ends = sorted({name.rpartition(".")[2] for name in names})
+        for target in targets:
+            require(
+                any(name == target or name.endswith(f".{target}") for name in names),
+                f"{source}: target_modules has '{target}', and no module of the model has that "
+                f"name{closest(str(target), ends)}.",
+            )
+    for setting in ("target_modules", "exclude_modules"):
+        expression = settings.get(setting)
+        if isinstance(expression, str) and expression != "all-linear":
+            found = _matching(expression, names, f"{source}: {setting}")
+            require(
+                found > 0 or setting != "target_modules",
+                f"{source}: target_modules '{expression}' matches no module of the model. It is a "
+                "regular expression for whole names, such as '.*q_proj', or a list of names.",
+            )
+    for setting in ("rank_pattern", "alpha_pattern"):
+        for key in settings.get(setting) or ():
+            _matching(rf"(.*\.)?({key})", names, f"{source}: {setting}")
+
+
+def _matching(expression: str, names: Sequence[str], setting: str) -> int:
+    """Return how many names a regular expression matches.
+
+    In a process of its own: Python cannot interrupt an expression that backtracks for ever.
+
+    Raises:
+        ConfigurationError: for an invalid expression, and one that takes too long.
+    """
+    try:
+        re.compile(expression)
+        program = "import json, re, sys; e, n = json.load(sys.stdin); "
+        program += "print(sum(re.fullmatch(e, x) is not None for x in n))"
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", program],
+            input=json.dumps([expression, list(names)]),
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_MATCH,
+            check=True,
+        )
+    except re.error as error:
+        raise ConfigurationError(
+            f"{setting} '{expression}' is no regular expression: {error}."
+        ) from error
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(
+            f"{setting} '{expression}' takes more than {LONGEST_MATCH:g} s to match the names of "
+            "the model: nested repetitions such as (a+)+ do. Give a list of names."
+        ) from None
+    return int(done.stdout)

@@ -1,0 +1,1 @@
+"""Small inputs made after public bug reports: a report that once failed stays a test."""

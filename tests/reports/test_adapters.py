@@ -1,0 +1,223 @@
+"""LoRA adapters: what they train, settings that do not fit, directories that are damaged."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lightning_rl import load_vla_model
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.vla import adapters
+from tests.numerics.test_vla_loading import CONFIGS, TEXT
+
+pytest.importorskip("peft")
+
+SMALL = CONFIGS["smolvlm"]
+WIDER = SMALL | {"text_config": SMALL["text_config"] | {"hidden_size": 64, "head_dim": 32}}
+
+
+def model(config=SMALL, **settings):
+    return load_vla_model("hf_config", config=config, **settings)
+
+
+def trained(made):
+    return [name for name, one in made.named_parameters() if one.requires_grad]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("adapter") / "mine"
+    model(lora={"r": 2}).save_pretrained(directory, save_embedding_layers=False)
+    return directory
+
+
+@pytest.fixture
+def copied(saved, tmp_path, monkeypatch):
+    """A copy of the adapter, beside which nothing may be asked for on a hub."""
+    import peft.utils.save_and_load as hub
+
+    def ask(*args, **kwargs):
+        raise AssertionError("asks the hub")
+
+    for name in ("file_exists", "hf_hub_download"):
+        monkeypatch.setattr(hub, name, ask)
+    monkeypatch.chdir(tmp_path)
+    return shutil.copytree(saved, tmp_path / "ad" / "mine")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*vision*",
+        "model.vision_model.*",
+        "model.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+    ],
+)
+def test_freezing_holds_for_what_an_adapter_adds(pattern, saved):
+    layer = "vision_model.encoder.layers.0.self_attn.q_proj.lora"
+    for settings in ({"lora": {"r": 2}}, {"adapter": str(saved)}):
+        everything, some = trained(model(**settings)), trained(model(**settings, freeze=[pattern]))
+        assert some
+        assert set(some) < set(everything)
+        assert any(layer in name for name in everything)
+        assert not any(layer in name for name in some)
+        whole_tower = not pattern.endswith("weight")
+        assert whole_tower == (not any("vision" in name for name in some))
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"r": 4, "target_modules": ["q_projx"]}, "target_modules has 'q_projx'.*q_proj"),
+        ({"r": 4, "target_modules": ["q_proj", "not_there"]}, "has 'not_there', and no module"),
+        ({"rank": 4}, "lora has 'rank', which is no argument of LoraConfig, did you mean 'r'"),
+        ({"r": 0}, "lora has r=0; the rank must be a whole number of at least 1"),
+        ({"r": 2.5}, "lora has r=2.5"),
+        ({"target_modules": "q_proj"}, "'q_proj' matches no module.*regular expression"),
+        ({"target_modules": "*q_proj"}, "is no regular expression: nothing to repeat"),
+        (
+            {"target_modules": ["self_attn"]},
+            "cannot be added to SmolVLM.*self_attn|Target module SmolVLMVisionAttention",
+        ),
+        ({"lora_dropout": "much"}, "cannot be added to SmolVLM"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_message(lora, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        model(lora=lora)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize("setting", ["target_modules", "exclude_modules", "rank_pattern"])
+def test_a_regular_expression_that_takes_for_ever_is_refused(setting, monkeypatch):
+    monkeypatch.setattr(adapters, "LONGEST_MATCH", 0.5)
+    expression = r"(\w+\.?)+!"
+    lora = {setting: {expression: 4} if setting == "rank_pattern" else expression}
+    with pytest.raises(ConfigurationError, match=f"{setting}.*takes more than 0.5 s"):
+        model(lora=lora)
+
+
+def test_a_regular_expression_is_used():
+    names = trained(model(lora={"r": 2, "target_modules": r".*text_model.*\.q_proj"}))
+    assert names
+    assert all("text_model" in name and "q_proj" in name for name in names)
+
+
+def test_an_adapter_is_read_as_it_was_saved(copied):
+    from safetensors.torch import load_file
+
+    made, weights = model(adapter="ad/mine"), load_file(copied / "adapter_model.safetensors")
+    own = made.state_dict()
+    for key, value in weights.items():
+        assert torch.equal(own[key.replace(".weight", ".default.weight")], value), key
+    assert all("lora" in name for name in trained(made))
+
+
+def no_weights(directory):
+    (directory / "adapter_model.safetensors").unlink()
+
+
+def cut_weights(directory):
+    file = directory / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def cut_settings(directory):
+    (directory / "adapter_config.json").write_text('{"peft_type": "LO')
+
+
+def other_settings(directory):
+    (directory / "adapter_config.json").write_text("[]")
+
+
+def unknown_kind(directory):
+    settings = json.loads((directory / "adapter_config.json").read_text())
+    (directory / "adapter_config.json").write_text(json.dumps(settings | {"peft_type": "NEW"}))
+
+
+def fewer_weights(directory):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(directory / "adapter_model.safetensors")
+    weights.pop(next(iter(weights)))
+    save_file(weights, directory / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (no_weights, "No weights of an adapter in ad/mine.*Nothing is downloaded"),
+        (cut_weights, "adapter_model.safetensors is refused: it is damaged"),
+        (cut_settings, "adapter_config.json is damaged"),
+        (other_settings, "holds no settings, but a list"),
+        (unknown_kind, "The adapter in ad/mine cannot be added"),
+        (fewer_weights, "The weights in ad/mine do not fit the model: 1 missing"),
+    ],
+)
+def test_a_damaged_directory_is_one_message_and_no_hub_is_asked(damage, message, copied):
+    damage(copied)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        model(adapter="ad/mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_of_another_model_is_one_message(saved):
+    with pytest.raises(
+        ConfigurationError, match=r"do not fit the model: \d+ of another shape"
+    ) as caught:
+        model(WIDER, adapter=str(saved))
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_directory_of_a_model_is_never_completed_by_a_hub(saved, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {}
+
+    class AskedError(Exception):
+        pass
+
+    def load(path, **settings):
+        asked.update(settings)
+        raise AskedError
+
+    import transformers
+
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", load)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "owner" / "name" / "config.json").write_text(json.dumps(SMALL))
+    with pytest.raises(AskedError):
+        load_vla_model("hf", "owner/name", allow_download=True)
+    assert asked["local_files_only"] is True
+    shutil.copy(saved / "adapter_config.json", tmp_path / "owner" / "name")
+    with pytest.raises(ConfigurationError, match="holds an adapter, whose base model"):
+        load_vla_model("hf", "owner/name")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "smolvml"}, "No model can be made of the configuration"),
+        (
+            SMALL | {"text_config": {"model_type": "llama", "hidden_size": "wide"}},
+            "No model can be",
+        ),
+        ({"model_type": "llama", **TEXT}, "No model can be made of the configuration"),
+    ],
+)
+def test_a_configuration_that_makes_no_model_is_one_message(config, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        model(config)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "smol')
+    with pytest.raises(ConfigurationError, match=r"config\.json is damaged"):
+        load_vla_model("hf_config", str(tmp_path))
+    settings = {"model_config": {"in_features": 2, "out_features": 2}, "trust_code": True}
+    with pytest.raises(ConfigurationError, match="Linear has no gradient_checkpointing_enable"):
+        load_vla_model(
+            "class", model_class="torch.nn.Linear", gradient_checkpointing=True, **settings
+        )

@@ -1,0 +1,77 @@
+"""Modules in the working directory are found by every subcommand, by one rule."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_rl.__main__ import SUBCOMMANDS
+from lightning_rl.cli import app, trust
+from lightning_rl.cli import sweep as sweeps
+
+MODULE = '''
+import gymnasium
+from lightning_rl import PPO
+
+class Mine(PPO):
+    """An algorithm of one's own."""
+
+gymnasium.register("Mine-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=20)
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory that no other path leads to."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_code.py").write_text(MODULE)
+    outside = [path for path in sys.path if path not in ("", str(tmp_path))]
+    monkeypatch.setattr(sys, "path", outside)
+    yield tmp_path
+    sys.modules.pop("own_code", None)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Return whether the module was found, one entry for each subcommand that was run."""
+    found = []
+
+    def look(*args):
+        found.append(importlib.util.find_spec("own_code") is not None)
+
+    monkeypatch.setattr(app, "RLCLI", look)
+    for name in app.APART:
+        monkeypatch.setitem(app.APART, name, look)
+    return found
+
+
+@pytest.mark.parametrize("subcommand", SUBCOMMANDS)
+def test_what_the_user_names_is_found(subcommand, here, asked):
+    checkpoint = [] if subcommand in ("fit", "check", "sweep") else ["--ckpt_path", "a.ckpt"]
+    config = ["--config", "ppo.yaml"] if subcommand not in app.APART else []
+    trust_code = ["--trust_code", "true"] if checkpoint else []
+    app.run([subcommand, *config, *checkpoint, *trust_code])
+    assert asked == [True]
+
+
+@pytest.mark.parametrize("subcommand", app.APART)
+def test_for_a_checkpoint_of_others_it_is_not(subcommand, here, asked):
+    app.run([subcommand, "--ckpt_path", "a.ckpt"])
+    assert asked == [False]
+
+
+def test_unless_its_name_is_typed(here):
+    for typed, found in (["--data.env.id", "own_code:Mine-v0"], True), (["--x", "y"], False):
+        with trust.only_allowed_imports(typed):
+            assert (importlib.util.find_spec("own_code") is not None) == found
+        sys.path[:] = [path for path in sys.path if path != str(here)]
+
+
+def test_a_sweep_finds_an_algorithm_and_an_env_beside_it(here, monkeypatch):
+    began = []
+    monkeypatch.setattr(sweeps._Sweep, "run", lambda self, place: began.append(self))
+    own = ["--model", "own_code.Mine", "--data.env.id", "own_code:Mine-v0"]
+    app.run(["sweep", "--config", "ppo.yaml", *own, "--sweep.seeds", "1"])
+    assert len(began) == 1
+    assert sys.path.count(str(here)) == 1
