@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.evaluation import EpisodeActor, generators_of
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import space_spec
 from lightning_rl.structured_actions import StructuredActions
@@ -31,9 +32,13 @@ class TrainedPolicy:
         module: the policy itself, an `nn.Module` over batches of TensorDicts.
         observation_space: what `act` reads; a Dict may have more keys, which are left alone.
         action_space: of the env; where that is of several parts, their structure.
+
+    Raises:
+        ConfigurationError: where the weights are not finite numbers.
     """
 
     def __init__(self, policy: Policy) -> None:
+        check_weights_are_numbers(policy)
         policy.put_in_eval_mode()
         self.module = policy
         self.observation_space = policy.acting_space

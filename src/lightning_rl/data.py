@@ -7,6 +7,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -390,7 +391,7 @@ class RLDataModule(LightningDataModule):
             policy,
             self.buffer_size,
             self.seed_for("collector"),
-            plan=module.plan,
+            plan=replace(module.plan, env_steps_before=module.env_steps),
             phase=phases_of(cast(Any, self.trainer).profiler),
             **settings,
         )

@@ -15,7 +15,7 @@ from lightning_rl.collectors.loop import Chooser, FirstEpisodes
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
-from lightning_rl.policies.base import first_state
+from lightning_rl.policies.base import check_weights_are_numbers, first_state
 from lightning_rl.rollout import MASK, refuse_empty_masks
 
 MAX_EPISODE_STEPS = 100_000
@@ -125,11 +125,15 @@ class EpisodeActor:
         policy: acts.
         num_envs: N.
         generators: that of each row, where actions are drawn.
+
+    Raises:
+        ConfigurationError: where the weights are not finite numbers.
     """
 
     def __init__(
         self, policy: Policy, num_envs: int, generators: Sequence[torch.Generator]
     ) -> None:
+        check_weights_are_numbers(policy)
         self.num_envs = num_envs
         self._policy, self._generators = policy, generators
         self._state = first_state(policy, num_envs)

@@ -31,6 +31,7 @@ from lightning_rl.export.weights import is_exported, read_exported
 from lightning_rl.permission import CURE_IN_PYTHON
 from lightning_rl.plain_yaml import dump_yaml
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.runs import find_checkpoint
 
@@ -119,6 +120,7 @@ def load_trained(
     check_weights(own, saved, cure)
     check_description(policy, content[STATE_KEY], cure)
     policy.load_state_dict({name.removeprefix("policy."): one for name, one in saved.items()})
+    check_weights_are_numbers(policy, str(path))
     policy.eval()
     trainer = settings.get("trainer")
     policy.compute_in(str(trainer.get("precision")) if isinstance(trainer, dict) else "")

@@ -599,11 +599,11 @@ def copy_rollout(target: TensorDict, source: TensorDict) -> None:
     copy_tree(storage.in_use(), given.in_use())
 
 
-def validate(rollout: TensorDict) -> None:
-    """Check that data has the batch shape [N, T+1] and the fields of a rollout.
+def check_time(rollout: TensorDict) -> None:
+    """Check that data has the batch shape [N, T+1]; a flattened rollout has lost its time.
 
     Raises:
-        ValueError: naming the field, what it is, what it should be, and how to get it.
+        ValueError: naming the shape, and what to pass.
     """
     if len(rollout.batch_size) != 2 or rollout.batch_size[1] < 2:
         raise ValueError(
@@ -612,6 +612,15 @@ def validate(rollout: TensorDict) -> None:
             "advantages need the time structure: pass what the buffer hands out, before "
             "flattening it into minibatches."
         )
+
+
+def validate(rollout: TensorDict) -> None:
+    """Check that data has the batch shape [N, T+1] and the fields of a rollout.
+
+    Raises:
+        ValueError: naming the field, what it is, what it should be, and how to get it.
+    """
+    check_time(rollout)
     for key in ("observation", "action", *STEP_FIELDS):
         if key not in rollout.keys():
             raise ValueError(f"The rollout has no field '{key}'; it has {sorted(rollout.keys())}.")
@@ -721,7 +730,11 @@ def flat_transitions(
     A view where storage allows.
 
     With `bootstrap` the slot at index T is kept: [(T+1)*N].
+
+    Raises:
+        ValueError: where it is flat already.
     """
+    check_time(rollout)
     slots = rollout.batch_size[1] - (0 if bootstrap else 1)
 
     def flat(value: Any) -> Any:
@@ -802,7 +815,12 @@ def discount_of(rollout: TensorDict, gamma: float) -> float | Tensor:
 
 
 def discounted_reward(rollout: TensorDict, gamma: float) -> Tensor:
-    """Return the reward of each action [N, T]; of a chunk the sum of gamma^i times its rewards."""
+    """Return the reward of each action [N, T]; of a chunk the sum of gamma^i times its rewards.
+
+    Raises:
+        ValueError: of a rollout that has been flattened.
+    """
+    check_time(rollout)
     if "step_reward" not in rollout.keys():
         reward: Tensor = rollout["reward"][:, :-1]
         return reward

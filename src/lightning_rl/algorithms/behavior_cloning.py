@@ -23,7 +23,13 @@ from lightning_rl.optim.update import Objective, micro_batches
 from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.teacher import Teacher
-from lightning_rl.rollout import add_transition_field, flat_transitions, map_tree, time_major
+from lightning_rl.rollout import (
+    add_transition_field,
+    check_time,
+    flat_transitions,
+    map_tree,
+    time_major,
+)
 
 
 class BehaviorCloning(Algorithm):
@@ -148,6 +154,7 @@ class BehaviorCloning(Algorithm):
 
     def training_step(self, rollout: TensorDict, batch_idx: int) -> None:
         """Take some passes over the demonstrations, or over what was done, a rollout [N, T+1]."""
+        check_time(rollout)
         teacher = self.plan.teacher
         if teacher is not None:
             rollout = self.labelled(rollout, teacher)

@@ -1,6 +1,7 @@
 """Refuse what an algorithm cannot do, before a run begins."""
 
 import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.checkpoint_format import (
@@ -22,6 +24,7 @@ from lightning_rl.checkpoint_format import (
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.lightning_private import start_method_of, trainer_of
+from lightning_rl.optim.update import WHOLE, Objective, quoted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 
@@ -120,6 +123,104 @@ def check_sequences(policy: Policy, sequence_length: int | str | None, burn_in: 
         f"burn_in={burn_in} comes before each sequence, and sequence_length: rollout leaves no "
         "step before it. Set burn_in: 0, or a sequence_length in steps.",
     )
+
+
+def check_all_parameters_move(
+    algorithm: LightningModule, objectives: Collection[Objective]
+) -> None:
+    """Refuse parameters that no objective would move, and objectives that would move none.
+
+    Args:
+        algorithm: holds the policy and all other trained modules.
+        objectives: of it.
+
+    Raises:
+        ConfigurationError: naming the parameters that have gradients and would never be trained.
+    """
+    kind = type(algorithm).__name__
+    for one in objectives:
+        require(
+            len(one.parameters) > 0,
+            f"The objective{f' {one.name!r}' if one.name else ''} of {kind} has no parameters to "
+            "move: all of its modules are frozen (requires_grad is False), or have none. Leave it "
+            "out of configure_objectives, or name what it trains.",
+        )
+    moved = {id(parameter) for one in objectives for parameter in one.parameters}
+    still = [
+        name
+        for name, parameter in algorithm.named_parameters()
+        if parameter.requires_grad and id(parameter) not in moved
+    ]
+    require(
+        not still,
+        f"No objective of {kind} moves {quoted(still)}: they would never be trained. Add them to "
+        "an objective in configure_objectives, such as self.objective(self.loss, groups="
+        "[*self.policy.parameter_groups(), {'params': [...]}]); or, where they are to stay as they "
+        "are (targets, references, frozen parts), call requires_grad_(False) on them.",
+    )
+    loose = [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in algorithm.named_modules()
+        for name, value in vars(module).items()
+        if any(id(leaf) not in moved for leaf in _trainable_in(value))
+    ]
+    require(
+        not loose,
+        f"{kind} holds what has gradients and is neither trained nor saved: {quoted(loose)}. A "
+        "tensor that is to be trained is an nn.Parameter, and modules in a list or dict stand in "
+        "an nn.ModuleList or nn.ModuleDict; then add them to an objective in "
+        "configure_objectives. Call requires_grad_(False) on what is not to be trained.",
+    )
+
+
+def _trainable_in(value: Any) -> Iterator[Tensor]:
+    """Yield the leaves with gradients of an attribute, and of a list or dict of such."""
+    parts = value.values() if isinstance(value, dict) else value
+    for part in parts if isinstance(value, list | tuple | dict) else (value,):
+        tensors = part.parameters() if isinstance(part, nn.Module) else (part,)
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.is_leaf and tensor.requires_grad:
+                yield tensor
+
+
+def check_whole_minibatches(objectives: Collection[Objective]) -> None:
+    """Refuse a loss of whole minibatches where each process has a part of one.
+
+    Raises:
+        ConfigurationError: naming the objective.
+    """
+    whole = [one.name for one in objectives if one.micro_batch_size == WHOLE]
+    require(
+        not whole or ranks.world_size() == 1,
+        f"The loss of {quoted(whole)} needs whole minibatches, and with {ranks.world_size()} "
+        "processes each has a part of one: train in one process, --trainer.devices 1.",
+    )
+
+
+def warn_of_unreached(algorithm: Any, optimizers: Mapping[str, Optimizer]) -> None:
+    """Warn of an algorithm's own parameters that no gradient has reached in the whole run.
+
+    Parameters of the policy are left out: some algorithms do not train its critic. An optimizer has
+    no state for a parameter that it has never moved.
+
+    Args:
+        algorithm: at the end of a run.
+        optimizers: of its objectives, by name.
+    """
+    names = {id(p): name for name, p in algorithm.named_parameters()}
+    unreached = [
+        names[id(parameter)]
+        for name, optimizer in optimizers.items()
+        if algorithm.objectives[name].guard.passed > 0 and optimizer.state
+        for parameter in algorithm.objectives[name].parameters
+        if not names[id(parameter)].startswith("policy.")
+        and not bool(optimizer.state.get(parameter, {"step": 0}).get("step", 1))
+    ]
+    if unreached:
+        rank_zero_warn(
+            f"No gradient has reached {quoted(unreached)} in this run: they are unchanged, "
+            "look for detach(), item() or torch.no_grad() between them and the loss."
+        )
 
 
 def check_replay_is_used(algorithm: LightningModule, replay: object | None) -> None:

@@ -40,6 +40,7 @@ class DiscreteSAC(SoftActorCritic):
 
     policy: DiscreteActorCritic
     policy_kind: type[QActorCritic] = DiscreteActorCritic
+    actor_passes = ("entropy", "target_entropy")
 
     def __init__(
         self, policy: DiscreteActorCritic, target_entropy_share: float = 0.5, **kwargs: Any

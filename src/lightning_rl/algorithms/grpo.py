@@ -154,9 +154,9 @@ class GRPO(OnPolicyAlgorithm):
 
     def add_advantages(self, rollout: TensorDict) -> Tensor:
         """Write `advantage` and `weight` [N, T+1]; return which steps count, [N, T] bool."""
-        done = rollout["done"][:, :-1]
+        reward, done = self.rewards(rollout), rollout["done"][:, :-1]
         advantage, mask = group_relative_advantage(
-            self.rewards(rollout),
+            reward,
             done,
             group_size=self.group_size,
             gamma=discount_of(rollout, self.gamma),

@@ -21,7 +21,7 @@ from lightning_rl.functional import shift_pictures
 from lightning_rl.policies import Policy
 from lightning_rl.policies.encoders import picture_keys
 from lightning_rl.policies.q_actor_critic import QActorCritic
-from lightning_rl.rollout import env_steps_in
+from lightning_rl.rollout import check_time, env_steps_in
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -161,7 +161,12 @@ class OffPolicyAlgorithm(Algorithm):
             yield batch
 
     def keep(self, rollout: TensorDict) -> None:
-        """Put a fresh rollout [N, T+1] into the replay, with states where they are learnt from."""
+        """Put a fresh rollout [N, T+1] into the replay, with states where they are learnt from.
+
+        Raises:
+            ValueError: of a rollout that has been flattened.
+        """
+        check_time(rollout)
         remembers = self.policy.remembers or "state" not in rollout.keys()
         self.replay.extend(rollout if remembers else rollout.exclude("state"))
 

@@ -391,6 +391,8 @@ def epochs(
     """
     size = drawing.units_in(batch_size)
     if ranks.world_size() == 1:
+        if len(drawing) == 0:  # else a pass would be one minibatch of no samples
+            return
         for _ in range(n_epochs):  # drawn as they come: an update may end before the last pass
             yield drawing.minibatches(_shuffled(drawing, generator).split(size))
         return

@@ -19,6 +19,7 @@ from lightning_rl.functional import (
     outputs_of_least,
     soft_target,
 )
+from lightning_rl.optim.update import Objective
 from lightning_rl.policies.normalization import ReturnNormalizer
 from lightning_rl.policies.q_actor_critic import QActorCritic
 
@@ -97,6 +98,27 @@ class QAlgorithm(OffPolicyAlgorithm):
         """Return rewards [B], or sums of them, as the critics are to see them."""
         normalizer = self.reward_normalizer
         return reward if normalizer is None else cast(Tensor, normalizer(reward))
+
+    def keep(self, rollout: TensorDict) -> None:
+        """Put a fresh rollout [N, T+1] into the replay, and learn what demonstrations there earn.
+
+        See `ReturnNormalizer.observe_given`.
+        """
+        super().keep(rollout)
+        if self.reward_normalizer is not None:
+            given = self.replay.take_given_rewards()
+            if given is not None:
+                self.reward_normalizer.observe_given(*given, self.gamma)
+
+    def critic_objective(self) -> Objective:
+        """Return the objective of the critics, of whole minibatches where these normalise them."""
+        return self.objective(
+            self.critic_loss,
+            *self.policy.critic_modules_to_train(),
+            name="critic",
+            learning_rate=self.critic_learning_rate,
+            whole_minibatches=self.policy.critic.normalization == "batch",
+        )
 
     @abstractmethod
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

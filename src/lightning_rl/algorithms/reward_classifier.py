@@ -20,6 +20,7 @@ from lightning_rl.offline import LabelledFrames
 from lightning_rl.optim.update import Objective
 from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import fits
 from lightning_rl.rollout import flat_transitions
@@ -153,6 +154,7 @@ class RewardClassifier(Algorithm):
         """Judge this rank's share of what is held out, with the first batch of seeds."""
         if batch_idx > 0:
             return
+        check_weights_are_numbers(self.policy)
         self.policy.put_in_eval_mode()
         for number in self.frames.held_out[ranks.rank() :: ranks.world_size()]:
             observation, label = self.frames.frames_of([number])

@@ -41,6 +41,9 @@ class SoftActorCritic(QAlgorithm):
     fitted_always: tuple[str, ...] = ("critic",)
     """The objectives of each update; the others come with every `policy_delay`-th."""
 
+    actor_passes: tuple[str, ...] = ("entropy",)
+    """Scalars of the actor's loss that the temperature's reads, see `objective`."""
+
     def __init__(
         self,
         policy: QActorCritic,
@@ -66,21 +69,15 @@ class SoftActorCritic(QAlgorithm):
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics, actor and temperature."""
-        rates = {"critic": self.critic_learning_rate, "alpha": self.alpha_learning_rate}
-        critic = self.objective(
-            self.critic_loss,
-            *self.policy.critic_modules_to_train(),
-            name="critic",
-            learning_rate=rates["critic"],
-        )
         alpha = self.objective(
             self.alpha_loss,
             groups=[{"params": [self.log_alpha]}],
             name="alpha",
-            learning_rate=rates["alpha"],
+            learning_rate=self.alpha_learning_rate,
         )
-        actor = self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor")
-        return [critic, actor, *([alpha] if self.learn_alpha else [])]
+        modules = self.policy.actor_modules()
+        actor = self.objective(self.actor_loss, *modules, name="actor", passes=self.actor_passes)
+        return [self.critic_objective(), actor, *([alpha] if self.learn_alpha else [])]
 
     def on_fit_start(self) -> None:
         """Lay out the steps of an update."""
@@ -114,7 +111,7 @@ class SoftActorCritic(QAlgorithm):
 
     @abstractmethod
     def actor_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the actor on samples [B], and scalars: `entropy` is among them."""
+        """Return the loss of the actor on samples [B], and scalars, `actor_passes` among them."""
 
     @abstractmethod
     def alpha_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:

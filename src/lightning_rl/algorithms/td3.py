@@ -67,10 +67,8 @@ class TD3(QAlgorithm):
 
     def configure_objectives(self) -> list[Objective]:
         """Return the losses of critics and actor."""
-        rate = self.critic_learning_rate
-        critics = self.policy.critic_modules_to_train()
         return [
-            self.objective(self.critic_loss, *critics, name="critic", learning_rate=rate),
+            self.critic_objective(),
             self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor"),
         ]
 

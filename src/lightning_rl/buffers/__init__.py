@@ -3,6 +3,7 @@
 from lightning_rl.buffers.base import (
     Buffer,
     BufferClosed,
+    GivenRewards,
     ReadInterrupted,
     Replay,
     ReplayFactory,
@@ -17,6 +18,7 @@ __all__ = [
     "Buffer",
     "BufferClosed",
     "CircularBuffer",
+    "GivenRewards",
     "ReadInterrupted",
     "Replay",
     "ReplayBuffer",

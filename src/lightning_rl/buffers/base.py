@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.rollout import validate
@@ -79,6 +80,20 @@ class RolloutBuffer(Buffer):
             )
         rollout, self._rollout = self._rollout, None
         return rollout
+
+
+class GivenRewards(NamedTuple):
+    """The rewards of transitions that were not collected, such as demonstrations.
+
+    Attributes:
+        share: of the samples of each minibatch that are of these, from 0 to 1.
+        reward: [M] float32, in the order of the steps.
+        ends: [M] bool, after which of them an episode or a piece of one ends.
+    """
+
+    share: float
+    reward: Tensor
+    ends: Tensor
 
 
 class Replay(ABC):
@@ -157,6 +172,13 @@ class Replay(ABC):
             f"{type(self).__name__} hands out single transitions, and a policy with a memory "
             "learns from sequences: set data.replay: ReplayBuffer, or leave the memory out."
         )
+
+    def take_given_rewards(self) -> "GivenRewards | None":
+        """Return the rewards of transitions that were not collected, for a reward normaliser.
+
+        The second call returns None, and so does a replay without such transitions.
+        """
+        return None
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to chart, by name."""

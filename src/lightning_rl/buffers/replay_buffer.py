@@ -535,6 +535,21 @@ class ReplayBuffer(Replay):
             self._offsets = (~padding).nonzero().flatten()
         return self._offsets
 
+    def earned(self) -> tuple[Tensor, Tensor]:
+        """Return the rewards [M] that are held, env by env, and after which a piece ends [M] bool.
+
+        See `streams` for the pieces.
+        """
+        if self._end == self._oldest:
+            return torch.zeros(0), torch.zeros(0, dtype=torch.bool)
+        slots = torch.arange(self._oldest, self._end, device=self._home) % (self._slots + 1)
+        names = ("reward", "terminated", "padding")
+        held = {n: self._by_slot[n,][slots].t() for n in names if (n,) in self._ring}
+        ends = held["terminated"] | (self._by_slot[ASIDE][slots].t() >= 0)
+        ends[:, -1] = True
+        counts = ~held["padding"] if "padding" in held else torch.ones_like(ends)
+        return held["reward"][counts], ends[counts]
+
     def streams(self) -> Iterator[dict[str, Any]]:
         """Yield all that is held, env by env, in pieces of L steps that follow each other.
 

@@ -191,6 +191,20 @@ def _check_file(config: Path) -> None:
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
                 f"{closest(section, allowed)}."
             )
+    trainer = content.get("trainer")
+    for name, cure in OF_THE_RUN.items():
+        require(
+            not (isinstance(trainer, dict) and name in trainer),
+            f"trainer.{name} in {config} would be ignored: {cure}.",
+        )
+
+
+OF_THE_RUN = {
+    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
+    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
+    "restore_replay": "add --restore_replay false to the command",
+}
+"""Trainer arguments that the command line sets itself, and where to write them instead."""
 
 
 def _spell_out_video(options: list[str]) -> list[str]:

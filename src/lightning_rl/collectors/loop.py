@@ -35,6 +35,8 @@ from lightning_rl.rollout import (
     MASK,
     clear_final_observations,
     copy_tree,
+    env_steps_in,
+    first_steps,
     refuse_empty_masks,
     time_major,
 )
@@ -162,6 +164,8 @@ class EpisodePlan:
         random_env_steps: env steps of all processes whose actions are drawn uniformly from the
             action space, before the policy acts; whole rollouts of them.
         teacher: acts in a share of the steps, which each rollout has one of.
+        env_steps_before: env steps of all processes that the run had before its collector was made;
+            the data module says it.
     """
 
     group_size: int = 1
@@ -169,6 +173,7 @@ class EpisodePlan:
     first_episode_only: bool = False
     random_env_steps: int = 0
     teacher: Teacher | None = None
+    env_steps_before: int = 0
 
 
 AS_THEY_COME = EpisodePlan()
@@ -207,6 +212,8 @@ class RolloutLoop:
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
         rollouts: how many have begun, those before a resumption included.
+        env_steps: env steps of the run before the present rollout, over all loops; it goes on when
+            a run is resumed, also with rollouts of another size.
 
     Raises:
         ConfigurationError: for a policy with a memory in an env that resets a step late.
@@ -257,6 +264,7 @@ class RolloutLoop:
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
+        self.env_steps = plan.env_steps_before
         self._next: dict[str, Any] = {}  # what the next rollout begins with, where it goes on
 
     @property
@@ -302,9 +310,8 @@ class RolloutLoop:
             how many steps were taken, fewer than T where the plan says so; and what a rollout does
             not hold, see `Collector.account_for`.
         """
-        before_rollout = self.rollouts
         begins_anew = self._begin(segment)
-        storage, success, actor, stepper = writer = self._writer_of(segment, before_rollout)
+        storage, success, actor, stepper = writer = self._writer_of(segment)
         since = steps = 0
         masks = self._masks_of(storage)
 
@@ -344,14 +351,13 @@ class RolloutLoop:
             self._look_at_masks(masks[:steps])
         torch.logical_or(storage["terminated"], storage["truncated"], out=storage["done"])
         self._next = {key: segment.steps[steps].get(key) for key in self._carried}
+        self.env_steps += env_steps_in(first_steps(segment.rollout, steps)) * self._num_loops
         return steps, {"begins_anew": begins_anew, "reports": self._reports.close_rollout()}
 
-    def _writer_of(self, segment: Segment, rollouts: int) -> SegmentWriter:
-        """Return what writes into a segment, after so many rollouts of this run."""
+    def _writer_of(self, segment: Segment) -> SegmentWriter:
+        """Return what writes into a segment, after so many env steps of this run."""
         writer = self._writers[segment.index]
-        slots, num_envs = writer.storage.batch_size
-        each = (slots - 1) * num_envs * self._env.steps_per_action * self._num_loops
-        before, teacher = rollouts * each, self._plan.teacher
+        before, teacher = self.env_steps, self._plan.teacher
         plain = self._plain[segment.index]  # what is compiled acts and steps at once
         if before < self._plan.random_env_steps:
             return plain._replace(actor=UniformActor(self._policy, segment.rollout))
@@ -450,6 +456,7 @@ class RolloutLoop:
             "env": self._env.state_dict() if following else None,
             "generator": self._generator.get_state(),
             "rollouts": self.rollouts,
+            "env_steps": self.env_steps,
             "reports_success": self.reports_success,
             "policy": policy_state,
         }
@@ -461,6 +468,7 @@ class RolloutLoop:
         """
         self._generator.set_state(state["generator"].cpu())
         self.rollouts = state["rollouts"]
+        self.env_steps = state.get("env_steps", self.env_steps)
         self.reports_success = state["reports_success"]
         if self._plan.reset_every_rollout or self.rollouts == 0:
             return  # new episodes begin in any case

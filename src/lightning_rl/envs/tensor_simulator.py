@@ -1,7 +1,8 @@
 """Step a simulator that holds all of its envs as tensors, on whatever device it has them."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.envs.step_results import TREES
 from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv
 from lightning_rl.errors import ConfigurationError, EnvFaultError, closest, require
 from lightning_rl.policies.spaces import space_of
@@ -36,8 +38,9 @@ class TensorSimulator(VectorEnv):
     `step(action)`, which return what Gymnasium's vector envs do, in tensors [N, ...] or dicts of
     them. Groups of observations, such as Isaac Lab's `policy` and `critic`, are the keys of a Dict:
     `actor_keys: [policy]` and `critic_keys: [critic]` of a policy make it an asymmetric one. What
-    an env says of a step may stand in the info or, from before a reset, in its `final_info`;
-    `success` [N] is read.
+    an env says of a step may stand in the info or, from before a reset, in its `final_info`:
+    `success` and `fail` [N] bool, and `rewards` and `metrics`, dicts of numbers [N] by name. An
+    episode that failed has no success, and is `terminated` where it ends or this class ends it.
 
     Where a simulator resets what has finished one step *late* (Gymnasium's "next-step"), the action
     of that step does nothing, and leads from one episode to another: it is `padding` in a rollout,
@@ -115,16 +118,21 @@ class TensorSimulator(VectorEnv):
         """Step; see `VectorEnv.step`.
 
         Raises:
-            EnvFaultError: where time has cut an episode of which nobody knows what it had come to.
+            EnvFaultError: where time has cut an episode of which nobody knows what it had come to,
+                and for an outcome that is no tensor [N] of numbers, or of flags.
         """
         before = self._last
         if self._missing_final == "last_observation":
             before = map_tree(torch.clone, before)  # which the simulator may write over
         seen, reward, terminated, truncated, info = self.simulator.step(action.to(self.device))
         observation = self._observed(seen)
-        reward, terminated, truncated = reward.float(), terminated.bool(), truncated.bool()
-        said = info.get("final_info", info)
-        results = {"success": said["success"].bool()} if "success" in said else {}
+        reward = self._numbers("reward", reward)
+        terminated = self._flags("terminated", terminated)
+        truncated = self._flags("truncated", truncated)
+        results = self._reported(info, terminated | truncated)
+        if "fail" in results:
+            ends = True if self._resets == "by_index" else truncated
+            terminated = terminated | (results["fail"] & ends)
         if self._resets == "a_step_late":
             results |= {"final_obs": observation, "padding": self._late}
             reward = reward.masked_fill(self._late, 0.0)
@@ -140,6 +148,55 @@ class TensorSimulator(VectorEnv):
             self._refuse_missing(truncated & ~terminated)
         self._last = observation
         return observation, reward, terminated, truncated, results
+
+    def _reported(self, info: dict[str, Any], done: Tensor) -> dict[str, Any]:
+        """Return the outcome, terms and metrics of a step, of the time before the resets."""
+        final = info.get("final_info")
+        final = final if isinstance(final, Mapping | TensorDict) else None
+        said = _from_before_the_reset(info, final, done)
+        results: dict[str, Any] = {
+            key: self._flags(f"info['{key}']", said[key])
+            for key in ("success", "fail")
+            if key in said
+        }
+        if "success" in results and "fail" in results:
+            results["success"] = results["success"] & ~results["fail"]
+        for kind in TREES:
+            if isinstance(said.get(kind), Mapping | TensorDict):
+                numbers = {
+                    name: self._numbers(f"info['{kind}']['{name}']", value)
+                    for name, value in said[kind].items()
+                }
+                results[kind] = {
+                    k: x.masked_fill(self._late, torch.nan) for k, x in numbers.items()
+                }
+        for key in results.keys() & {"success", "fail"}:
+            results[key] = results[key] & ~self._late
+        return results
+
+    def _numbers(self, field: str, value: Any) -> Tensor:
+        """Return one number of each env, [N] float32."""
+        numeric = isinstance(value, Tensor) and not value.is_complex()
+        self._refuse_unlike(field, value, numeric, "numbers")
+        return cast(Tensor, value).float()
+
+    def _flags(self, field: str, value: Any) -> Tensor:
+        """Return one flag of each env, [N] bool."""
+        is_flag = isinstance(value, Tensor) and not (
+            value.is_floating_point() or value.is_complex()
+        )
+        self._refuse_unlike(field, value, is_flag, "torch.bool")
+        return cast(Tensor, value).bool()
+
+    def _refuse_unlike(self, field: str, value: Any, right: bool, wanted: str) -> None:
+        if not right or value.shape != (self.num_envs,):
+            kind = (
+                f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            )
+            raise EnvFaultError(
+                f"{self._name} returned {field} as {textwrap.shorten(kind, 60)}: return a tensor "
+                f"[{self.num_envs}] of {wanted}, one per env."
+            )
 
     def render(self, rows: Sequence[int]) -> np.ndarray:
         pictures = self.simulator.render()
@@ -212,3 +269,21 @@ class TensorSimulator(VectorEnv):
                 "was cut. Have the simulator give it, or take the one before that step: "
                 "missing_final: last_observation."
             )
+
+
+def _from_before_the_reset(said: Any, final: Any, done: Tensor) -> Any:
+    """Return an info with the rows of finished envs taken from `final`.
+
+    Args:
+        said: tensors [N] by name, and dicts of such.
+        final: the same of the finished episodes; None for none. An entry that only it has is taken
+            for all rows.
+        done: [N] bool, which envs finished.
+    """
+    if isinstance(said, Mapping | TensorDict) and isinstance(final, Mapping | TensorDict):
+        ours = {key: value for key, value in said.items() if key != "final_info"}
+        pairs = {key: (ours.get(key), value) for key, value in final.items()}
+        return ours | {key: _from_before_the_reset(*both, done) for key, both in pairs.items()}
+    if isinstance(said, Tensor) and isinstance(final, Tensor) and said.shape == done.shape:
+        return torch.where(done, final, said)
+    return said if final is None else final

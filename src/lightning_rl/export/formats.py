@@ -19,6 +19,7 @@ from lightning_rl.export.parity import Acts, Arrays, graph_acts, parity
 from lightning_rl.export.weights import MAKING, description_of, write_weights
 from lightning_rl.files import write_atomically
 from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
 
 Format = Literal["onnx", "torch", "safetensors"]
 """What a policy is written as."""
@@ -62,8 +63,10 @@ def export_policy(
 
     Raises:
         ConfigurationError: for a policy that this format cannot hold, a package that is missing,
-            and an export that acts otherwise than the policy; then the files are there, to look at.
+            weights that are not finite numbers, and an export that acts otherwise than the policy;
+            then the files are there, to look at.
     """
+    check_weights_are_numbers(policy)
     beside = description_of(path)
     files = [path]
     if kind == "safetensors":

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers import Replay, ReplayBuffer, ReplayFactory
+from lightning_rl.buffers import GivenRewards, Replay, ReplayBuffer, ReplayFactory
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
 from lightning_rl.errors import ConfigurationError, check_range, require
@@ -84,6 +84,8 @@ class MixedReplay(Replay):
         self.online = online(*self._spaces, num_envs, device, seed, **where)
         # Its streams are episodes and interventions, one after the other, of whichever env.
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
+        self._begun = False  # whether a rollout has come in, of this run or one that it resumes
+        self._given: GivenRewards | None = None
         self._penalties = penalties
         # Opened now, to be refused before anything is collected; read with the first rollout.
         self._source = None if demonstrations is None else self._open(demonstrations, keys)
@@ -129,6 +131,10 @@ class MixedReplay(Replay):
             "env takes chunks of them: leave ActionChunk out, or use a ReplayBuffer.",
         )
         self._read_demonstrations()
+        if not self._begun:
+            self._begun = True
+            if isinstance(self.offline, ReplayBuffer):  # before interventions lie there too
+                self._given = GivenRewards(1.0 - self.online_ratio, *self.offline.earned())
         self.online.extend(rollout)
         if self.keep_interventions and "intervened" in rollout.keys():
             self._keep_interventions(rollout)
@@ -139,6 +145,21 @@ class MixedReplay(Replay):
         if source is not None:
             for stream in source:
                 self._put(stream, goes_on=False)
+
+    def take_given_rewards(self) -> GivenRewards | None:
+        """Return the rewards of the demonstrations that a run begins with, once.
+
+        Raises:
+            ConfigurationError: where `offline` is a replay that does not tell them.
+        """
+        require(
+            isinstance(self.offline, ReplayBuffer) or len(self.offline) == 0,
+            f"normalize_reward scales demonstrations' rewards too, and "
+            f"data.replay.offline, a {type(self.offline).__name__}, does not tell them: use a "
+            "ReplayBuffer there, or set model.normalize_reward: false.",
+        )
+        given, self._given = self._given, None
+        return given
 
     def _keep_interventions(self, rollout: TensorDict) -> None:
         """Put the steps at which somebody had taken over into the demonstrations, env by env."""
@@ -234,7 +255,7 @@ class MixedReplay(Replay):
         for name in ("online", "offline"):
             getattr(self, name).load_state_dict(state[name], folder)
         if state["begun"]:
-            self._source = None
+            self._source, self._begun = None, True
         self._goes_on, self._interventions = state["goes_on"], state["interventions"]
         self._online_share = state["online_share"]
 

@@ -1,7 +1,8 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from lightning_rl.distributed import ranks
-from lightning_rl.errors import require
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
@@ -33,6 +34,10 @@ CPU_MICRO_BATCH = 2048
 
 The activations of more leave the cache, and their memory is asked for anew each time.
 """
+
+
+WHOLE = sys.maxsize
+"""The `micro_batch_size` that keeps every minibatch whole."""
 
 
 class Update:
@@ -74,6 +79,7 @@ class Update:
         self._others = trained > len(self.parameters)
         self._several = ranks.world_size() > 1
         self._agreed = False  # the ranks, on the names
+        self._moves = False  # whether a gradient has reached a parameter
 
     def __call__(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]; with several processes, of their parts of one."""
@@ -87,6 +93,7 @@ class Update:
         minibatch = self.objective.prepare(minibatch)
         self.zero_gradient()
         row = self.backward(minibatch)
+        self._moves = self._moves or self._reaches_a_parameter()
         norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
         if self.accepts(torch.cat([row, norm[None]])):
             self.optimizer_step()
@@ -112,11 +119,19 @@ class Update:
     def _differentiate(self, loss: Tensor) -> None:
         # Named where there are others: an actor's loss goes through the critics, whose own
         # gradients it would take time to compute, and leave lying about.
+        if not loss.requires_grad:
+            raise self.objective.unreached()
         inputs = self.parameters if self._others else None
         if self._hooks is None:
             loss.backward(inputs=inputs)
         else:
             self._hooks.backward(loss, inputs)
+
+    def _reaches_a_parameter(self) -> bool:
+        """Return true if a parameter has a gradient after the first backward pass; else raise."""
+        if not any(parameter.grad is not None for parameter in self.parameters):
+            raise self.objective.unreached()
+        return True
 
     def accepts(self, scalars: Tensor) -> bool:
         """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is.
@@ -220,6 +235,10 @@ class Objective:
         make_optimizer: makes the optimizer.
         guard: tells which steps to skip.
         micro_batch_size: samples that go through the network at once; None for as many as are fast.
+        passes: names of reported scalars that the losses after it in an `UpdateSequence` read.
+
+    Raises:
+        ConfigurationError: where `groups` hold a parameter that the owner does not have.
     """
 
     name: str
@@ -232,9 +251,12 @@ class Objective:
     make_optimizer: OptimizerFactory
     guard: "NonFiniteGuard"
     micro_batch_size: int | None = None
+    passes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.statistics = UpdateStatistics()
+        # Lists: a generator, as `module.parameters()` is, would be empty for the optimizer.
+        self.groups = [{**group, "params": _listed(group["params"])} for group in self.groups]
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
         # In the owner's order, which is the same on all ranks, however the groups are made.
         self.parameters = [
@@ -242,10 +264,45 @@ class Objective:
             for parameter in self.owner.parameters()
             if id(parameter) in wanted and parameter.requires_grad
         ]
+        own, called = type(self.owner).__name__, f" '{self.name}'" if self.name else ""
+        strangers = wanted - {id(parameter) for parameter in self.owner.parameters()}
+        require(
+            not strangers,
+            f"The objective{called} of {own} has {len(strangers)} parameters that {own} does not "
+            "hold: they would be in no checkpoint, and their gradients neither cleared nor "
+            "clipped. Make them attributes of the module: nn.Parameter, nn.Module or "
+            "nn.ModuleList.",
+        )
 
     def label(self, scalar: str) -> str:
         """Return the name under which a scalar that each objective has is reported."""
         return f"{self.name}_{scalar}" if self.name else scalar
+
+    def unreached(self) -> ConfigurationError:
+        """Return the error of a loss that depends on no parameter of the objective."""
+        mine = {id(parameter) for parameter in self.parameters}
+        names = [name for name, p in self.owner.named_parameters() if id(p) in mine]
+        return ConfigurationError(
+            f"The loss{f' of {self.name!r}' if self.name else ''} does not depend on any of the "
+            f"parameters that it should move: {quoted(names)}. They would never be trained. The "
+            "usual causes: detach(), item() or torch.no_grad() on the way from them to the loss, "
+            "or the wrong modules in configure_objectives."
+        )
+
+    def passed(self, scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those of the reported scalars that the next losses read.
+
+        Raises:
+            ConfigurationError: for a scalar of `passes` that the loss did not report.
+        """
+        missing = [name for name in self.passes if name not in scalars]
+        require(
+            not missing,
+            f"The objective '{self.name}' passes {quoted(missing)} to the losses after it, and "
+            f"its loss reports {quoted(scalars) or 'nothing'}. Return "
+            f"{quoted(missing)} among its scalars, or leave it out of passes=.",
+        )
+        return {name: scalars[name] for name in self.passes}
 
 
 class UpdateStatistics:
@@ -284,6 +341,12 @@ class UpdateStatistics:
         rows, self._rows = self._rows, []
         if not rows:
             return {}
+        twice = {name for name in self._names if self._names.count(name) > 1}
+        require(
+            not twice,
+            f"A loss reports {quoted(sorted(twice))}, a name that every objective uses for its own "
+            "loss and gradient: choose another name.",
+        )
         return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
 
     def __len__(self) -> int:
@@ -355,6 +418,16 @@ class NonFiniteGuard:
         """Take up saved counters."""
         self.passed, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
+
+
+def quoted(names: Iterable[str], most: int = 6) -> str:
+    """Return names for a message, in quotes; the first `most` of them."""
+    names = list(names)
+    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

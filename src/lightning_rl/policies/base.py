@@ -277,6 +277,34 @@ def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
     return {"state": torch.zeros(num_envs, *shape, dtype=dtype, device=policy.version.device)}
 
 
+def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
+    """Refuse a policy whose weights or running statistics are NaN, or whose weights are infinite.
+
+    It would act all the same: a clipped NaN is a bound of the action space, or the first choice.
+
+    Args:
+        policy: is about to act, or to be written.
+        origin: the checkpoint, for the message.
+
+    Raises:
+        ConfigurationError: naming the tensors.
+    """
+    broken = [name for name, p in policy.named_parameters() if not _all(p.isfinite())]
+    # A buffer may be infinite on purpose, such as a mask.
+    broken += [name for name, buffer in policy.named_buffers() if not _all(~buffer.isnan())]
+    if broken:
+        some = f"{', '.join(broken[:4])}{', ...' if len(broken) > 4 else ''}"
+        raise ConfigurationError(
+            f"The weights of {type(policy).__name__}{f' of {origin}' if origin else ''} are not "
+            f"all finite numbers: {some} ({len(broken)} tensors). Its actions mean nothing: "
+            "training has diverged, or the file is damaged. Use an earlier checkpoint."
+        )
+
+
+def _all(flags: Tensor) -> bool:
+    return bool(flags.all())
+
+
 class RolloutActor(ABC):
     """Acts on the storage of a rollout, slot by slot.
 
@@ -403,7 +431,7 @@ class UniformActor(RolloutActor):
     """Draws actions uniformly from the action space, whatever was observed.
 
     Where observations have an `action_mask`, from what it allows. Their log-probs are those of this
-    draw, not the policy's.
+    draw, not the policy's. A policy with a memory reads each observation, and its state is stored.
 
     Args:
         policy: whose action space it is.
@@ -438,6 +466,7 @@ class UniformActor(RolloutActor):
             self._log_prob = -float(counts.log().sum())
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        self._policy.eval()
         actions = self._storage["action"][start:-1]
         if self._policy.masks_actions:  # of what is observed as it comes
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
@@ -466,4 +495,18 @@ class UniformActor(RolloutActor):
             counts = torch.stack([part.sum(-1) for part in allowed], -1).clamp(min=1)
             steps["sample_log_prob"].copy_(-counts.log().sum(-1))
         for key, value in self._policy.fields_of(steps["action"]).items():
-            steps[key].copy_(value)
+            if key != "state":
+                steps[key].copy_(value)
+        if self._policy.remembers:
+            self._remember(start, stop)
+
+    def _remember(self, start: int, stop: int) -> None:
+        """Write the states behind slots `start` to `stop` - 1, zero where an episode ended."""
+        policy, states = self._policy, self._storage["state"]
+        ended = self._storage["terminated"] | self._storage["truncated"]
+        steps = self._storage.select("observation", "state").unbind(0)
+        with autocast(policy.version.device, policy.autocast_dtype):
+            for t in range(start, stop):
+                following = policy.get_action(steps[t].copy(), deterministic=True)["next_state"]
+                over = ended[t].view(-1, *[1] * (following.dim() - 1))
+                states[t + 1].copy_(following.masked_fill(over, 0))

@@ -278,8 +278,9 @@ class PictureEncoder(Encoder):
             return
         pictures = cast(Tensor, observation)
         # A few of them, at regular intervals, have pixels enough, and the rest would take time.
-        some = self._planes(pictures[:: -(-len(pictures) // PICTURES_LOOKED_AT)])
-        moments.update(some.movedim(1, -1).reshape(-1, some.shape[1]).float() * self._unit)
+        every = max(1, -(-len(pictures) // PICTURES_LOOKED_AT))
+        some = self._planes(pictures[::every])
+        moments.update(some.movedim(1, -1).flatten(0, -2).float() * self._unit)
         factor = (moments.var + PIXEL_EPS).rsqrt()
         self.scale.copy_((factor * self._unit)[:, None, None])
         self.shift.copy_((-moments.mean * factor)[:, None, None])

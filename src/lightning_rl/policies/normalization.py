@@ -36,11 +36,17 @@ class RunningMoments(nn.Module):
     def update(self, batch: Tensor) -> None:
         """Merge the samples of a batch [M, D].
 
-        With several processes, those of all ranks. One with a value that is not finite is left out
-        as a whole.
+        With several processes, those of all ranks, some of which may have none. A batch with a
+        value that is not finite is left out as a whole.
         """
-        var, mean = torch.var_mean(batch, dim=0, correction=0)
         number: int | Tensor = batch.shape[0]
+        if number == 0 and ranks.world_size() == 1:
+            return
+        var, mean = (
+            torch.var_mean(batch, dim=0, correction=0)
+            if number
+            else batch.new_zeros(2, batch.shape[1])
+        )
         if ranks.world_size() > 1:
             count, mean, var = ranks.moments_over_ranks(
                 torch.tensor(len(batch), device=batch.device), mean, var * len(batch)
@@ -166,14 +172,20 @@ class ReturnNormalizer(RewardNormalizer):
     rewards may be scaled as a reward is. Source: Lee et al. 2025, "Hyperspherical Normalization for
     Scalable Deep Reinforcement Learning" (SimbaV2), section 4.3.
 
+    With a `MixedReplay` the variance is that of the mixture that minibatches are drawn from:
+    collected transitions and demonstrations, weighted by their shares of a minibatch.
+
     Args:
         limit: of returns; None where they may be as large as they are.
 
     Attributes:
         largest: [1], the largest |G| so far, of all processes.
+        given: share of the minibatches, mean and variance of G of the demonstrations; None for
+            none.
     """
 
     largest: Tensor
+    given: tuple[float, float, float] | None = None
 
     def __init__(self, limit: float | None = None, *, eps: float = 1e-8) -> None:
         super().__init__(eps=eps)
@@ -183,7 +195,7 @@ class ReturnNormalizer(RewardNormalizer):
     @torch.no_grad()
     def update(self, batch: Tensor) -> None:
         super().update(batch)
-        largest = batch.abs().amax(0)
+        largest = batch.abs().amax(0) if len(batch) else torch.zeros_like(self.largest)
         if ranks.world_size() > 1:
             most = max(ranks.gather_over_ranks(float(largest)))
             largest = torch.full_like(largest, most)
@@ -191,9 +203,43 @@ class ReturnNormalizer(RewardNormalizer):
         self.largest.copy_(torch.where(usable, largest, self.largest))
 
     @torch.no_grad()
+    def observe_given(self, share: float, reward: Tensor, ends: Tensor, gamma: float) -> None:
+        """Set the statistics of the demonstrations' rewards.
+
+        Args:
+            share: of each minibatch that is of demonstrations.
+            reward: [M], step by step.
+            ends: [M] bool, after which of them a return begins at zero again.
+            gamma: discount per step.
+        """
+        self.given = None
+        if len(reward) == 0:
+            return
+        zero = torch.zeros(1, device=reward.device)
+        returns = discounted_return(reward[None], ends[None], zero, gamma=gamma)
+        var, mean = torch.var_mean(returns, correction=0)
+        self.given = share, float(mean), float(var)
+        self.largest.copy_(self.largest.maximum(returns.abs().amax().to(self.largest)))
+
+    def variance(self) -> Tensor:
+        """Return the variance [1] of G over what minibatches are drawn from."""
+        if self.given is None:
+            return self.var
+        share, given_mean, given_var = self.given
+        between = share * (1.0 - share) * (self.mean - given_mean).square()
+        return (1.0 - share) * self.var + share * given_var + between
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"given": self.given}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.given = state.get("given")
+
+    @torch.no_grad()
     def forward(self, reward: Tensor) -> Tensor:
         """Return rewards [...] of any shape, or sums of them, scaled, [...]."""
-        scale = (self.var + self.eps).sqrt()
+        scale = (self.variance() + self.eps).sqrt()
         if self.most is not None:
             scale = torch.maximum(scale, self.largest / self.most)
         return reward / scale

@@ -196,7 +196,8 @@ def flatten_observation(
         keys: of the tree, those that count; None for all.
     """
     if isinstance(observation, Tensor):
-        return observation.reshape(*observation.shape[:batch_dims], -1).to(torch.float32)
+        flat = observation[..., None] if observation.dim() == batch_dims else observation
+        return flat.flatten(batch_dims).to(torch.float32)
     return torch.cat(
         [
             flatten_observation(observation[key], batch_dims)

@@ -231,7 +231,11 @@ class CompiledUpdate(Update):
         with torch.enable_grad():
             own = dict(zip(self.names_of_parameters, leaves, strict=True))
             loss, scalars = functional_call(self._module, {**state, **own}, (minibatch, prepared))
+            if not loss.requires_grad:
+                raise self.objective.unreached()
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            if all(gradient is None for gradient in found):
+                raise self.objective.unreached()
         gradients = [
             torch.zeros_like(leaf) if gradient is None else gradient
             for gradient, leaf in zip(found, leaves, strict=True)
@@ -310,7 +314,8 @@ class CompiledSequence(UpdateSequence):
         self._fits = alone and all(update.adam is not None for update in updates)
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Step down each of the losses of a minibatch [B]."""
+        """Step down each of the losses of a minibatch [B]; see `UpdateSequence`."""
+        self.check_fields(minibatch)
         rows = None
         if self._fits and all(u.takes_whole(minibatch) for u in self._compiled):
             with self._phase("minibatch, compiled"):
@@ -356,7 +361,8 @@ class CompiledSequence(UpdateSequence):
                 stop = start + len(adam.tensors())
                 own: dict[str, None] = {}
                 row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], own)
-                for name, scalar in zip(own, row[1:-1], strict=True):
+                scalars = dict(zip(own, row[1:-1], strict=True))
+                for name, scalar in update.objective.passed(scalars).items():
                     samples.set(name, scalar.expand(samples.batch_size))
                 reported.update(dict.fromkeys(f"{i}:{name}" for name in own))
                 rows.append(row)

@@ -1,0 +1,206 @@
+"""Parameters that would silently never be trained are refused, by name; what is frozen on purpose is not."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_rl import (
+    GRPO,
+    PPO,
+    SAC,
+    ActorCritic,
+    BehaviorCloning,
+    ConfigurationError,
+    OnPolicyAlgorithm,
+    ReplayBuffer,
+    RLTrainer,
+    SquashedActorCritic,
+)
+from tests.helpers import make_data, make_ppo
+
+SHORT = {"total_env_steps": 4 * 16, "iterations_per_epoch": 1, "num_eval_episodes": 1}
+
+
+class Tempered(OnPolicyAlgorithm):
+    """Weighs its samples by a temperature that it learns, as V-MPO does."""
+
+    trains, detached = False, False
+
+    def __init__(self, policy: ActorCritic, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def configure_objectives(self):
+        if not self.trains:
+            return super().configure_objectives()
+        groups = [*self.policy.parameter_groups(), {"params": [self.temperature]}]
+        return [self.objective(self.loss, groups=groups)]
+
+    def training_step(self, rollout, batch_idx):
+        for minibatch in self.minibatches(rollout, ("observation", "action", "reward")):
+            self.update(minibatch)
+        self.finish_iteration(rollout)
+
+    def loss(self, minibatch):
+        new = self.policy.evaluate_actions(minibatch)
+        temperature = self.temperature.detach() if self.detached else self.temperature
+        weight = (minibatch["reward"] / temperature.exp()).softmax(0).detach()
+        return -(weight * new["sample_log_prob"]).sum() + temperature.square() + new[
+            "value"
+        ].square().mean(), {}
+
+
+def begin(tmp_path, algorithm, env="CartPole-v1", change=None, **model):
+    """Build a run, change its algorithm, and train for one iteration."""
+    replay = {"replay": ReplayBuffer} if issubclass(algorithm, SAC) else {}
+    data = make_data(env, **SHORT, **replay)
+    module = make_ppo(data, algorithm=algorithm, **{"compile": False, **model})
+    if change is not None:
+        change(module)
+    trainer = RLTrainer(
+        run_dir=str(tmp_path), enable_progress_bar=False, accelerator="cpu", limit_val_batches=0
+    )
+    trainer.fit(module, data)
+    return module
+
+
+def test_a_parameter_of_an_own_algorithm_that_no_objective_moves_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"'temperature'.*configure_objectives.*requires_grad_\(False\)"
+    ):
+        begin(tmp_path, Tempered)
+    trained = begin(tmp_path, type("Trained", (Tempered,), {"trains": True}))
+    assert float(trained.temperature.detach()) != 1.0
+    frozen = begin(
+        tmp_path / "frozen", Tempered, change=lambda m: m.temperature.requires_grad_(False)
+    )
+    assert float(frozen.temperature) == 1.0
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+def test_one_that_no_gradient_ever_reaches_is_told_at_the_end(tmp_path, compile, traced_only):
+    cls = type("Detached", (Tempered,), {"trains": True, "detached": True})
+    with pytest.warns(UserWarning, match="No gradient has reached 'temperature'"):
+        begin(tmp_path, cls, compile=compile)
+
+
+class Apart(PPO):
+    """A second loss, for a module of its own."""
+
+    def __init__(self, policy: ActorCritic, cut: bool = False, **kwargs):
+        super().__init__(policy, **kwargs)
+        self.head, self.cut = nn.Linear(4, 1), cut
+
+    def configure_objectives(self):
+        return [
+            *super().configure_objectives(),
+            self.objective(self.head_loss, self.head, name="head"),
+        ]
+
+    def training_step(self, rollout, batch_idx):
+        self.updates["head"](rollout[:, 0])
+        super().training_step(rollout, batch_idx)
+
+    def head_loss(self, minibatch):
+        seen = minibatch["observation"]
+        predicted = self.head(seen)
+        if self.cut:  # moves another parameter, not its own
+            predicted = predicted.detach() + self.policy.get_value(minibatch)["value"][:, None]
+        return predicted.square().mean(), {}
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
+def test_a_loss_that_reaches_none_of_its_parameters_is_refused(tmp_path, compile, traced_only):
+    begin(tmp_path / "whole", Apart, compile=compile)
+    with pytest.raises(ConfigurationError, match=r"'head' does not depend on any.*'head.weight'"):
+        begin(tmp_path / "cut", Apart, cut=True, compile=compile)
+
+
+def hidden_list(module):
+    module.heads = [nn.Linear(2, 2)]
+
+
+def plain_tensor(module):
+    module.temperature = torch.ones((), requires_grad=True)
+
+
+def module_of_the_policy(module):
+    module.policy.auxiliary = nn.Linear(2, 2)
+
+
+def unfrozen_copy(module):
+    module.reference = copy.deepcopy(module.policy)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "change", "named"),
+    [
+        (PPO, "CartPole-v1", hidden_list, r"'heads'.*nn.ModuleList"),
+        (PPO, "CartPole-v1", plain_tensor, "'temperature'.*nn.Parameter"),
+        (PPO, "CartPole-v1", unfrozen_copy, "'reference.*requires_grad_"),
+        (
+            SAC,
+            "Pendulum-v1",
+            module_of_the_policy,
+            "'policy.auxiliary.weight', 'policy.auxiliary.bias'",
+        ),
+        (SAC, "Pendulum-v1", plain_tensor, "'temperature'"),
+    ],
+)
+def test_its_relatives_are_refused_too(tmp_path, algorithm, env, change, named):
+    with pytest.raises(ConfigurationError, match=named):
+        begin(tmp_path, algorithm, env, change)
+
+
+def test_an_objective_of_strangers_is_refused_and_a_generator_is_read_once(tmp_path):
+    data = make_data("CartPole-v1", **SHORT)
+    module = make_ppo(data)
+    with pytest.raises(ConfigurationError, match="2 parameters that PPO does not hold"):
+        module.objective(module.loss, nn.Linear(1, 1))
+    objective = module.objective(module.loss, groups=[{"params": module.policy.parameters()}])
+    (group,) = objective.make_optimizer(objective.groups).param_groups
+    assert len(group["params"]) == len(objective.parameters) > 0
+
+
+def test_an_objective_of_frozen_modules_alone_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="'head' of Apart has no parameters to move"):
+        begin(tmp_path, Apart, change=lambda module: module.head.requires_grad_(False))
+
+
+def frozen_layer(module):
+    module.policy.actor[0].requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings"),
+    [
+        (PPO, "CartPole-v1", {"critic_warmup_iterations": 5}),
+        (GRPO, "CartPole-v1", {"group_size": 2}),
+        (SAC, "Pendulum-v1", {"policy_delay": 100, "learning_starts": 16}),
+        (SAC, "Pendulum-v1", {"learn_alpha": False}),
+    ],
+    ids=["warm-up", "no critic", "delayed actor", "fixed temperature"],
+)
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_frozen_parts_warm_up_and_targets_raise_no_alarm(
+    tmp_path, algorithm, env, settings, frozen
+):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*radient.*")
+        begin(tmp_path, algorithm, env, frozen_layer if frozen else None, **settings)
+
+
+def test_a_critic_that_is_left_alone_and_a_reference_raise_no_alarm():
+    data = make_data("CartPole-v1", **SHORT)
+    policy = ActorCritic(data.observation_space, data.action_space, (8,))
+    reference = GRPO(copy.deepcopy(policy), group_size=2, kl_coef=0.1)
+    for module in (BehaviorCloning(policy), reference):
+        module.configure_optimizers()
+    continuous = make_data("Pendulum-v1", **SHORT)
+    spaces = continuous.observation_space, continuous.action_space
+    for settings in ({"normalize_observation": True}, {"critic_normalization": "batch"}):
+        tau = {"tau": None} if "critic_normalization" in settings else {}
+        SAC(SquashedActorCritic(*spaces, (8,), **settings), **tau).configure_optimizers()
