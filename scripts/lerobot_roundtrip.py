@@ -5,7 +5,9 @@ python scripts/lerobot_roundtrip.py --fixtures tests/numerics/lerobot_044.zip
 
 LeRobot pins older versions of torch than ours, so it is installed without its dependencies, and the
 few that its datasets need, into a virtual environment that sees the packages of this one. It opens
-a dataset that we wrote, labelled too, and we train from one that it wrote. Frames of videos are
+a dataset that we wrote, labelled too, and we train from one that it wrote. Both read the datasets
+of both, those from which LeRobot deleted an episode, and those that it merged, and agree frame by
+frame; an episode of LeRobot's has two tasks, and our copy of it keeps them. Frames of videos are
 decoded by PyAV in both, where LeRobot would take TorchCodec: that wants FFmpeg's libraries in the
 system.
 """
@@ -18,6 +20,7 @@ import sysconfig
 import tempfile
 import textwrap
 import venv
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -59,10 +62,20 @@ OBSERVATION = Dict(
         "pixels": Dict({"front": Box(0, 255, (48, 64, 3), np.uint8)}),
     }
 )
-ACTION = Box(-1, 1, (2,), np.float32)
+ACTION = Box(-9, 9, (2,), np.float32)
 FPS = 10
 LENGTHS = (5, 1, 4)
 TASKS = ("Push the cube.", "Lift it.", "Push the cube.")
+OF_STEPS = (("Push the cube.",) * 3 + ("Lift it.",) * 2, TASKS[1:2], TASKS[2:] * 4)
+"""Tasks of the steps of LeRobot's episodes."""
+
+DELETED = 1
+"""The episode that LeRobot deletes."""
+
+KEYS = {
+    "observation.state": "observation.agent_pos",
+    "observation.images.front": "observation.pixels.front",
+}
 CODEC_ERROR = 4.0
 """The mean of the differences of a frame's bytes that a codec may make."""
 
@@ -107,6 +120,19 @@ def read(root):
     said = {"fps": dataset.fps, "episodes": dataset.num_episodes, "tasks": tasks}
     print("RESULT" + json.dumps({**said, "bounds": bounds, "frames": frames, "stats": stats}))
 
+def edit(target, *roots):
+    """Merge datasets, or delete an episode of one; the result is another dataset."""
+    from lerobot.datasets import dataset_tools
+
+    opened = [
+        lerobot_dataset.LeRobotDataset(f"local/{pathlib.Path(root).name}", root=root)
+        for root in roots
+    ]
+    if len(opened) > 1:
+        dataset_tools.merge_datasets(opened, "local/merged", output_dir=target)
+    else:
+        dataset_tools.delete_episodes(opened[0], [DELETED], target, "local/deleted")
+
 def write(root, source, video):
     """Write episodes that are given as an npz, as LeRobot's recorder does."""
     given = np.load(source, allow_pickle=False)
@@ -130,7 +156,7 @@ def write(root, source, video):
             "observation.state": given["state"][i], "observation.images.front": given["front"][i],
             "action": given["action"][i], "next.reward": given["reward"][i : i + 1],
             "next.done": np.array([i + 1 in ends]),
-            "task": str(given["tasks"][np.searchsorted(ends, i, side="right")]),
+            "task": str(given["tasks"][i]),
         })
         if i + 1 in ends:
             dataset.save_episode(parallel_encoding=False)
@@ -156,7 +182,7 @@ def environment(path: Path) -> Path:
 def by_lerobot(python: Path, *arguments: object) -> dict:
     """Run LeRobot; return what it printed."""
     run = subprocess.run(
-        [python, "-c", LEROBOT, *map(str, arguments)],
+        [python, "-c", LEROBOT.replace("DELETED", str(DELETED)), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={"HF_HUB_OFFLINE": "1", "SVT_LOG": "1", "PATH": "/usr/bin:/bin"},
@@ -252,23 +278,74 @@ def check_labels(path: Path, found: dict) -> None:
 
 
 def check_ours(path: Path, pictures: str) -> None:
-    """Check what we read of a dataset that LeRobot wrote, and act on it."""
+    """Check what we read of a dataset that LeRobot wrote, and train from it."""
+    check_read(path, pictures, range(len(LENGTHS)))
+    train(path)
+
+
+def check_read(path: Path, pictures: str, numbers: Sequence[int]) -> None:
+    """Check what we read of a dataset that LeRobot wrote or changed.
+
+    Args:
+        path: of the dataset.
+        pictures: how it keeps them.
+        numbers: which episodes it should hold.
+    """
     space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
     found = read_episodes(path, observation_space=space, action_space=ACTION, fps=FPS)
-    assert found.lengths == list(LENGTHS)
-    worst = 0.0
-    for number, (episode, expected) in enumerate(zip(found, episodes(), strict=True)):
+    assert found.lengths == [LENGTHS[number] for number in numbers]
+    worst, given = 0.0, episodes()
+    for number, episode in zip(numbers, found, strict=True):
+        expected = given[number]
         state = episode.observation["agent_pos"][:-1]
         np.testing.assert_array_equal(state.numpy(), expected["state"][:-1])
         np.testing.assert_array_equal(episode.action.numpy(), expected["action"])
         np.testing.assert_array_equal(episode.reward.numpy(), expected["reward"])
-        assert episode.task == TASKS[number]
+        assert (episode.tasks or (episode.task,) * len(episode)) == OF_STEPS[number]
         assert not episode.final_known
         front = episode.observation["pixels"]["front"][:-1]
         worst = max(worst, *(map(differ, front.numpy(), expected["front"][:-1])))
     assert worst <= (CODEC_ERROR if pictures == "video" else 0.0), worst
-    train(path)
-    print(f"We read LeRobot's ({pictures}): {sum(LENGTHS)} frames, {worst:.2f} of 255 off")
+    print(f"We read LeRobot's ({pictures}): {sum(found.lengths)} frames, {worst:.2f} of 255 off")
+
+
+def check_agreement(path: Path, read: dict) -> None:
+    """Check that LeRobot and we read the same of each frame of a dataset.
+
+    Args:
+        path: of the dataset.
+        read: what LeRobot has read of it.
+    """
+    rows = iter(read["frames"])
+    found = read_episodes(path, KEYS, fps=FPS)
+    assert [end - begin for begin, end in read["bounds"]] == found.lengths
+    for number, episode in enumerate(found):
+        tasks = episode.tasks or (episode.task,) * len(episode)
+        for t in range(len(episode)):
+            row, last = next(rows), t == len(episode) - 1
+            assert (row["episode_index"], row["frame_index"], row["task"]) == (number, t, tasks[t])
+            assert row["observation.state"] == episode.observation["agent_pos"][t].tolist()
+            assert row["action"] == episode.action[t].tolist()
+            assert row["next.reward"] == episode.reward[t].item()
+            assert row["next.done"] == last == bool((episode.terminated | episode.truncated)[t])
+            if "next.terminated" in row:
+                assert row["next.terminated"] == episode.terminated[t]
+                assert row["next.success"] == bool(last and episode.success)
+            front = episode.observation["pixels"]["front"][t]
+            np.testing.assert_array_equal(np.array(row["front"]), front.numpy())
+    assert next(rows, None) is None
+    print(f"Both read the same of {path.name}: {sum(found.lengths)} frames")
+
+
+def copied(source: Path, path: Path, pictures: str) -> Path:
+    """Copy a dataset of LeRobot's by our reader and writer."""
+    space = Dict({name: OBSERVATION[name] for name in ("agent_pos", "pixels")})
+    writer = EpisodeWriter(path, space, ACTION, FPS, pictures=pictures)
+    for episode in read_episodes(source, observation_space=space, action_space=ACTION):
+        writer.write(episode)
+    writer.finalise()
+    assert not any(episode.final_known for episode in read_episodes(path))
+    return path
 
 
 class Still(gymnasium.Env):
@@ -321,7 +398,7 @@ def main() -> None:
             name: np.concatenate([one[name][: len(one["action"])] for one in given])
             for name in ("state", "front", "action", "reward")
         }
-        np.savez(work / "given.npz", **frames, lengths=LENGTHS, tasks=np.array(TASKS))
+        np.savez(work / "given.npz", **frames, lengths=LENGTHS, tasks=np.concatenate(OF_STEPS))
         for pictures in ("png", "video"):
             for finalised in (False, True):
                 ours = work / f"ours-{pictures}-{finalised}"
@@ -330,6 +407,7 @@ def main() -> None:
                 check_theirs(found, pictures)
                 columns = [key for key in found["stats"] if key.startswith("observation.")]
                 assert len(columns) == (3 if finalised else 0)
+            shutil.copytree(ours, work / "fixtures" / f"ours-{pictures}")
             label_dataset(ours, success=[0], failure="all")
             found = by_lerobot(python, "read", ours)
             check_theirs(found, pictures)
@@ -337,7 +415,18 @@ def main() -> None:
             theirs = work / f"theirs-{pictures}"
             by_lerobot(python, "write", theirs, work / "given.npz", pictures)
             check_ours(theirs, pictures)
-            for name, dataset in {"ours": ours, "theirs": theirs}.items():
+            made = {"theirs": theirs}
+            check_agreement(theirs, by_lerobot(python, "read", theirs))
+            copy = copied(theirs, work / f"copied-{pictures}", pictures)
+            check_agreement(copy, by_lerobot(python, "read", copy))
+            for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
+                for source in (copy, theirs):  # its tools take no column of two dimensions
+                    target = work / f"{name}-{source.name}"
+                    by_lerobot(python, "edit", target, *[source] * (1 + (name == "merged")))
+                    check_agreement(target, by_lerobot(python, "read", target))
+                check_read(target, pictures, numbers)
+                made[name] = target
+            for name, dataset in made.items():
                 shutil.copytree(dataset, work / "fixtures" / f"{name}-{pictures}")
         if arguments.fixtures is not None:
             target = str(arguments.fixtures.with_suffix(""))

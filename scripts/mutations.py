@@ -156,7 +156,7 @@ MUTATIONS = (
     Mutation(
         "acting.py",
         "what a policy of chosen actions gives counts from 0, and not as the env does",
-        'return (action + np.asarray(getattr(space, "start", 0))).astype(space.dtype)',
+        "return as_env_counts(action, first_choice(space)).astype(space.dtype)",
         "return action.astype(space.dtype)",
         "equivalence/test_load_policy.py",
     ),

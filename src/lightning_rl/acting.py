@@ -16,7 +16,7 @@ from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout import space_spec
-from lightning_rl.structured_actions import StructuredActions
+from lightning_rl.structured_actions import StructuredActions, as_env_counts, first_choice
 
 
 class TrainedPolicy:
@@ -234,7 +234,7 @@ def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
     if isinstance(space, gymnasium.spaces.Box):
         # In its own precision: a bound of float64 may lie within the float32 next to it.
         return action.astype(space.dtype).clip(space.low, space.high)
-    return (action + np.asarray(getattr(space, "start", 0))).astype(space.dtype)
+    return as_env_counts(action, first_choice(space)).astype(space.dtype)
 
 
 def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
@@ -243,7 +243,7 @@ def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
         return space.tensors(within(space, action))
     if isinstance(space, gymnasium.spaces.Box):
         return within(space, action)
-    start = np.asarray(getattr(space, "start", 0))
+    start = first_choice(space)
     return action + torch.as_tensor(start, device=action.device) if start.any() else action
 
 

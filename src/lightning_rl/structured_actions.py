@@ -70,7 +70,7 @@ class StructuredActions(spaces.Box):
         flat = np.empty(self.shape, np.float32)
         leaves = _leaves(self.structure, action)
         for (_, space, start, stop), value in zip(self.parts, leaves, strict=True):
-            flat[start:stop] = np.ravel(np.asarray(value) - getattr(space, "start", 0))
+            flat[start:stop] = np.ravel(as_policy_counts(np.asarray(value), first_choice(space)))
         return flat
 
     def unflatten(self, flat: np.ndarray) -> Any:
@@ -89,7 +89,7 @@ class StructuredActions(spaces.Box):
             value = value.reshape(flat.shape[0], *(part.space.shape or ()))
             if not part.counts:
                 return value
-            first = torch.as_tensor(getattr(part.space, "start", 0), device=flat.device)
+            first = torch.as_tensor(first_choice(part.space).tolist(), device=flat.device)
             return value.round().long() + first
 
         return self._build(of_part)
@@ -141,6 +141,35 @@ def choices_of(space: spaces.Space[Any]) -> list[int]:
     if isinstance(space, spaces.MultiBinary):
         return [2] * int(np.prod(space.shape))
     return []
+
+
+def first_choice(space: spaces.Space[Any]) -> np.ndarray:
+    """Return the number that the env gives to the first of its choices, [] or [*A]; 0 of others.
+
+    Policies, rollouts and replays count choices from 0, also for such an env. `as_policy_counts`
+    and `as_env_counts` are the only places that convert.
+    """
+    return np.asarray(getattr(space, "start", 0))
+
+
+def as_policy_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return actions [..., *A] with choices counted from 0, in the same dtype.
+
+    Args:
+        action: [..., *A], as the env counts.
+        first: [] or [*A], of `first_choice`.
+    """
+    return (action - first).astype(action.dtype) if first.any() else action
+
+
+def as_env_counts(action: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Return actions [..., *A] with choices counted as the env counts, in the same dtype.
+
+    Args:
+        action: [..., *A], counted from 0.
+        first: [] or [*A], of `first_choice`.
+    """
+    return (action + first).astype(action.dtype) if first.any() else action
 
 
 def categories_of(space: spaces.Space[Any], action: Tensor) -> Tensor:
@@ -232,5 +261,5 @@ def _array(space: spaces.Space[Any], flat: np.ndarray) -> Any:
         # In its own precision: a bound of float64 may lie within the float32 next to it.
         return shaped.astype(space.dtype).clip(space.low, space.high)
     most = np.array(choices_of(space)).reshape(shape) - 1
-    category = np.rint(shaped).clip(0, most) + getattr(space, "start", 0)
+    category = as_env_counts(np.rint(shaped).clip(0, most), first_choice(space))
     return category.astype(space.dtype)[()]  # a number is one, and no array without dimensions

@@ -37,7 +37,7 @@ OBSERVATION = Dict(
         "touch": MultiBinary(2),
     }
 )
-ACTION = Box(-1, 1, (2,), np.float32)
+ACTION = Box(-9, 9, (2,), np.float32)
 FPS = 12.5
 
 
@@ -471,6 +471,12 @@ def test_what_lerobot_wrote_is_read_and_trained_from(pictures, exchanged, script
 
 
 @pytest.mark.parametrize("pictures", ["png", "video"])
+def test_what_lerobot_deleted_from_and_merged_is_read(pictures, exchanged, script):
+    for name, numbers in {"deleted": (0, 2), "merged": (0, 1, 2) * 2}.items():
+        script.check_read(exchanged / f"{name}-{pictures}", pictures, numbers)
+
+
+@pytest.mark.parametrize("pictures", ["png", "video"])
 def test_what_we_write_is_still_what_lerobot_has_opened(pictures, exchanged, script, tmp_path):
     """The same files, of the same tables, of which it read the same numbers, tasks and bounds."""
     import pyarrow.parquet as parquet
@@ -640,7 +646,7 @@ def test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit(
     for continues in (True, True, False, True):
         replay.extend(stream.next(9, continues))
     write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10, "flail")
-    episodes = read_episodes(tmp_path / "data", observation_space=space, action_space=OF_STREAMS)
+    episodes = read_episodes(tmp_path / "data", observation_space=space)  # actions unclipped
     again = read_replay(episodes, space, OF_STREAMS)
     assert len(again) == len(replay) > 20
     for n_steps in (1, 3):
@@ -662,7 +668,7 @@ def test_penalties_of_a_gripper_survive_a_dataset_bit_for_bit(tmp_path):
         rollout["penalty"] = penalty * (penalty < -0.5)  # of most steps there is none
         replay.extend(rollout)
     write_replay(tmp_path / "data", replay, space, OF_STREAMS, 10)
-    episodes = read_episodes(tmp_path / "data", observation_space=space, action_space=OF_STREAMS)
+    episodes = read_episodes(tmp_path / "data", observation_space=space)  # actions unclipped
     again = read_replay(episodes, space, OF_STREAMS)
     assert ("penalty",) in again._samples(torch.arange(3), 1, 0.9)
     assert all_transitions(again, 1) == all_transitions(replay, 1)
@@ -685,7 +691,7 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
     assert not any(episode.final_known for episode in episodes)
     assert len(read_replay(episodes, space, space)) == 2 + 3
     info = json.loads((tmp_path / "data/meta/info.json").read_text())
-    for name in ("next.reward", "next.terminated"):
+    for name in ("next.reward", "next.terminated", "next.truncated"):
         del info["features"][name]
     (tmp_path / "data/meta/info.json").write_text(json.dumps(info))
     for ends, expected in {"success": False, "terminated": True, "truncated": False}.items():

@@ -274,12 +274,12 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record("data", success=[None] * 5, reward=np.nan)
     with pytest.raises(ConfigurationError, match="holds no rewards"):
-        _Dataset("data", None, None, *SPACES)
+        _Dataset("data", {}, None, *SPACES)
     run(["label", "data", "--success", "0", "3", "--failure=all", "--epochs", "2"])
     out = capsys.readouterr().out
     assert "5 episodes (success 2, failure 3), 20 steps: " in out
     assert "Dataset: data" in out
-    source = _Dataset("data", {"complementary_info.reward": "reward"}, None, *SPACES)
+    source = _Dataset("data", {"keys": {"complementary_info.reward": "reward"}}, None, *SPACES)
     assert len(list(source)) == 5, "what a replay refused it takes with these rewards"
     with pytest.raises(SystemExit) as stop:
         run(["label", "data", "--successes", "1"])

@@ -194,7 +194,8 @@ def write_dataset(path, episodes, *, rewards=True, extra=True):
 
 
 def counting(path, **settings):
-    return mixed(Box(-999, 999, (1,)), 1, online_ratio=0.0, demonstrations=path, **settings)
+    settings = {"action": Box(-999, 999, (2,)), "online_ratio": 0.0, **settings}
+    return mixed(Box(-999, 999, (1,)), 1, demonstrations=path, **settings)
 
 
 def test_demonstrations_of_a_dataset_are_there_from_the_first_rollout_on(tmp_path):

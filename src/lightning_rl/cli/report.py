@@ -58,6 +58,8 @@ def report(options: Sequence[str]) -> None:
     compared = compare(settings["runs"], settings["metric"], settings["group_by"] or None)
     for _, reason in compared.left_out:
         sys.stderr.write(f"Left out: {reason}\n")
+    for note in compared.notes:
+        sys.stderr.write(f"Note: {note}\n")
     text = _rendered(compared, wanted, output, settings["films_mib"])
     if output is None:
         print(text)

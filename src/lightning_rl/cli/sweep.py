@@ -1,6 +1,7 @@
 """Run `rl-cli sweep`: train by several seeds and settings, and go on after a kill."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -587,7 +588,8 @@ class _Sweep:
             return []
         steps, columns = read_columns(found[-1], [self.metric])
         scores = columns[self.metric]
-        return [(int(at), float(one)) for at, one in zip(steps, scores, strict=True) if one == one]
+        pairs = zip(steps, scores, strict=True)
+        return [(int(at), float(one)) for at, one in pairs if math.isfinite(one)]
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from lightning_rl.rollout import (
     step_views,
     time_major,
 )
+from lightning_rl.structured_actions import as_policy_counts, first_choice
 
 BLOCK_BYTES = 2**23
 """How much of observations is stored, and looked at, at once."""
@@ -290,11 +291,10 @@ def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Cal
     """Return what draws actions [N, *A] from a space, as a policy gives them: counted from 0."""
     batched = batch_space(space, num_envs)
     batched.seed(seed)
-    start = np.asarray(getattr(space, "start", 0))
+    start = first_choice(space)
 
     def draw() -> Tensor:
-        actions = np.asarray(batched.sample())
-        return torch.from_numpy(actions - start if start.any() else actions)
+        return torch.from_numpy(as_policy_counts(np.asarray(batched.sample()), start))
 
     return draw
 

@@ -15,7 +15,8 @@ from lightning_rl.envs.condition import unconditioned, with_condition
 from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.offline.episodes import Episode, Episodes, read_episodes
+from lightning_rl.offline.ends import Ends
+from lightning_rl.offline.episodes import Episode, Episodes, Outside, read_episodes
 from lightning_rl.policies import Policy
 from lightning_rl.rollout import (
     allocate_rollout,
@@ -49,6 +50,8 @@ class Demonstrations(Collector):
             the env, adds to it.
         episodes_per_rollout: read so many for each rollout, in an order that is drawn anew for each
             pass, and keep no others in memory; all of them, once, where not given.
+        ends: how episodes ended where the dataset does not say it, see `read_episodes`.
+        actions_outside: what becomes of actions outside of the env's bounds, see `read_episodes`.
 
     Raises:
         ConfigurationError: where there is no dataset and no expert, or the dataset is of another
@@ -69,6 +72,8 @@ class Demonstrations(Collector):
         fps: float | None = None,
         condition: str | None = None,
         episodes_per_rollout: int | None = None,
+        ends: Ends | None = None,
+        actions_outside: Outside = "clip",
         **settings: Any,
     ) -> None:
         super().__init__(env, policy, num_steps, seed, **settings)
@@ -93,6 +98,8 @@ class Demonstrations(Collector):
             else unconditioned(env.single_observation_space),
             action_space=single(env.single_action_space, getattr(env, "chunk_size", None)),
             fps=fps or _fps_of(env),
+            ends=ends,
+            actions_outside=actions_outside,
         )
         self._count = episodes or len(self._dataset)
         if self._count > len(self._dataset):
@@ -168,8 +175,8 @@ class Demonstrations(Collector):
         assert self._dataset is not None
         map_tree(Tensor.zero_, self._rollout.exclude("final_observation"))
         clear_final_observations(self._rollout)
-        for row, number in enumerate(chosen):
-            self._write(row, self._dataset[number])
+        for row, episode in enumerate(self._dataset.each(chosen)):
+            self._write(row, episode)
         self._completed(self._rollout)
 
     def _write(self, row: int, episode: Episode) -> None:

@@ -215,8 +215,9 @@ def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
     for row in table.select(names).to_pylist():
         parts: dict[str, dict[str, Any]] = {}
         for name, value in row.items():
-            _, key, kind = name.split("/")
-            parts.setdefault(key, {})[kind] = value
+            key, _, kind = name.removeprefix("stats/").rpartition("/")
+            if value is not None:  # of an episode without steps
+                parts.setdefault(key, {})[kind] = value
         for key, part in parts.items():
             found.setdefault(key, []).append(part)
 

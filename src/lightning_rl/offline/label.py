@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from lightning_rl.errors import check_range, require
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.offline import lerobot_format as lerobot
-from lightning_rl.offline.episodes import LOCK, Episodes, lock_dataset, read_numbers
+from lightning_rl.offline.episodes import LOCK, LeRobotEpisodes, lock_dataset, read_numbers
 from lightning_rl.offline.joining import complete_join, link, renewing
 from lightning_rl.offline.minari_format import minari_folder
-from lightning_rl.offline.statistics import ColumnStatistics, joined_statistics
+from lightning_rl.offline.statistics import STATISTICS, ColumnStatistics, joined_statistics
 from lightning_rl.policies.perceptron import mlp
 
 Rewards = Literal["success", "env"]
@@ -246,7 +246,7 @@ def label_dataset(
         complete_join(directory)
         steps = _Steps(read_numbers(directory), success, failure)
         columns = _labels(steps, settings or LabelSettings())
-        _write(directory, columns, steps.success)
+        _write(directory, columns, steps)
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
@@ -256,14 +256,15 @@ def label_dataset(
 class _Steps:
     """What labels are made of: of each episode in memory its numbers, without pictures."""
 
-    def __init__(self, episodes: Episodes, success: Chosen, failure: Chosen) -> None:
+    def __init__(self, episodes: LeRobotEpisodes, success: Chosen, failure: Chosen) -> None:
         self.path, self.lengths = episodes.path, episodes.lengths
+        self.places = episodes.places()
         self.success: list[bool | None] = []
-        self._tasks: list[str] = []
+        self._tasks: list[tuple[str, ...]] = []  # of several, those that follow each other
         self._recorded, self._intervened, self._features = [], [], []
         for episode in episodes:
             self.success.append(episode.success)
-            self._tasks.append(episode.task)
+            self._tasks.append(tuple(dict.fromkeys(episode.tasks or (episode.task,))))
             self._recorded.append(episode.reward.double())
             self._intervened.append(episode.intervened)
             self._features.append(_flat(episode.observation, len(episode)))
@@ -403,34 +404,35 @@ def _listed(numbers: Sequence[str]) -> str:
     return f"episode{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def _write(
-    path: Path, columns: Mapping[str, Sequence[Tensor]], success: Sequence[bool | None]
-) -> None:
+def _write(path: Path, columns: Mapping[str, Sequence[Tensor]], steps: _Steps) -> None:
     """Write the tables and descriptions of a dataset anew, with columns [L] of each episode."""
-    parquet = lerobot.import_extra("pyarrow.parquet")
     named = {
         f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in columns[name]]
         for name in lerobot.LABELS
     }
     info = lerobot.read_json(path / lerobot.INFO)
     info["features"] |= {key: lerobot.number_feature("float32") for key in named}
-    tables = lerobot.files_of(path / lerobot.EPISODES)
-    begins = [
-        begin
-        for file in tables
-        for begin in parquet.read_table(file, columns=["dataset_from_index"])[0].to_pylist()
+    episodes = [
+        _Labels({key: parts[i] for key, parts in named.items()}, success)
+        for i, success in enumerate(steps.success)
     ]
-    of_steps = _OfSteps(named, begins, success)
-    of_episodes = _OfEpisodes(named, success)
+    rows: dict[Path, dict[int, _Labels]] = {}  # by file, and the first row of an episode in it
+    for (data, begin, table, row), labels in zip(steps.places, episodes, strict=True):
+        rows.setdefault(data, {})[begin] = labels
+        rows.setdefault(table, {})[row] = labels
     with renewing(path) as target:
-        for file in sorted(path.glob("data/**/*.parquet"), key=lerobot.number_of):
-            _rewrite(file, target / file.relative_to(path), of_steps)
-        for file in tables:
+        for file in path.glob("data/**/*.parquet"):
+            _rewrite(
+                file, target / file.relative_to(path), _OfSteps(list(named), rows.get(file, {}))
+            )
+        for file in lerobot.files_of(path / lerobot.EPISODES):
+            of_episodes = _OfEpisodes(list(named), rows.get(file, {}))
             _rewrite(file, target / file.relative_to(path), of_episodes)
         lerobot.write_json(target / lerobot.INFO, info)
         if (path / lerobot.STATISTICS).is_file():
             known = lerobot.read_json(path / lerobot.STATISTICS)
-            statistics = known | {k: joined_statistics(v) for k, v in of_episodes.found.items()}
+            found = {key: [one.statistics[key] for one in episodes] for key in named}
+            statistics = known | {key: joined_statistics(parts) for key, parts in found.items()}
             lerobot.write_json(target / lerobot.STATISTICS, statistics)
         for file in [*path.glob("data/**/*"), *path.glob("meta/**/*")]:
             copy = target / file.relative_to(path)
@@ -439,60 +441,75 @@ def _write(
                 link(file, copy)
 
 
-class _OfSteps:
-    """Puts labels into rows of the table of data, by the numbers of their frames."""
+class _Labels:
+    """The labels of one episode.
 
-    def __init__(
-        self,
-        columns: Mapping[str, Sequence[np.ndarray]],
-        begins: Sequence[int],
-        success: Sequence[bool | None],
-    ) -> None:
-        lengths = [len(one) for one in next(iter(columns.values()))]
-        self._size = max(b + n for b, n in zip(begins, lengths, strict=True))
-        self._columns: dict[str, np.ndarray] = {}
-        for key, parts in columns.items():
-            self._columns[key] = np.full(self._size + 1, np.nan, np.float32)
-            for begin, part in zip(begins, parts, strict=True):
-                self._columns[key][begin : begin + len(part)] = part
-        self._success = np.zeros(self._size + 1, bool)
-        for begin, length, said in zip(begins, lengths, success, strict=True):
-            self._success[begin + length - 1] = bool(said)
+    Attributes:
+        columns: [L] float32 each, by column.
+        success: whether it succeeded.
+        statistics: of each column.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray], success: bool | None) -> None:
+        self.columns, self.success = columns, success
+        self.statistics = {key: _statistics(values) for key, values in columns.items()}
+
+
+class _OfSteps:
+    """Puts labels into the rows of a file of data, called with its parts in their order.
+
+    Args:
+        keys: the columns of labels.
+        episodes: by the first row of each in the file. Rows of no episode get NaN.
+    """
+
+    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
+        self._keys, self._episodes, self._next = keys, episodes, 0
 
     def __call__(self, table: Any) -> Any:
-        index = lerobot.from_column(table.column("index"), ())
-        rows = np.minimum(index, self._size)  # of an episode that was not finished: nothing
-        for key, values in self._columns.items():
-            table = _put(table, key, lerobot.as_column(values[rows]))
+        first, count = self._next, len(table)
+        self._next += count
+        columns = {key: np.full(count, np.nan, np.float32) for key in self._keys}
+        success = np.zeros(count, bool)
+        for begin, labels in self._episodes.items():
+            length = len(labels.columns[self._keys[0]])
+            start, stop = max(begin, first), min(begin + length, first + count)
+            if start >= stop:
+                continue
+            for key, values in labels.columns.items():
+                columns[key][start - first : stop - first] = values[start - begin : stop - begin]
+            if stop == begin + length:
+                success[stop - 1 - first] = bool(labels.success)
+        for key, values in columns.items():
+            table = _put(table, key, lerobot.as_column(values))
         if "next.success" in table.column_names:
-            table = _put(table, "next.success", lerobot.as_column(self._success[rows]))
+            table = _put(table, "next.success", lerobot.as_column(success))
         return table
 
 
 class _OfEpisodes:
-    """Puts success and statistics into rows of the table of episodes, one after the other.
+    """Puts success and statistics into rows of the table of episodes.
 
-    Attributes:
-        found: statistics of the episodes so far, by column.
+    Args:
+        keys: the columns of labels.
+        episodes: by their rows in the file. A row without steps gets nulls.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Sequence[np.ndarray]], success: Sequence[bool | None]
-    ) -> None:
-        self._columns, self._success, self._next = columns, success, 0
-        self.found: dict[str, list[dict[str, Any]]] = {key: [] for key in columns}
+    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
+        self._keys, self._episodes, self._next = keys, episodes, 0
 
     def __call__(self, table: Any) -> Any:
         arrow = lerobot.import_extra("pyarrow")
-        rows = slice(self._next, self._next + len(table))
-        self._next = rows.stop
-        for key, parts in self._columns.items():
-            found = [_statistics(part) for part in parts[rows]]
-            self.found[key] += found
-            for name in found[0]:
-                values = arrow.array([one[name] for one in found])
-                table = _put(table, f"stats/{key}/{name}", values)
-        return _put(table, "success", arrow.array(self._success[rows], arrow.bool_()))
+        labels = [self._episodes.get(self._next + i) for i in range(len(table))]
+        self._next += len(table)
+        for key in self._keys:
+            for name in STATISTICS:
+                values = [one and one.statistics[key][name] for one in labels]
+                kind = arrow.int64() if name == "count" else arrow.float64()
+                column = arrow.array(values, arrow.list_(kind))
+                table = _put(table, f"stats/{key}/{name}", column)
+        success = arrow.array([one and one.success for one in labels], arrow.bool_())
+        return _put(table, "success", success)
 
 
 def _statistics(values: np.ndarray) -> dict[str, list[float]]:

@@ -21,14 +21,14 @@ import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.errors import ConfigurationError, require
 from lightning_rl.files import write_atomically
 
 VERSION = "v3.0"
@@ -72,11 +72,18 @@ INDEX_COLUMNS = {
 }
 """The columns that say which frame a row is; `timestamp` in seconds from the episode's begin."""
 
+TEXTS = ("string", "language", "str", "object")
+"""What `info.json` calls columns of text, which are not read."""
+
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 """Names of the quantiles among the statistics."""
 
 GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
 """What LeRobot calls the parts of an observation that its simulated envs call otherwise."""
+
+
+CHANNELS = (1, 3, 4)
+"""How many channels a picture may have: grey, colours, colours and opacity."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,8 @@ class Leaf:
         key: of the column.
         shape: of one element, () of a number.
         dtype: NumPy's name of it.
-        picture: whether it is kept as a picture: [H, W, 3] or [3, H, W] of bytes.
+        picture: whether the dataset keeps it as a picture, not as numbers: [H, W, C] or [C, H, W]
+            of bytes, with C of `CHANNELS`.
     """
 
     path: tuple[str, ...]
@@ -99,8 +107,8 @@ class Leaf:
 
     @property
     def channels_first(self) -> bool:
-        """Whether a picture is [3, H, W], which is kept as [H, W, 3]."""
-        return self.picture and self.shape[-1] != 3
+        """Whether a picture is [C, H, W], which is kept as [H, W, C]."""
+        return self.picture and len(self.shape) == 3 and _channels_first(self.shape)
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
@@ -181,8 +189,9 @@ def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
     """Return what the observation of a dataset is, of whose env nothing is known.
 
     One column is the observation itself; of several it is a dict, by what follows
-    `observation.` in their names.
+    `observation.` in their names. Columns of text are no part of it.
     """
+    features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
     found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
     if not found and "observation" in features:
         found = {"observation": features["observation"]}
@@ -195,10 +204,14 @@ def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
 def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
     """Return the leaf of a column that `info.json` describes."""
     picture = feature["dtype"] in ("image", "video")
-    shape = tuple(feature["shape"])
-    if picture and shape[0] == 3 and shape[-1] != 3:  # LeRobot describes both ways, and keeps one
-        shape = (*shape[1:], 3)
+    shape = tuple(feature["shape"]) or (1,)
+    if picture and _channels_first(shape):  # LeRobot describes both ways, and keeps one
+        shape = (*shape[1:], shape[0])
     return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[0] in CHANNELS and shape[-1] not in CHANNELS
 
 
 def leaf_from(described: Mapping[str, Any]) -> Leaf:
@@ -254,6 +267,52 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("chunk-*/file-*.*"), key=number_of)
 
 
+def read_info(path: Path) -> dict[str, Any]:
+    """Read what `info.json` says, checked as far as episodes are read by it.
+
+    Raises:
+        ConfigurationError: if it is missing, damaged, of another version, or incomplete.
+    """
+    info = read_json(path)
+    version = str(info.get("codebase_version"))
+    require(
+        version.startswith("v3."),
+        f"The dataset at {path.parents[1]} is of format {version}, and {VERSION} is read: convert "
+        "it with lerobot (lerobot.datasets.v30.convert_dataset_v21_to_v30).",
+    )
+    kinds: dict[str, Any] = {"fps": int | float, "features": dict, "data_path": str}
+    features = info.get("features")
+    features = features if isinstance(features, dict) else {}
+    if any(isinstance(one, dict) and one.get("dtype") == "video" for one in features.values()):
+        kinds["video_path"] = str
+    wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
+    wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
+    wrong += [] if "fps" in wrong or 0 < info["fps"] < inf else ["fps"]
+    wrong += [
+        f"features.{key}"
+        for key, one in features.items()
+        if not (
+            isinstance(one, dict)
+            and (one.get("dtype") in ("image", "video", *TEXTS) or _is_dtype(one.get("dtype")))
+            and isinstance(one.get("shape"), list | tuple)
+            and all(isinstance(size, int) and size > 0 for size in one["shape"])
+        )
+    ]
+    require(
+        not wrong,
+        f"{path} does not say {', '.join(wrong)}, or not as a LeRobotDataset does: restore it, or "
+        "give another dataset.",
+    )
+    return cast(dict[str, Any], info)
+
+
+def _is_dtype(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and np.dtype(name).kind in "biuf"
+    except TypeError:
+        return False
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file of a dataset.
 
@@ -307,17 +366,28 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the values [L, *shape] of an arrow array or chunked array.
 
     Raises:
-        ValueError: where they are not of that shape, or some are missing.
+        ValueError: if they are no numbers, of another shape, or some are missing.
     """
     arrow = import_extra("pyarrow")
+    compute = import_extra("pyarrow.compute")
     count = len(column)
     array = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     while isinstance(array, arrow.ExtensionArray):
         array = array.storage
-    while arrow.types.is_nested(array.type):
+    size = 1  # values of a row
+    while array.null_count == 0 and hasattr(array.type, "value_field"):  # lists
+        lengths = compute.list_value_length(array).unique().to_pylist()
+        if len(lengths) > 1:
+            raise ValueError(f"its lists have {min(lengths)} to {max(lengths)} entries")
+        size *= lengths[0] if lengths else 1
         array = array.flatten()
     if array.null_count:
         raise ValueError(f"{array.null_count} values are missing")
+    kinds = (arrow.types.is_integer, arrow.types.is_floating, arrow.types.is_boolean)
+    if not any(kind(array.type) for kind in kinds):
+        raise ValueError(f"it holds {array.type}, no numbers")
+    if count and size != prod(shape):
+        raise ValueError(f"it has {size} values a row, and its shape is {list(shape)}")
     values: np.ndarray = array.to_numpy(zero_copy_only=False)
     return values.reshape(count, *shape)
 

@@ -6,6 +6,7 @@ env is made, and pictures are written as they are, not as the JPEG that Minari m
 Source: Minari 0.5 (Farama Foundation, minari.farama.org), `minari.dataset.minari_storage`.
 """
 
+import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,12 @@ from lightning_rl.files import move, writing
 from lightning_rl.offline.lerobot_format import import_extra
 
 METADATA = "metadata.json"
+
+NOTES = ("task", "tasks", "names", "final_known")
+"""What we write into an episode's metadata: Minari has no place for it.
+
+`names` maps the names that HDF5 gives back to those that had a slash, which HDF5 takes for a level.
+"""
 
 UNFINISHED = ".tmp-minari"
 """How the name of a dataset begins that is being written."""
@@ -61,7 +68,7 @@ class MinariFile:
         self.spaces = self._storage.observation_space, self._storage.action_space
 
     def read(self, index: int) -> dict[str, Any]:
-        """Return what Minari has of an episode, with `task` where we have written it.
+        """Return what Minari has of an episode, with `NOTES` where we have written them.
 
         Raises:
             ConfigurationError: where the file is damaged.
@@ -71,7 +78,13 @@ class MinariFile:
             (said,) = self._storage.get_episode_metadata([index])
         except (OSError, ValueError, KeyError, AssertionError) as error:
             raise _unreadable(self.path, error) from error
-        return {**episode, "task": str(said.get("task", ""))}
+        return {
+            **episode,
+            "task": str(said.get("task", "")),
+            "tasks": json.loads(said.get("tasks", "[]")),
+            "names": json.loads(said.get("names", "{}")),
+            "final_known": bool(said.get("final_known", True)),
+        }
 
 
 def _unreadable(path: Path, error: Exception) -> ConfigurationError:
@@ -88,7 +101,7 @@ def write_minari_files(
     observation_space: gymnasium.Space[Any],
     action_space: gymnasium.Space[Any],
 ) -> None:
-    """Write episodes, as Minari's `EpisodeBuffer` has them, and `task`; all of them or none.
+    """Write episodes, as Minari's `EpisodeBuffer` has them, and `NOTES`; all of them or none.
 
     Raises:
         ConfigurationError: where something is there already.
@@ -111,9 +124,13 @@ def write_minari_files(
         )
         made.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
         for number, episode in enumerate(episodes):
-            fields = {name: value for name, value in episode.items() if name != "task"}
+            fields = {name: value for name, value in episode.items() if name not in NOTES}
             made.update_episodes([buffer(id=number, **fields)])
-            made.update_episode_metadata([{"task": episode["task"]}], [number])
+            notes: dict[str, Any] = {"task": episode["task"]}
+            notes |= {key: json.dumps(episode[key]) for key in ("tasks", "names") if episode[key]}
+            if not episode["final_known"]:
+                notes["final_known"] = False
+            made.update_episode_metadata([notes], [number])
     move(unfinished, path)
 
 

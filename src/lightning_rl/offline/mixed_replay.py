@@ -15,7 +15,8 @@ from lightning_rl.buffers import GivenRewards, Replay, ReplayBuffer, ReplayFacto
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoint_format import read_checkpoint
 from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.offline.episodes import Episode, read_episodes
+from lightning_rl.offline.ends import Ends
+from lightning_rl.offline.episodes import Episode, Outside, read_episodes
 from lightning_rl.offline.replays import EXTRA, put_stream
 from lightning_rl.rollout import (
     final_observations,
@@ -53,6 +54,8 @@ class MixedReplay(Replay):
             `PenaltyTerms`; where not given, its column `penalty`, if it has one.
         keep_interventions: whether the steps at which a person or a script had taken over go into
             both.
+        ends: how episodes ended where the dataset does not say it, see `read_episodes`.
+        actions_outside: what becomes of actions outside of the env's bounds, see `read_episodes`.
 
     Raises:
         ConfigurationError: for a number out of range, demonstrations that cannot be read or do not
@@ -75,6 +78,8 @@ class MixedReplay(Replay):
         keys: dict[str, str] | None = None,
         penalties: dict[str, float] | None = None,
         keep_interventions: bool = True,
+        ends: Ends | None = None,
+        actions_outside: Outside = "clip",
     ) -> None:
         check_range("data.replay.online_ratio", online_ratio, least=0, most=1)
         self._spaces = observation_space, action_space
@@ -88,17 +93,18 @@ class MixedReplay(Replay):
         self._given: GivenRewards | None = None
         self._penalties = penalties
         # Opened now, to be refused before anything is collected; read with the first rollout.
-        self._source = None if demonstrations is None else self._open(demonstrations, keys)
+        settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
+        self._source = None if demonstrations is None else self._open(demonstrations, settings)
         self._goes_on: int | None = None  # the env whose intervention the last slot belongs to
         self._interventions = 0
         self._online_share: float | None = None  # before anything is drawn
 
-    def _open(self, path: str, keys: dict[str, str] | None) -> "_Source":
+    def _open(self, path: str, settings: dict[str, Any]) -> "_Source":
         found = Path(path)
         if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
             source: _Source = _OtherReplay(find_checkpoint(path, found), *self._spaces)
         else:
-            source = _Dataset(path, keys, self._penalties, *self._spaces)
+            source = _Dataset(path, settings, self._penalties, *self._spaces)
         room = getattr(self.offline, "capacity", None)
         require(
             room is None or room >= len(source),
@@ -316,14 +322,14 @@ class _Dataset(_Source):
     def __init__(
         self,
         path: str,
-        keys: dict[str, str] | None,
+        settings: dict[str, Any],
         penalties: dict[str, float] | None,
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
     ) -> None:
         self._path, self._penalties = path, penalties
         self._episodes = read_episodes(
-            path, keys, observation_space=observation_space, action_space=action_space
+            path, observation_space=observation_space, action_space=action_space, **settings
         )
         if len(self._episodes):
             self._stream(self._episodes[0])  # refused now where it lacks something

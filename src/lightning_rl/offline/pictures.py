@@ -20,6 +20,9 @@ one thread, for a recorder has other things to do."""
 
 PIXELS = "yuv420p"
 
+FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}
+"""How pictures are decoded, by their channels."""
+
 CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
 
 
@@ -60,13 +63,13 @@ def rate_of(fps: float) -> Fraction:
 def read_frames(
     path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the frames of a video at some times [M], as [M, H, W, 3] uint8.
+    """Return the frames of a video at some times [M], as [M, H, W, C] uint8.
 
     Args:
         path: of the file.
         times: in seconds, one after the other.
         fps: frames per second.
-        size: H, W and 3.
+        size: H, W and the channels.
 
     Raises:
         ConfigurationError: where the file is missing or broken, or has no such frames.
@@ -87,11 +90,9 @@ def read_frames(
                     continue
                 if at > times[found] + 0.25 / fps:
                     break
-                picture = frame.to_ndarray(format="rgb24")
-                _check_size(path, picture, size)
-                frames[found] = picture
+                frames[found] = _pixels(frame, size)
                 found += 1
-    except (av.FFmpegError, OSError, IndexError) as error:
+    except (av.FFmpegError, OSError, IndexError, ValueError) as error:
         raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
     require(
         found == len(times),
@@ -101,12 +102,21 @@ def read_frames(
     return frames
 
 
-def _check_size(path: Path, picture: np.ndarray, size: tuple[int, ...]) -> None:
-    require(
-        picture.shape == size,
-        f"The video {path} has pictures of {list(picture.shape)}, and info.json says {list(size)}. "
-        f"{CURE}",
-    )
+def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
+    """Return a frame as uint8 of a size: [H, W, C], or [H, W] in grey.
+
+    Raises:
+        ValueError: for another height or width, and for more than 8 bits.
+    """
+    channels = size[2] if len(size) == 3 else 1
+    if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
+        raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
+    if (frame.height, frame.width) != size[:2] or channels not in FORMATS:
+        raise ValueError(
+            f"a picture of {frame.height} x {frame.width} pixels, and info.json says {list(size)}"
+        )
+    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[channels])
+    return pixels.reshape(size)
 
 
 def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
@@ -160,17 +170,19 @@ class PngEncoder:
         return b"".join(bytes(packet) for packet in self._context.encode(picture))
 
 
-def decode_picture(content: bytes) -> np.ndarray:
-    """Return the frame [H, W, 3] uint8 of a PNG, or of another format that ffmpeg knows.
+def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
+    """Return the frame [H, W, C] uint8 of a PNG, or of another format that ffmpeg knows.
+
+    Args:
+        content: of the file.
+        size: H, W and C.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is no picture, or of another size.
     """
     av = import_extra("av")
     try:
         with closing(av.open(io.BytesIO(content))) as container:
-            frame = next(container.decode(video=0))
-            picture: np.ndarray = frame.to_ndarray(format="rgb24")
-            return picture
+            return _pixels(next(container.decode(video=0)), size)
     except (av.FFmpegError, StopIteration, IndexError) as error:
         raise ValueError(f"no picture ({error})") from error

@@ -25,6 +25,7 @@ from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.rollout import map_tree
+from lightning_rl.structured_actions import as_policy_counts, first_choice
 
 MOST_FRAMES_AHEAD = 32
 """How many frames may wait to be written while the env goes on."""
@@ -184,7 +185,7 @@ def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) ->
         ConfigurationError: when it is asked, for an action that is none of the space.
     """
     nothing = neutral_action(space)
-    start = int(getattr(space, "start", 0))
+    first = first_choice(space)
 
     def choose(observation: Observation, running: Tensor) -> Tensor:
         given = script(map_tree(lambda leaf: leaf[0].numpy(), observation))
@@ -193,7 +194,7 @@ def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) ->
             action.shape == space.shape,
             f"The script gave the action {given!r}, which is none of {space}.",
         )
-        return torch.as_tensor(action - start if start else action)[None]
+        return torch.as_tensor(as_policy_counts(action, first))[None]
 
     return choose
 
@@ -207,7 +208,7 @@ def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
         return ((low + high) / 2).astype(space.dtype)
-    return np.full(space.shape or (), getattr(space, "start", 0), dtype=space.dtype)
+    return np.full(space.shape or (), first_choice(space), dtype=space.dtype)
 
 
 def _number(info: dict[str, Any], name: str) -> float:

@@ -30,10 +30,11 @@ class Recording:
         action: its leaf.
         fps: steps per second.
         video: whether pictures go into videos; else as PNG into the table.
-        indices: `episode_index`, `task_index`, and the `index` of its first frame.
+        indices: `episode_index`, and the `index` of its first frame.
 
     Attributes:
         length: L, steps taken so far.
+        tasks: of the steps, each once.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Recording:
         indices: Mapping[str, int],
     ) -> None:
         self.folder, self.length = folder, 0
+        self.tasks: list[str] = []
         self._leaves, self._action, self._fps, self._indices = leaves, action, fps, indices
         self._statistics: dict[str, ColumnStatistics] = {}
         self._pending: dict[str, list[Any]] = {}
@@ -63,13 +65,16 @@ class Recording:
             else:
                 self._encoders[leaf.key] = PngEncoder(height, width)
 
-    def add(self, observation: Any, action: Any, numbers: Mapping[str, float | bool]) -> None:
+    def add(
+        self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
+    ) -> None:
         """Take a step in.
 
         Args:
             observation: that was acted on, a tree.
             action: what was executed.
             numbers: by column.
+            task: its number.
 
         Raises:
             ConfigurationError: where something is of another shape than its space.
@@ -86,6 +91,7 @@ class Recording:
         columns = lerobot.STEP_COLUMNS | lerobot.INDEX_COLUMNS
         indices = {
             **self._indices,
+            "task_index": task,
             "timestamp": self.length / self._fps,
             "frame_index": self.length,
             "index": self._indices["index"] + self.length,
@@ -122,25 +128,27 @@ class Recording:
         """Write what is left, and close the files.
 
         Returns:
-            arrow columns of one row, which hold the final observation: of a video the time behind
-            its begin.
+            arrow columns of one row, which hold the final observation, null if unknown:
+            of a video the time behind its begin.
 
         Raises:
             ConfigurationError: where the final observation is of another shape than its space.
         """
         finals = {}
         for leaf in self._leaves:
-            value = _value(leaf, final_observation)
+            known = final_observation is not None
+            value = _value(leaf, final_observation) if known else _nothing(leaf)
             if leaf.key in self._videos:
                 with writing(self.folder):
-                    self._videos[leaf.key].add(value)
+                    if known:
+                        self._videos[leaf.key].add(value)
                     self._videos[leaf.key].close()
                 column = lerobot.as_column(np.array([self.length / self._fps]))
             elif leaf.picture:
                 column = lerobot.as_pictures([self._encoders[leaf.key].encode(value)])
             else:
                 column = lerobot.as_column(value.reshape(1, -1))
-            finals[f"final/{leaf.key}"] = column
+            finals[f"final/{leaf.key}"] = column if known else _null_like(column)
         if not (self._last("next.terminated") or self._last("next.truncated")):
             self._pending["next.truncated"][-1] = np.array(True)
         self._pending["next.done"][-1] = np.array(True)
@@ -175,6 +183,14 @@ class Recording:
                 self._writer = parquet.ParquetWriter(self.folder / ROWS, table.schema)
             self._writer.write_table(table)
         self._pending, self._bytes = {}, 0
+
+
+def _nothing(leaf: Leaf) -> np.ndarray:
+    return np.zeros(leaf.kept_shape if leaf.picture else leaf.shape, leaf.dtype)
+
+
+def _null_like(column: Any) -> Any:
+    return lerobot.import_extra("pyarrow").nulls(len(column), column.type)
 
 
 def _value(leaf: Leaf, tree: Any) -> np.ndarray:

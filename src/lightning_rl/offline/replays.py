@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from lightning_rl.rollout import (
     copy_tree,
     map_tree,
 )
+from lightning_rl.structured_actions import first_choice
 
 
 def write_replay(
@@ -88,6 +90,12 @@ def read_replay(
     Raises:
         ConfigurationError: where the dataset has no rewards, and what `ReplayBuffer` raises.
     """
+    require(
+        np.array_equal(first_choice(action_space), episodes.first_action),
+        f"The dataset at {episodes.path} counts its actions from {episodes.first_action.tolist()}, "
+        f"as far as it was opened, and the action space is {action_space}: open it with that, "
+        "read_episodes(path, action_space=...).",
+    )
     settings = {"capacity": max(1, sum(episodes.lengths))} | settings
     replay = ReplayBuffer(observation_space, action_space, 1, **settings)
     for episode in episodes:

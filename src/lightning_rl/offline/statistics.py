@@ -10,6 +10,9 @@ from lightning_rl.offline.lerobot_format import QUANTILES
 SAMPLE = 4096
 """Of how many frames of an episode the quantiles of numbers are, at most, evenly spread."""
 
+STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
+"""Names of what `ColumnStatistics` returns."""
+
 LEVELS = 256
 """The values that a channel of a picture has."""
 

@@ -41,6 +41,9 @@ LONGEST_NAME = 60
 COMPARED = 8
 """Groups that are compared each with each; of more of them, the first with each other."""
 
+ENOUGH_STEPS = 0.99
+"""Share of the longest run's env steps below which a run is shorter than it."""
+
 ABSENT = "–"
 """What a setting is called that a run does not have."""
 
@@ -101,7 +104,8 @@ class Comparison:
         groups: the best first.
         improvements: (group, other, probability that a run of the first is better than one of the
             other, its interval).
-        left_out: runs that could not be read, and why.
+        left_out: runs that could not be read or scored, and why.
+        notes: what a reader of the scores has to know.
         metrics: of which there are curves.
     """
 
@@ -113,6 +117,7 @@ class Comparison:
     improvements: list[tuple[str, str, float, tuple[float, float]]]
     left_out: list[tuple[Path, str]]
     metrics: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 def compare(
@@ -143,7 +148,7 @@ def compare(
     )
     groups = _grouped(runs, group_by)
     shown = dict.fromkeys([metric, *SHOWN_TOO])
-    metrics = [name for name in shown if any(name in run.metrics for run in runs)]
+    metrics = [name for name in shown if any(len(run.curve(name)[0]) for run in runs)]
     evaluated = all(_evaluated(run, metric) is not None for run in runs)
     most = max(FEWEST_POINTS, min(ENOUGH_POINTS, MOST_POINTS // len(runs)))
     for group in groups:
@@ -165,7 +170,38 @@ def compare(
         improvements=_improvements(groups, higher),
         left_out=left_out,
         metrics=metrics,
+        notes=_notes(groups, metric),
     )
+
+
+def _notes(groups: Sequence[Group], metric: str) -> list[str]:
+    """Return what is unequal or doubtful about the runs that are compared."""
+    notes = []
+    ends = {run.path: run.curve(metric)[0][-1] for group in groups for run in group.runs}
+    shortest, longest = min(ends, key=lambda path: ends[path]), max(ends, key=lambda p: ends[p])
+    if ends[shortest] < ENOUGH_STEPS * ends[longest]:
+        notes.append(
+            f"Runs of unequal length are compared: {shortest} has {ends[shortest]:,.0f} env steps, "
+            f"{longest} has {ends[longest]:,.0f}."
+        )
+    for group in groups:
+        by_seed: dict[int | None, list[str]] = {}
+        for run in group.runs:
+            by_seed.setdefault(run.seed, []).append(str(run.path))
+        for seed, paths in by_seed.items():
+            if seed is not None and len(paths) > 1:
+                notes.append(
+                    f"Group {group.name} has seed {seed} {len(paths)} times ({', '.join(paths)}): "
+                    "these runs are not independent, and intervals are too narrow."
+                )
+        for run in group.runs:
+            steps = run.env_steps[np.isinf(run.metrics[metric])]
+            if len(steps):
+                notes.append(
+                    f"{run.path} has {metric} that is not finite at {steps[0]:,.0f} env steps: "
+                    "curves leave such evaluations out."
+                )
+    return notes
 
 
 def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tuple[Path, str]]]:
@@ -178,8 +214,14 @@ def _read(paths: Sequence[Path], metric: str) -> tuple[list[RunRecord], list[tup
         except ConfigurationError as error:
             left_out.append((path, str(error)))
             continue
-        if metric in run.metrics:
+        values = run.metrics.get(metric, np.empty(0))
+        values = values[~np.isnan(values)]
+        if len(values) and np.isfinite(values[-1]):
             runs.append(run)
+        elif len(values):
+            left_out.append(
+                (path, f"{path}: {metric} of its last evaluation is not finite. The run diverged.")
+            )
         else:
             has = ", ".join(run.metrics) or "no evaluation"
             ended = run.manifest.get("outcome", "without an end")

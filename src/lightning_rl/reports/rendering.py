@@ -54,6 +54,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
             {"group": group, "other": other, "probability": share, "interval": list(interval)}
             for group, other, share, interval in comparison.improvements
         ],
+        "notes": comparison.notes,
         "left_out": [{"run": str(path), "reason": reason} for path, reason in comparison.left_out],
     }
 
@@ -120,7 +121,7 @@ def _thinned(values: np.ndarray, most: int = 200) -> np.ndarray:
 def _plain(values: np.ndarray) -> list[float | int | None]:
     """Return numbers by six digits: a page of a hundred runs has a hundred thousand of them."""
     return [
-        None if math.isnan(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
+        None if not math.isfinite(x) else int(x) if float(x).is_integer() else float(f"{x:.6g}")
         for x in values.tolist()
     ]
 
@@ -197,6 +198,8 @@ def tables_of(comparison: Comparison) -> list[Table]:
         for run, score in zip(group.runs, group.scores, strict=True)
     ]
     tables.append(("Runs", columns, rows))
+    if comparison.notes:
+        tables.append(("Notes", ["note"], [[note] for note in comparison.notes]))
     if comparison.left_out:
         rows = [[str(path), reason] for path, reason in comparison.left_out]
         tables.append(("Left out", ["run", "why"], rows))

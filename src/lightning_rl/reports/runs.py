@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import yaml
 
 from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.evaluation import logged_values
 from lightning_rl.plain_yaml import load_yaml
 
 MANIFEST, NUMBERS = "run.json", Path("logs", "metrics.csv")
@@ -27,11 +29,12 @@ class RunRecord:
     Attributes:
         path: its directory.
         settings: by dotted path.
-        manifest: of `run.json`; empty where there is none.
-        evaluation: of `evaluation.json`; None where there is none.
+        manifest: of `run.json`; empty without one.
+        evaluation: of `evaluation.json`; None without one.
         env_steps: of the rows [P] in which one of the metrics asked for stands.
         seconds: of training up to these rows [P], evaluations left out; NaN where it is not known.
-        metrics: those asked for that the run has, by name: values [P], NaN where a row has none.
+        metrics: those asked for that the run has, by name: values [P], NaN where a row has none,
+            inf for a number that is not finite.
         films: newest last.
     """
 
@@ -63,15 +66,15 @@ class RunRecord:
         Args:
             name: total, evaluation or cpu. A part that was killed did not say, and is left out.
         """
-        parts = [*self.manifest.get("earlier", []), self.manifest]
-        seconds = [part.get("seconds", {}).get(name) for part in parts]
+        parts = [*(self.manifest.get("earlier") or []), self.manifest]
+        seconds = [(part.get("seconds") or {}).get(name) for part in parts]
         known = [float(one) for one in seconds if one]
         return sum(known) if known else None
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return env steps [E], seconds [E] and values [E] of the rows that have a metric."""
+        """Return env steps [E], seconds [E] and finite values [E] of a metric."""
         values = self.metrics.get(metric, np.full(len(self.env_steps), np.nan))
-        there = ~np.isnan(values)
+        there = np.isfinite(values)
         return self.env_steps[there], self.seconds[there], values[there]
 
 
@@ -81,7 +84,7 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
     Raises:
         ConfigurationError: where there is none, saying what there is.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for one in map(Path, given):
         if one.is_dir():
             below = sorted(path.parent for path in one.rglob(MANIFEST))
@@ -97,8 +100,9 @@ def find_runs(given: Iterable[str | Path]) -> list[Path]:
                 f"directories (with a {MANIFEST}), the directory of a sweep, or one with runs in "
                 "it, such as outputs."
             )
-        found |= dict.fromkeys(runs)
-    return list(found)
+        for run in runs:
+            found.setdefault(run.resolve(), run)  # by whichever path, each once
+    return list(found.values())
 
 
 def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
@@ -120,8 +124,8 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
     return RunRecord(
         path=path,
         settings=_settings_of(path),
-        manifest=_json(path / MANIFEST) or {},
-        evaluation=_json(path / "evaluation.json"),
+        manifest=_manifest(path / MANIFEST),
+        evaluation=_evaluation(path / "evaluation.json"),
         env_steps=steps[rows],
         seconds=seconds[rows],
         metrics={name: values[rows] for name, values in there.items()},
@@ -130,9 +134,10 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read env steps [P] and columns [P] of a table of metrics; NaN where a cell is empty.
+    """Read env steps [P] and columns [P] of a table of metrics.
 
-    A column that the table lacks is all NaN, and a last line that a kill has cut short is left out.
+    An empty cell is NaN, a number that is not finite is inf. A column that the table lacks is all
+    NaN, and a last line that a kill has cut short is left out.
 
     Raises:
         ConfigurationError: where there is no such table, or it is damaged: naming the line.
@@ -147,7 +152,9 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
             if at[0] is None:
                 raise ValueError("it has no column env_steps")
             for cells in lines:
-                rows.append([float(cells[i]) if i is not None and cells[i] else np.nan for i in at])
+                rows.append([np.nan if i is None else _cell(cells[i]) for i in at])
+                if not math.isfinite(rows[-1][0]):
+                    raise ValueError(f"env_steps is {cells[at[0]]!r}")
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} does not exist: the run ended before its first iteration, or wrote none "
@@ -163,12 +170,18 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
     return table[:, 0], {name: table[:, i] for i, name in enumerate(names, 1)}
 
 
+def _cell(text: str) -> float:
+    if not text:
+        return math.nan
+    return value if math.isfinite(value := float(text)) else math.inf
+
+
 def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """Return the seconds of training [P]: the env steps of each row by the speed in it.
 
     A row of an evaluation between two that were logged has no speed: it has theirs.
     """
-    known = speed > 0
+    known = (speed > 0) & np.isfinite(speed)
     if not known.any():
         return np.full(len(env_steps), np.nan)
     filled = np.interp(env_steps, env_steps[known], speed[known])
@@ -198,6 +211,54 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
+
+
+def _evaluation(path: Path) -> dict[str, Any] | None:
+    """Return the content of `evaluation.json`; None without one.
+
+    Raises:
+        ConfigurationError: where a part of it is missing or is not finite.
+    """
+    content = _json(path)
+    if content is None:
+        return None
+    try:
+        values = logged_values(content)
+        values |= {name: float(content[name]) for name in ("episodes", "env_steps")}
+        wrong = [name for name, value in values.items() if not math.isfinite(value)]
+        if "eval/ci95_low" not in values:
+            wrong.append("ci95")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{path} is not whole ({type(error).__name__}: {error}): run rl-cli validate again, or "
+            "remove the file."
+        ) from error
+    if wrong:
+        raise ConfigurationError(
+            f"{path} holds no finite {', '.join(wrong)}: the run diverged, and cannot be scored by "
+            "it."
+        )
+    return content
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """Return the content of `run.json`; empty without one.
+
+    Raises:
+        ConfigurationError: where its times are not given as `RunRecord` reads them.
+    """
+    content = _json(path) or {}
+    earlier = content.get("earlier") or []
+    parts = [content, *earlier] if isinstance(earlier, list) else [None]
+    for part in parts:
+        for name in ("seconds", "peak_memory"):
+            times = part.get(name) if isinstance(part, dict) else 0
+            if not isinstance(times, dict | None) or not all(
+                isinstance(one, float | int | None) and math.isfinite(one or 0)
+                for one in (times or {}).values()
+            ):
+                raise ConfigurationError(f"{path} is damaged: its {name} are {times!r}.")
+    return content
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -6,8 +6,11 @@ be of one scale.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+from lightning_rl.errors import require
 
 RESAMPLES = 10_000
 """How many samples a bootstrap draws."""
@@ -27,8 +30,11 @@ def iqm(scores: Scores) -> float:
 
     Args:
         scores: by task.
+
+    Raises:
+        ConfigurationError: for a score that is not finite: NaN would sort as the best one.
     """
-    return float(_trimmed_mean(np.concatenate([np.asarray(task, float) for task in scores])))
+    return float(_trimmed_mean(np.concatenate([_finite(task) for task in scores])))
 
 
 def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -40,6 +46,9 @@ def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[floa
     Args:
         scores: by task.
         resamples: how many samples are drawn.
+
+    Raises:
+        ConfigurationError: for a score that is not finite.
     """
     generator = np.random.default_rng(0)
     drawn = np.concatenate([_resampled(task, resamples, generator) for task in scores], axis=1)
@@ -55,8 +64,11 @@ def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
     Args:
         values: of R runs at T points, [R, T].
         resamples: how many samples are drawn.
+
+    Raises:
+        ConfigurationError: for a value that is not finite.
     """
-    runs, points = values.shape
+    runs, points = _finite(values).shape
     result = np.full((3, points), np.nan)
     result[0] = _trimmed_mean(values.T)
     if runs > 1:
@@ -78,9 +90,12 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
     Args:
         scores: by task.
         others: by task, of the same tasks.
+
+    Raises:
+        ConfigurationError: for a score that is not finite.
     """
     pairs = zip(scores, others, strict=True)
-    return float(np.mean([_share_above(np.array([x]), np.array([y])) for x, y in pairs]))
+    return float(np.mean([_share_above(_finite([x]), _finite([y])) for x, y in pairs]))
 
 
 def interval_of_improvement(
@@ -94,6 +109,9 @@ def interval_of_improvement(
         scores: by task.
         others: by task, of the same tasks.
         resamples: how many samples are drawn.
+
+    Raises:
+        ConfigurationError: for a score that is not finite.
     """
     generator = np.random.default_rng(0)
     shares = [
@@ -101,6 +119,22 @@ def interval_of_improvement(
         for x, y in zip(scores, others, strict=True)
     ]
     return _interval(np.mean(shares, axis=0))
+
+
+def _finite(scores: Any) -> np.ndarray:
+    """Return scores as an array.
+
+    Raises:
+        ConfigurationError: if one is not finite.
+    """
+    values = np.asarray(scores, float)
+    wrong = values[~np.isfinite(values)]
+    require(
+        len(wrong) == 0,
+        f"A score is {wrong[:1]}, and scores are compared by their order and mean: leave that run "
+        "out, or give it the score of a failure.",
+    )
+    return values
 
 
 def _trimmed_mean(values: np.ndarray) -> np.ndarray:
@@ -115,7 +149,7 @@ def _resampled(
     scores: Sequence[float], resamples: int, generator: np.random.Generator
 ) -> np.ndarray:
     """Return samples [resamples, R] of R scores."""
-    values = np.asarray(scores, float)
+    values = _finite(scores)
     return values[generator.integers(len(values), size=(resamples, len(values)))]
 
 

@@ -49,6 +49,7 @@ from lightning_rl.envs.vector_env import (
 from lightning_rl.errors import require
 from lightning_rl.machine import settings
 from lightning_rl.rollout import map_tree
+from lightning_rl.structured_actions import as_env_counts, as_policy_counts, first_choice
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""
@@ -166,7 +167,7 @@ class GymnasiumEnv(VectorEnv):
         if self._clip is not None:
             actions = actions.clip(*self._clip)
         elif self._first_action is not None:
-            actions = actions + self._first_action
+            actions = as_env_counts(actions, self._first_action)
         elif self._replayable:
             actions = (
                 actions.copy()
@@ -362,7 +363,7 @@ class GymnasiumEnv(VectorEnv):
         announced = self._env.metadata.get("reports_interventions", False)
         self.reports_interventions = bool(announced or self._names)
         self.reports_penalty = bool(self._env.metadata.get("reports_penalty", False))
-        start = np.asarray(getattr(self.single_action_space, "start", 0))
+        start = first_choice(self.single_action_space)
         self._first_action = start if start.any() else None
         self._finals: Any = None
 
@@ -424,7 +425,8 @@ class GymnasiumEnv(VectorEnv):
         if self.reports_interventions:
             taken = read_interventions(f"Env '{self.id}'", said, actions)
             if self._first_action is not None:
-                taken["executed_action"] -= self._first_action
+                executed = taken["executed_action"]
+                taken["executed_action"] = as_policy_counts(executed, self._first_action)
             result |= {key: torch.from_numpy(array) for key, array in taken.items()}
         if self.reports_penalty:
             result["penalty"] = torch.from_numpy(read_penalty(said, self.num_envs))

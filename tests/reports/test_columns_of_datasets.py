@@ -1,0 +1,157 @@
+"""Columns that are films, texts, lists of several lengths, or missing; names with slashes.
+
+After lerobot 3181, 2429 and 2283, openpi 213.
+"""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict
+
+from lightning_rl import EpisodeWriter, read_episodes, write_minari
+from lightning_rl.offline.label import LabelSettings, label_dataset
+from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq, refused
+
+CAMERA = "observation.images.front"
+FILM = {CAMERA: {"dtype": "video", "shape": [16, 16, 3], "names": None}}
+
+
+def with_film(path, **rows):
+    nothing = [0, 0]
+    places = {f"videos/{CAMERA}/{name}": nothing for name in ("chunk_index", "file_index")}
+    places |= {f"videos/{CAMERA}/from_timestamp": [0.0, 0.4]}
+    make(path, features=FILM, rows={**places, **rows})
+    film(path / f"videos/{CAMERA}/chunk-000/file-000.mp4", greys(*range(0, 210, 30)))
+    return path
+
+
+def test_keys_name_a_film(tmp_path):
+    episodes = read_episodes(with_film(tmp_path), {CAMERA: "observation.front"})
+    assert episodes[1].observation["front"].shape == (4, 16, 16, 3)
+    levels = episodes[1].observation["front"].float().mean((1, 2, 3))
+    np.testing.assert_allclose(levels, [120, 150, 180, 180], atol=4)
+    space = Dict({"front": Box(0, 255, (16, 16, 3), np.uint8)})
+    named = read_episodes(tmp_path, {CAMERA: "observation.front"}, observation_space=space)
+    assert named[0].observation["front"].shape == (5, 16, 16, 3)
+
+
+@pytest.mark.parametrize("name", ["chunk_index", "file_index", "from_timestamp"])
+def test_a_film_without_a_place_is_refused_on_opening(tmp_path, name):
+    path = with_film(tmp_path, **{f"videos/{CAMERA}/{name}": [0, None]})
+    refused(lambda: read_episodes(path), "Episode 1", f"videos/{CAMERA}/{name}")
+    assert len(read_episodes(path, observation_space=STATE)) == 2, "without the camera"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({CAMERA: "reward"}, ("a column of video",)),
+        ({"observation.state": "observation", "action": "observation"}, ("two columns the same",)),
+        ({"observation.state": "observation.speed"}, ("no such part", "observation.agent_pos")),
+    ],
+)
+def test_keys_that_would_be_ignored_are_refused(tmp_path, keys, words):
+    space = Dict({"agent_pos": STATE})
+    refused(lambda: read_episodes(with_film(tmp_path), keys, observation_space=space), *words)
+
+
+LISTS = pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "word"),
+    [
+        ("next.reward", pa.array([0.0, 0, None, 0, 0, 0, 0], pa.float32()), "1 values are missing"),
+        ("observation.state", pa.array([[1.0, 2]] * 6 + [None], LISTS), "1 values are missing"),
+        ("observation.state", pa.array([[1.0, 2]] * 6 + [[1, None]], LISTS), "missing"),
+        ("observation.state", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
+        ("observation.state", pa.array([[1.0, 2, 3]] * 7, LISTS), "3 values a row"),
+        ("observation.state", pa.array(["text"] * 7), "it holds string, no numbers"),
+        ("action", pa.array([[1.0], [1, 2, 3]] + [[1, 2]] * 5, LISTS), "1 to 3 entries"),
+        ("complementary_info.a", pa.array([0.0, 0, None, 0, 0, 0, 0]), "1 values are missing"),
+        ("next.done", pa.array([None] * 7, pa.bool_()), "missing"),
+    ],
+)
+def test_a_column_with_holes_or_lists_of_several_lengths_is_refused(tmp_path, key, values, word):
+    shape = [2] if key in ("observation.state", "action") else [1]
+    described = {key: {"dtype": "bool" if "done" in key else "float32", "shape": shape}}
+    make(tmp_path, columns={**numbers(7), key: values}, features=described)
+    refused(lambda: list(read_episodes(tmp_path)), "Episode ", f"'{key}'", word)
+
+
+def test_a_column_that_the_file_does_not_have_is_refused(tmp_path):
+    make(tmp_path, features={"next.reward": {"dtype": "float32", "shape": [1], "names": None}})
+    refused(lambda: read_episodes(tmp_path)[0], "file-000.parquet", "next.reward")
+
+
+@pytest.mark.parametrize(
+    ("info", "name"),
+    [
+        ({"fps": ...}, "fps"),
+        ({"fps": 0}, "fps"),
+        ({"fps": "10"}, "fps"),
+        ({"features": ...}, "features"),
+        ({"data_path": ...}, "data_path"),
+        ({"data_path": "data/{episode_chunk}/{episode_index}.parquet"}, "data_path"),
+        ({"features": {"action": {"shape": [2]}}}, "features.action"),
+        ({"features": {"action": {"dtype": "float33", "shape": [2]}}}, "features.action"),
+        ({"features": {CAMERA: FILM[CAMERA]}, "video_path": ...}, "video_path"),
+    ],
+)
+def test_an_info_file_that_lacks_something_is_refused_by_its_name(tmp_path, info, name):
+    make(tmp_path, info=info)
+    refused(lambda: read_episodes(tmp_path), name)
+
+
+@pytest.mark.parametrize("pictures", ["png", "video"])
+def test_names_with_slashes_are_kept_through_joining_and_labelling(tmp_path, pictures):
+    space = Dict({"arm/left": STATE, "eye/0": Box(0, 255, (64, 64, 3), np.uint8)})
+    writer = EpisodeWriter(tmp_path, space, ACTION, 10, pictures=pictures)
+
+    def seen(t):
+        return {"arm/left": np.full(2, t), "eye/0": np.full((64, 64, 3), 20 * t, np.uint8)}
+
+    for _ in range(2):
+        for t in range(3):
+            writer.add(seen(t), np.zeros(2), 1.0, t == 2, False, extra={"cost/time": t, "b": 0})
+        writer.end_episode(seen(3), success=True)
+    writer.finalise()
+    label_dataset(tmp_path, LabelSettings(value="mean"))
+    for settings in ({}, {"observation_space": space, "action_space": ACTION}):
+        episode = read_episodes(tmp_path, **settings)[1]
+        assert set(episode.observation) == {"arm/left", "eye/0"}
+        assert episode.extra["cost/time"].tolist() == [0, 1, 2]
+    if pictures == "png":
+        pytest.importorskip("minari", reason="needs the extra data")
+        refused(lambda: write_minari(tmp_path / "minari", [episode], space, ACTION), "has a slash")
+        plain = replace(episode, observation=episode.observation["arm/left"])
+        write_minari(tmp_path / "minari", [plain], STATE, ACTION)
+        assert read_episodes(tmp_path / "minari")[0].extra.keys() == episode.extra.keys()
+        shutil.rmtree(tmp_path / "minari")
+    again = EpisodeWriter(tmp_path, space, ACTION, 10, pictures=pictures)
+    again.write(episode)
+    again.finalise()
+    assert read_episodes(tmp_path)[2].extra["cost/time"].tolist() == [0, 1, 2]
+
+
+def test_two_extras_of_one_column_are_refused(tmp_path):
+    writer = EpisodeWriter(tmp_path, STATE, ACTION, 10)
+    extra = {"a/b": 0.0, "a_b": 0.0}
+    refused(
+        lambda: writer.add(np.zeros(2), np.zeros(2), 0.0, False, False, extra=extra), "one column"
+    )
+
+
+def test_strangers_columns_with_slashes_are_read_and_labelled(tmp_path):
+    zeros = np.zeros(7, np.float32)
+    columns = numbers(7, **{"observation.a/b": zeros, "complementary_info.c/d": zeros + 1})
+    columns["next.success"] = np.array([0, 0, 0, 1, 0, 0, 1], bool)
+    make(tmp_path, columns=columns)
+    label_dataset(tmp_path, LabelSettings(value="mean"))
+    episode = read_episodes(tmp_path)[0]
+    assert set(episode.observation) == {"state", "a/b"}
+    assert episode.extra["c/d"].tolist() == [1, 1, 1, 1]
+    (file,) = (tmp_path / "meta/episodes").rglob("*.parquet")
+    assert pq.read_table(file).column("success").to_pylist() == [True, True]

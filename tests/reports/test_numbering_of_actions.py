@@ -1,0 +1,127 @@
+"""Envs that count their actions from another number than 0: after stable-baselines3 2052.
+
+Files hold what the env executed, as the env counts; episodes, rollouts and replays count from 0.
+"""
+
+import json
+from functools import partial
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
+
+from lightning_rl import (
+    ActorOnly,
+    Demonstrations,
+    EpisodeWriter,
+    GymnasiumEnv,
+    read_episodes,
+    read_replay,
+    write_minari,
+    write_replay,
+)
+from lightning_rl.offline.record import Recorder, script_chooser
+from tests.reports.datasets import STATE, make, numbers, pq, refused
+
+SINGLE = Discrete(3, start=1)
+SEVERAL = MultiDiscrete([3, 2], start=[1, -4])
+
+
+class Counting(gymnasium.Env):
+    """Four steps; the reward is the sum of the action as the env counts."""
+
+    metadata = {"render_modes": [], "render_fps": 10}  # noqa: RUF012
+    observation_space = STATE
+
+    def __init__(self, space):
+        self.action_space = space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.t += 1
+        return np.full(2, self.t, np.float32), float(np.sum(action)), False, self.t >= 4, {}
+
+
+@pytest.fixture(autouse=True)
+def registry_given_back():
+    yield
+    gymnasium.registry.pop("Counting-v0", None)
+
+
+CASES = [(SINGLE, [1, 2, 2, 3]), (SEVERAL, [[1, -4], [2, -3], [3, -4], [3, -3]])]
+
+
+def record(path, space, actions):
+    gymnasium.register("Counting-v0", partial(Counting, space))
+    env = GymnasiumEnv(1, "Counting-v0")
+    writer = EpisodeWriter(path, STATE, space, fps=10)
+    chooser = script_chooser(lambda seen: actions[int(seen[0])], space)
+    assert len(list(Recorder(env).record(writer, 1, lambda _: chooser, seed=1))) == 1
+    writer.finalise()
+    return env
+
+
+def on_disk(path):
+    (file,) = (path / "data").rglob("*.parquet")
+    return pq.read_table(file).column("action").to_pylist()
+
+
+@pytest.mark.parametrize(("space", "actions"), CASES, ids=["single", "several"])
+def test_every_way_through_files_keeps_the_numbers_of_the_env_there_and_0_here(
+    tmp_path, space, actions
+):
+    record(tmp_path / "recorded", space, actions)
+    expected = (np.array(actions) - space.start).tolist()
+    assert on_disk(tmp_path / "recorded") == actions
+    assert read_episodes(tmp_path / "recorded")[0].action.tolist() == expected, "its own word"
+    (tmp_path / "recorded/meta/lightning_rl.json").unlink()  # as of a stranger
+    episodes = read_episodes(tmp_path / "recorded", action_space=space)
+    assert episodes[0].action.tolist() == expected
+    assert episodes[0].reward.tolist() == [np.sum(action) for action in actions]
+    replay = read_replay(episodes, STATE, space)
+    write_replay(tmp_path / "replayed", replay, STATE, space, fps=10)
+    assert on_disk(tmp_path / "replayed") == actions
+    copy = EpisodeWriter(tmp_path / "copied", STATE, space, 10)
+    copy.write(episodes[0])
+    copy.finalise()
+    assert on_disk(tmp_path / "copied") == actions
+    pytest.importorskip("minari", reason="needs the extra data")
+    write_minari(tmp_path / "minari", episodes, STATE, space)
+    again = read_episodes(tmp_path / "minari", action_space=space)
+    assert again._file.read(0)["actions"].tolist() == actions
+    assert torch.equal(again[0].action, episodes[0].action)
+    other = Discrete(3) if space is SINGLE else MultiDiscrete([3, 2])
+    refused(lambda: read_episodes(tmp_path / "minari", action_space=other), "of another env: its")
+
+
+def test_a_clone_counts_as_the_policy_does(tmp_path):
+    env = record(tmp_path, SINGLE, [1, 2, 2, 3])
+    handed_out = Demonstrations(env, ActorOnly(STATE, SINGLE), 4, 0, path=str(tmp_path))
+    assert handed_out.collect()["action"][0, :4].tolist() == [0, 1, 1, 2]
+
+
+def test_another_numbering_than_that_of_the_dataset_is_refused(tmp_path):
+    record(tmp_path / "own", SINGLE, [1, 2, 2, 3])
+    refused(
+        lambda: read_episodes(tmp_path / "own", action_space=Discrete(4)),
+        "counts its actions from 1",
+        "counts from 0",
+    )
+    described = json.loads((tmp_path / "own/meta/lightning_rl.json").read_text())
+    assert described["action_start"] == 1
+    make(tmp_path / "theirs", (4,), numbers(4, action=np.array([1, 2, 2, 3])))
+    episodes = read_episodes(tmp_path / "theirs")
+    refused(lambda: read_replay(episodes, STATE, SINGLE), "read_episodes(path, action_space=...)")
+    box = read_episodes(tmp_path / "theirs", action_space=SINGLE)
+    assert box[0].action.tolist() == [0, 1, 1, 2]
+    refused(
+        lambda: read_episodes(tmp_path / "theirs", action_space=Discrete(3))[0],
+        "the action 3 at step 3",
+    )
