@@ -462,7 +462,7 @@ MUTATIONS = (
     Mutation(
         "envs/tensor_simulator.py",
         "success is that of the episode after",
-        'said = info.get("final_info", info)',
+        "said = _from_before_the_reset(info, final, done)",
         "said = info",
         "numerics/test_tensor_simulator.py",
     ),
@@ -993,8 +993,8 @@ MUTATIONS = (
     Mutation(
         "algorithms/base.py",
         "the observation normaliser takes each rollout in twice",
-        "            self.policy.update_normalization(without_padding(rollout))\n",
-        "            self.policy.update_normalization(without_padding(rollout))\n" * 2,
+        "                self.policy.update_normalization(steps)\n",
+        "                self.policy.update_normalization(steps)\n" * 2,
         "numerics/test_normalization.py numerics/test_networks.py",
     ),
     Mutation(

@@ -36,8 +36,8 @@ from lightning_rl.optim.compiled.graphs import Graphs
 from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
+from lightning_rl.optim.objective_checks import WHOLE
 from lightning_rl.optim.update import (
-    WHOLE,
     Loss,
     NonFiniteGuard,
     Objective,
@@ -275,15 +275,6 @@ class Algorithm(LightningModule, ABC, Constructed):
         Raises:
             ConfigurationError: where `whole_minibatches` meets a policy with a `micro_batch_size`.
         """
-        micro_batch_size = getattr(self.policy, "micro_batch_size", None)
-        if whole_minibatches:
-            require(
-                micro_batch_size is None,
-                f"The loss{f' {name!r}' if name else ''} of {type(self).__name__} needs whole "
-                f"minibatches, and policy.micro_batch_size={micro_batch_size} would cut them into "
-                "parts: leave micro_batch_size out, and lower batch_size where memory is short.",
-            )
-            micro_batch_size = WHOLE
         if modules:
             groups = [{"params": [p for m in modules for p in m.parameters() if p.requires_grad]}]
         limit = self.max_grad_norm if max_grad_norm is None else max_grad_norm
@@ -298,9 +289,20 @@ class Algorithm(LightningModule, ABC, Constructed):
             schedule=self.schedule_from(rate),
             make_optimizer=optimizer or self.make_optimizer or _adam(rate, self.adam_eps),
             guard=NonFiniteGuard(self.max_nonfinite_steps),
-            micro_batch_size=micro_batch_size,
+            micro_batch_size=self._micro_batch_size(name, whole_minibatches),
             passes=passes,
         )
+
+    def _micro_batch_size(self, name: str, whole: bool) -> int | None:
+        """Return the policy's, or `WHOLE` for a loss of whole minibatches."""
+        size: int | None = getattr(self.policy, "micro_batch_size", None)
+        require(
+            size is None or not whole,
+            f"The loss{f' {name!r}' if name else ''} of {type(self).__name__} needs whole "
+            f"minibatches, and policy.micro_batch_size={size} would cut them into parts: leave "
+            "micro_batch_size out, and lower batch_size where memory is short.",
+        )
+        return WHOLE if whole else size
 
     def in_turn(
         self, *objectives: str, then: Callable[[], None], written: Sequence[Tensor]
@@ -388,11 +390,11 @@ class Algorithm(LightningModule, ABC, Constructed):
         for part in parts:
             for key, value in part.items():
                 name = key if "/" in key else f"train/{key}"
-                require(
-                    name not in metrics,
-                    f"Two numbers of an iteration would be charted as {name}: have one of the "
-                    f"losses of {type(self).__name__} report '{key}' under another name.",
-                )
+                if name in metrics:
+                    raise ConfigurationError(
+                        f"Two numbers of an iteration would be charted as {name}: have one of the "
+                        f"losses of {type(self).__name__} report '{key}' under another name."
+                    )
                 metrics[name] = value
         return metrics
 

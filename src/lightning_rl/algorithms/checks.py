@@ -24,7 +24,8 @@ from lightning_rl.checkpoint_format import (
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.lightning_private import start_method_of, trainer_of
-from lightning_rl.optim.update import WHOLE, Objective, quoted
+from lightning_rl.optim.objective_checks import WHOLE, quoted
+from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 

@@ -391,9 +391,7 @@ def epochs(
     """
     size = drawing.units_in(batch_size)
     if ranks.world_size() == 1:
-        if len(drawing) == 0:  # else a pass would be one minibatch of no samples
-            return
-        for _ in range(n_epochs):  # drawn as they come: an update may end before the last pass
+        for _ in range(n_epochs if len(drawing) else 0):  # drawn as they come: it may end early
             yield drawing.minibatches(_shuffled(drawing, generator).split(size))
         return
     orders = [_shuffled(drawing, generator) for _ in range(n_epochs)]

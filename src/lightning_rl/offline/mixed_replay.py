@@ -261,7 +261,8 @@ class MixedReplay(Replay):
         for name in ("online", "offline"):
             getattr(self, name).load_state_dict(state[name], folder)
         if state["begun"]:
-            self._source, self._begun = None, True
+            self._source = None
+            self._begun = True
         self._goes_on, self._interventions = state["goes_on"], state["interventions"]
         self._online_share = state["online_share"]
 

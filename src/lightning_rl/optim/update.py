@@ -1,8 +1,7 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import require
+from lightning_rl.optim import objective_checks as checks
 from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
@@ -30,14 +30,7 @@ Loss = Callable[[TensorDict], tuple[Tensor, dict[str, Tensor]]]
 """Returns the loss of samples [B] and scalars to report, all of them averages over the samples."""
 
 CPU_MICRO_BATCH = 2048
-"""Samples that go through the networks at once on a CPU.
-
-The activations of more leave the cache, and their memory is asked for anew each time.
-"""
-
-
-WHOLE = sys.maxsize
-"""The `micro_batch_size` that keeps every minibatch whole."""
+"""Samples that go through networks at once on a CPU: activations of more leave the cache."""
 
 
 class Update:
@@ -50,8 +43,7 @@ class Update:
     Args:
         objective: the loss.
         optimizer: of its parameters.
-        hooks: where a callback or the module listens to what Lightning calls for each minibatch;
-            None where nobody does.
+        hooks: where a callback or the module listens to Lightning's hooks of minibatches; or None.
         phase: times the parts of the update.
 
     Attributes:
@@ -73,13 +65,13 @@ class Update:
         self.gradient = FlatGradient(self.parameters)
         self.names: list[str] = []
         self.scalars: Tensor
+        self._what = objective.name, objective.owner, self.parameters
         self._labels = [objective.label("loss"), objective.label("grad_norm")]
         self._hooks = hooks
         trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
         self._others = trained > len(self.parameters)
         self._several = ranks.world_size() > 1
-        self._agreed = False  # the ranks, on the names
-        self._moves = False  # whether a gradient has reached a parameter
+        self._agreed = self._checked = False  # the ranks on the names; the first backward pass
 
     def __call__(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]; with several processes, of their parts of one."""
@@ -93,7 +85,6 @@ class Update:
         minibatch = self.objective.prepare(minibatch)
         self.zero_gradient()
         row = self.backward(minibatch)
-        self._moves = self._moves or self._reaches_a_parameter()
         norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
         if self.accepts(torch.cat([row, norm[None]])):
             self.optimizer_step()
@@ -114,24 +105,19 @@ class Update:
             self.names = [*self._labels[:1], *scalars, *self._labels[1:]]
             row = torch.stack([loss, *scalars.values()]).detach()
             rows.append(row if share == 1 else row * share)
+        self._checked = self._checked or checks.check_first_backward(*self._what, self.names)
         return rows[0] if len(rows) == 1 else torch.stack(rows).sum(0)
 
     def _differentiate(self, loss: Tensor) -> None:
         # Named where there are others: an actor's loss goes through the critics, whose own
         # gradients it would take time to compute, and leave lying about.
         if not loss.requires_grad:
-            raise self.objective.unreached()
+            raise checks.unreached(*self._what)
         inputs = self.parameters if self._others else None
         if self._hooks is None:
             loss.backward(inputs=inputs)
         else:
             self._hooks.backward(loss, inputs)
-
-    def _reaches_a_parameter(self) -> bool:
-        """Return true if a parameter has a gradient after the first backward pass; else raise."""
-        if not any(parameter.grad is not None for parameter in self.parameters):
-            raise self.objective.unreached()
-        return True
 
     def accepts(self, scalars: Tensor) -> bool:
         """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is.
@@ -236,9 +222,6 @@ class Objective:
         guard: tells which steps to skip.
         micro_batch_size: samples that go through the network at once; None for as many as are fast.
         passes: names of reported scalars that the losses after it in an `UpdateSequence` read.
-
-    Raises:
-        ConfigurationError: where `groups` hold a parameter that the owner does not have.
     """
 
     name: str
@@ -255,8 +238,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         self.statistics = UpdateStatistics()
-        # Lists: a generator, as `module.parameters()` is, would be empty for the optimizer.
-        self.groups = [{**group, "params": _listed(group["params"])} for group in self.groups]
+        self.groups = checks.with_lists(self.groups)
+        checks.check_owned(self.name, self.owner, self.groups)
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
         # In the owner's order, which is the same on all ranks, however the groups are made.
         self.parameters = [
@@ -264,45 +247,10 @@ class Objective:
             for parameter in self.owner.parameters()
             if id(parameter) in wanted and parameter.requires_grad
         ]
-        own, called = type(self.owner).__name__, f" '{self.name}'" if self.name else ""
-        strangers = wanted - {id(parameter) for parameter in self.owner.parameters()}
-        require(
-            not strangers,
-            f"The objective{called} of {own} has {len(strangers)} parameters that {own} does not "
-            "hold: they would be in no checkpoint, and their gradients neither cleared nor "
-            "clipped. Make them attributes of the module: nn.Parameter, nn.Module or "
-            "nn.ModuleList.",
-        )
 
     def label(self, scalar: str) -> str:
         """Return the name under which a scalar that each objective has is reported."""
         return f"{self.name}_{scalar}" if self.name else scalar
-
-    def unreached(self) -> ConfigurationError:
-        """Return the error of a loss that depends on no parameter of the objective."""
-        mine = {id(parameter) for parameter in self.parameters}
-        names = [name for name, p in self.owner.named_parameters() if id(p) in mine]
-        return ConfigurationError(
-            f"The loss{f' of {self.name!r}' if self.name else ''} does not depend on any of the "
-            f"parameters that it should move: {quoted(names)}. They would never be trained. The "
-            "usual causes: detach(), item() or torch.no_grad() on the way from them to the loss, "
-            "or the wrong modules in configure_objectives."
-        )
-
-    def passed(self, scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of the reported scalars that the next losses read.
-
-        Raises:
-            ConfigurationError: for a scalar of `passes` that the loss did not report.
-        """
-        missing = [name for name in self.passes if name not in scalars]
-        require(
-            not missing,
-            f"The objective '{self.name}' passes {quoted(missing)} to the losses after it, and "
-            f"its loss reports {quoted(scalars) or 'nothing'}. Return "
-            f"{quoted(missing)} among its scalars, or leave it out of passes=.",
-        )
-        return {name: scalars[name] for name in self.passes}
 
 
 class UpdateStatistics:
@@ -341,12 +289,6 @@ class UpdateStatistics:
         rows, self._rows = self._rows, []
         if not rows:
             return {}
-        twice = {name for name in self._names if self._names.count(name) > 1}
-        require(
-            not twice,
-            f"A loss reports {quoted(sorted(twice))}, a name that every objective uses for its own "
-            "loss and gradient: choose another name.",
-        )
         return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
 
     def __len__(self) -> int:
@@ -376,13 +318,11 @@ class NonFiniteGuard:
     def passes(self, names: list[str], scalars: Tensor) -> bool:
         """Tell whether loss and gradient norm, the first and the last scalar, are finite.
 
-        This is the one thing per minibatch that waits for the device.
-
         Args:
             names: of the scalars.
             scalars: [len(names)].
         """
-        if math.isfinite((scalars[0] + scalars[-1]).item()):
+        if math.isfinite((scalars[0] + scalars[-1]).item()):  # the one wait for the device
             self.in_a_row = 0
             self.passed += 1
             return True
@@ -397,17 +337,14 @@ class NonFiniteGuard:
         everywhere = ranks.gather_over_ranks(_not_finite(sources))
         blamed = dict.fromkeys(name for names in everywhere for name in names)
         origin = (
-            f"Not finite among what they are made of: {', '.join(blamed)}."
-            if blamed
-            else (
-                "What they are made of is finite, so the loss itself overflows: lower "
-                "learning_rate or max_grad_norm."
-            )
+            "What they are made of is finite, so the loss itself overflows: lower learning_rate or "
+            "max_grad_norm."
         )
-        failing = ", ".join(self._failing)
+        if blamed:
+            origin = f"Not finite among what they are made of: {', '.join(blamed)}."
         return (
-            f"{self.limit} optimizer steps in a row were skipped, because {failing} were not "
-            f"finite. {origin}"
+            f"{self.limit} optimizer steps in a row were skipped, because "
+            f"{', '.join(self._failing)} were not finite. {origin}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -418,16 +355,6 @@ class NonFiniteGuard:
         """Take up saved counters."""
         self.passed, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
-
-
-def quoted(names: Iterable[str], most: int = 6) -> str:
-    """Return names for a message, in quotes; the first `most` of them."""
-    names = list(names)
-    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
-
-
-def _listed(parameters: Any) -> list[Any]:
-    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

@@ -7,6 +7,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.errors import require
+from lightning_rl.optim.objective_checks import passed_scalars
 from lightning_rl.optim.update import Update
 
 
@@ -59,9 +60,11 @@ class UpdateSequence:
         minibatch = minibatch.copy()
         for update in self.updates:
             update(minibatch.copy())
-            if update.objective.passes:
+            objective = update.objective
+            if objective.passes:
                 scalars = dict(zip(update.names, update.scalars, strict=True))
-                for name, scalar in update.objective.passed(scalars).items():
+                passed = passed_scalars(objective.name, objective.passes, scalars)
+                for name, scalar in passed.items():
                     minibatch.set(name, scalar.expand(len(minibatch)))
         self._follow_up()
 

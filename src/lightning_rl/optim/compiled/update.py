@@ -13,6 +13,7 @@ from lightning_rl.distributed import ranks
 from lightning_rl.optim.compiled.adam import TracedAdam
 from lightning_rl.optim.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
+from lightning_rl.optim.objective_checks import check_names, passed_scalars, unreached
 from lightning_rl.optim.update import Objective, Update, micro_batches
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.phases import PhaseTimer, no_phases
@@ -232,14 +233,15 @@ class CompiledUpdate(Update):
             own = dict(zip(self.names_of_parameters, leaves, strict=True))
             loss, scalars = functional_call(self._module, {**state, **own}, (minibatch, prepared))
             if not loss.requires_grad:
-                raise self.objective.unreached()
+                raise unreached(*self._what)
             found = torch.autograd.grad(loss, leaves, allow_unused=True)
             if all(gradient is None for gradient in found):
-                raise self.objective.unreached()
+                raise unreached(*self._what)
         gradients = [
             torch.zeros_like(leaf) if gradient is None else gradient
             for gradient, leaf in zip(found, leaves, strict=True)
         ]
+        check_names([*self._labels, *scalars])
         reported.update(dict.fromkeys(scalars))
         row = torch.stack([loss, *scalars.values()]).detach()
         return row, gradients, [gradient is not None for gradient in found]
@@ -361,8 +363,10 @@ class CompiledSequence(UpdateSequence):
                 stop = start + len(adam.tensors())
                 own: dict[str, None] = {}
                 row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], own)
-                scalars = dict(zip(own, row[1:-1], strict=True))
-                for name, scalar in update.objective.passed(scalars).items():
+                scalars, objective = dict(zip(own, row[1:-1], strict=True)), update.objective
+                for name, scalar in passed_scalars(
+                    objective.name, objective.passes, scalars
+                ).items():
                     samples.set(name, scalar.expand(samples.batch_size))
                 reported.update(dict.fromkeys(f"{i}:{name}" for name in own))
                 rows.append(row)

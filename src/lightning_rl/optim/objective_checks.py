@@ -1,0 +1,127 @@
+"""Refuse objectives whose parameters would not be trained, and scalars that get lost."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_rl.errors import ConfigurationError, require
+
+WHOLE = sys.maxsize
+"""The `micro_batch_size` that keeps every minibatch whole."""
+
+
+def with_lists(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups whose `params` are lists.
+
+    A generator, as `module.parameters()` is one, would be empty when the optimizer reads it.
+    """
+    return [{**group, "params": _listed(group["params"])} for group in groups]
+
+
+def _listed(parameters: Any) -> list[Any]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def check_owned(name: str, owner: nn.Module, groups: Iterable[dict[str, Any]]) -> None:
+    """Refuse parameters that the owner of a loss does not hold.
+
+    Args:
+        name: of the objective.
+        owner: the module whose method the loss is.
+        groups: the parameters.
+
+    Raises:
+        ConfigurationError: naming the objective.
+    """
+    own = {id(parameter) for parameter in owner.parameters()}
+    strangers = [p for group in groups for p in group["params"] if id(p) not in own]
+    kind = type(owner).__name__
+    require(
+        not strangers,
+        f"The objective{_called(name)} of {kind} has {len(strangers)} parameters that {kind} does "
+        "not hold: they would be in no checkpoint, and their gradients neither cleared nor "
+        "clipped. Make them attributes of the module: nn.Parameter, nn.Module or nn.ModuleList.",
+    )
+
+
+def check_first_backward(
+    name: str, owner: nn.Module, parameters: Sequence[nn.Parameter], names: Sequence[str]
+) -> bool:
+    """Check the first backward pass of a loss; return true.
+
+    Args:
+        name: of the objective.
+        owner: holds the parameters.
+        parameters: those that the loss should move, with their gradients.
+        names: of the scalars of a minibatch.
+
+    Raises:
+        ConfigurationError: where no parameter has a gradient, or two scalars have one name.
+    """
+    if all(parameter.grad is None for parameter in parameters):
+        raise unreached(name, owner, parameters)
+    check_names(names)
+    return True
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse a loss that reports a name that its objective uses.
+
+    Raises:
+        ConfigurationError: naming it.
+    """
+    twice = {name for name in names if names.count(name) > 1}
+    require(
+        not twice,
+        f"A loss reports {quoted(sorted(twice))}, a name that every objective uses for its own "
+        "loss and gradient: choose another name.",
+    )
+
+
+def unreached(
+    name: str, owner: nn.Module, parameters: Sequence[nn.Parameter]
+) -> ConfigurationError:
+    """Return the error of a loss that depends on no parameter of its objective."""
+    mine = {id(parameter) for parameter in parameters}
+    names = [path for path, p in owner.named_parameters() if id(p) in mine]
+    return ConfigurationError(
+        f"The loss{f' of {name!r}' if name else ''} does not depend on any of the parameters that "
+        f"it should move: {quoted(names)}. They would never be trained. The usual causes: "
+        "detach(), item() or torch.no_grad() on the way from them to the loss, or the wrong "
+        "modules in configure_objectives."
+    )
+
+
+def passed_scalars(
+    name: str, passes: Sequence[str], scalars: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return those of the reported scalars that the next losses read.
+
+    Args:
+        name: of the objective.
+        passes: names of the scalars.
+        scalars: all that its loss reported.
+
+    Raises:
+        ConfigurationError: for a scalar of `passes` that the loss did not report.
+    """
+    missing = [key for key in passes if key not in scalars]
+    require(
+        not missing,
+        f"The objective '{name}' passes {quoted(missing)} to the losses after it, and its loss "
+        f"reports {quoted(scalars) or 'nothing'}. Return {quoted(missing)} among its scalars, or "
+        "leave it out of passes=.",
+    )
+    return {key: scalars[key] for key in passes}
+
+
+def quoted(names: Iterable[str], most: int = 6) -> str:
+    """Return names for a message, in quotes; the first `most` of them."""
+    names = list(names)
+    return ", ".join(f"'{name}'" for name in names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _called(name: str) -> str:
+    return f" '{name}'" if name else ""
