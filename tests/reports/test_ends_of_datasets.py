@@ -168,8 +168,17 @@ def test_frames_are_those_at_the_timestamps(tmp_path):
 
 
 def test_a_film_that_is_shorter_than_its_rows_does_not_show_the_next_episode(tmp_path):
-    episodes = filmed(tmp_path, (4, 3), [0.0, 0.3], [0.3, 0.6], range(0, 180, 30))
-    refused(lambda: episodes[0], "Episode 0", KEY, "takes 0.3 s")
+    for name, ends in {"said": [0.3, 0.6], "wrong": [0.4, 0.7], "unsaid": [None, None]}.items():
+        refused(
+            lambda name=name, ends=ends: filmed(
+                tmp_path / name, (4, 3), [0.0, 0.3], ends, range(0, 180, 30)
+            ),
+            "Episode 0",
+            KEY,
+            "episode 1 begins at 0.3 s",
+        )
+    episodes = filmed(tmp_path / "last", (4, 3), [0.0, 0.4], [0.4, 0.6], range(0, 210, 30))
+    refused(lambda: episodes[1], "Episode 1", KEY, "takes 0.2 s")
 
 
 # --- copies ---

@@ -4,11 +4,11 @@ import os
 import shutil
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -200,7 +200,8 @@ def check_lengths(episode: Episode, name: str) -> None:
         ConfigurationError: naming the part.
     """
     length = len(episode)
-    parts = [(part, values, length + 1) for part, values in _leaves_of(episode.observation)]
+    leaves = _leaves_of(episode.observation)
+    parts: list[tuple[str, Sized, int]] = [(part, values, length + 1) for part, values in leaves]
     fields = ("action", "terminated", "truncated", "intervened")
     parts += [(field, getattr(episode, field), length) for field in fields]
     parts += [(f"extra {key}", values, length) for key, values in episode.extra.items()]
@@ -476,6 +477,9 @@ class LeRobotEpisodes(Episodes):
         self._rows = [rows[i] for i in self._without_empty([row["length"] for row in rows])]
         require(bool(self._rows), _NONE_FINISHED.format(self.path))
         self.lengths = [row["length"] for row in self._rows]
+        for leaf in self.leaves:
+            if self._features[leaf.key]["dtype"] == "video":
+                self._check_films(f"videos/{leaf.key}")
         tasks = part_of(self.path, lerobot.TASKS)
         with _readable(tasks):
             self.tasks = lerobot.tasks_of(parquet.read_table(tasks))
@@ -506,6 +510,20 @@ class LeRobotEpisodes(Episodes):
             f"{self.name_of(number)} has success {row.get('success')!r} in the table of episodes, "
             "which is true, false or null.",
         )
+
+    def _check_films(self, prefix: str) -> None:
+        """Refuse films of which two episodes would show the same frames."""
+        assert self.fps is not None
+        names = [f"{prefix}/{one}" for one in ("chunk_index", "file_index", "from_timestamp")]
+        order = sorted(range(len(self)), key=lambda i: [self._rows[i][name] for name in names])
+        for i, following in pairwise(order):
+            one, other = ([self._rows[n][name] for name in names] for n in (i, following))
+            last = one[2] + (self.lengths[i] - 1) / self.fps
+            require(
+                one[:2] != other[:2] or last <= other[2] - 0.25 / self.fps,
+                f"{self.name_of(i)} contradicts itself: its last row is at {last:g} s of {prefix}, "
+                f"and episode {following} begins at {other[2]:g} s there. {CURE}",
+            )
 
     def places(self) -> list[tuple[Path, int, Path, int]]:
         """Return of each episode the file of its rows, its first row there, and its own row.
