@@ -20,10 +20,17 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import lock_file, move, writing
+from lightning_rl.files import TEMPORARY, lock_file, move, write_atomically, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.ends import FLAGS, EndRule, Ends, as_flags, check_times
-from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
+from lightning_rl.offline.joining import (
+    FINISHED,
+    TOPS,
+    UNFINISHED,
+    complete_join,
+    join_files,
+    part_of,
+)
 from lightning_rl.offline.lerobot_format import Leaf, leaves_of
 from lightning_rl.offline.minari_format import (
     MinariFile,
@@ -51,6 +58,12 @@ UNDER_WAY = ".recording"
 
 LOCK = ".lock"
 """The file that the process which records into a directory holds."""
+
+BEGUN = ".lightning_rl_recording"
+BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
+"""The file that marks a dataset without a finished episode, and its content.
+
+Only a directory with this mark, or a dataset, is written into."""
 
 _NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
 
@@ -356,17 +369,42 @@ def read_numbers(path: str | Path) -> "LeRobotEpisodes":
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
-    """Keep other processes from writing into a dataset; return what lets them again.
+    """Lock a dataset against other processes; return the function that unlocks it.
 
     Raises:
-        ConfigurationError: where another process writes into it.
+        ConfigurationError: if another process writes into it, or it holds links: writing would
+            change files elsewhere.
     """
+    for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
+        _refuse_link(path / name)
+        for file in (path / name).rglob("*"):
+            _refuse_link(file)
     descriptor = lock_file(
         path / LOCK,
         f"{{owner}} records into {path}, or labels it: two would write over each other. Wait for "
         "it, or give another directory.",
     )
     return (lambda: None) if descriptor is None else partial(os.close, descriptor)
+
+
+def _refuse_link(file: Path) -> None:
+    require(
+        not file.is_symlink(),
+        f"{file} is a link, and writing into the dataset would change files elsewhere: copy the "
+        "dataset without links (cp -rL) and write into the copy.",
+    )
+
+
+def _is_begun(path: Path) -> bool:
+    """Tell whether a directory is empty, or a dataset of ours without a finished episode."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
+    mark = path / BEGUN
+    return not names or (
+        names <= {LOCK, BEGUN, UNDER_WAY, *TOPS}
+        and mark.is_file()
+        and mark.stat().st_size == len(BEGUN_TEXT)
+        and mark.read_bytes() == BEGUN_TEXT
+    )
 
 
 def _check_fps(episodes: Episodes, fps: float | None) -> None:
@@ -407,7 +445,7 @@ class LeRobotEpisodes(Episodes):
     ) -> None:
         self.path = path
         described = part_of(path, lerobot.INFO)
-        require(described.is_file() or not (path / LOCK).exists(), _NONE_FINISHED.format(path))
+        require(described.is_file() or not _is_begun(path), _NONE_FINISHED.format(path))
         self._info = lerobot.read_info(described)
         self.fps: float = float(self._info["fps"])
         self._features: dict[str, Any] = self._info["features"]
@@ -555,14 +593,13 @@ class LeRobotEpisodes(Episodes):
         """Return the number behind the last file of each kind."""
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         prefixes = {"data": "data", "meta": "meta/episodes"}
-        prefixes |= {"videos": f"videos/{cameras[0]}"} if cameras else {}
 
         def behind(prefix: str) -> int:
-            row = self._rows[-1]
-            chunk, file = (row[f"{prefix}/{name}_index"] for name in ("chunk", "file"))
-            return int(chunk) * lerobot.CHUNK_FILES + int(file) + 1
+            chunk, file = f"{prefix}/chunk_index", f"{prefix}/file_index"
+            return 1 + max(int(row[chunk]) * lerobot.CHUNK_FILES + row[file] for row in self._rows)
 
-        return {"videos": 0, **{kind: behind(prefix) for kind, prefix in prefixes.items()}}
+        numbers = {kind: behind(prefix) for kind, prefix in prefixes.items()}
+        return numbers | {"videos": max([0, *(behind(f"videos/{key}") for key in cameras)])}
 
     def _find_observation(
         self,
@@ -1162,28 +1199,36 @@ class EpisodeWriter:
         self._go_on()
 
     def _take_lock(self) -> None:
-        if self._unlock is None:
-            self._unlock = weakref.finalize(self, lock_dataset(self.path))
+        if self._unlock is not None:
+            return
+        if not part_of(self.path, lerobot.INFO).is_file():  # the mark first: see `_is_begun`
+            write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
+        self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _go_on(self) -> None:
         """Take up what the directory holds."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        there = {path.name for path in self.path.iterdir()}
-        known = bool(there & {LOCK, FINISHED}) or (self.path / lerobot.INFO).is_file()
-        require(
-            known or not there,
-            f"{self.path} holds {', '.join(sorted(there))}, and no dataset: give a directory that "
-            "is empty, or not there yet.",
-        )
+        if not part_of(self.path, lerobot.INFO).is_file() and not _is_begun(self.path):
+            there = sorted(file.name for file in self.path.iterdir())
+            raise ConfigurationError(
+                f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "
+                "empty, or not there yet."
+            )
         self._take_lock()
         complete_join(self.path)
         self._forget()
         if (self.path / lerobot.INFO).is_file():
             self._take_up()
-        else:  # of a first episode that was not finished
-            for top in TOPS:
-                shutil.rmtree(self.path / top, ignore_errors=True)
+            (self.path / BEGUN).unlink(missing_ok=True)
+        else:
+            self._remove_first_episode()
+
+    def _remove_first_episode(self) -> None:
+        """Remove an unfinished first episode: until it is finished, all of the dataset is its."""
+        for top in TOPS:
+            shutil.rmtree(self.path / top, ignore_errors=True)
+        self._tasks = []
 
     def _take_up(self) -> None:
         """Go on behind the episodes that are there."""
@@ -1195,20 +1240,28 @@ class EpisodeWriter:
         require(
             not differing
             and info["fps"] == self._fps
+            and info["data_path"] == lerobot.DATA
+            and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
             and there.leaves == self._leaves
             and np.array_equal(there.first_action, first_choice(self._action_space)),
             f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
             f"columns {', '.join(theirs)}); this one would differ in "
-            f"{', '.join(differing) or 'fps, a shape, or the number of the first action'}. Give "
-            "another directory.",
+            f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
+            "directory.",
         )
         self._tasks = list(there.tasks.values())
         self._episodes, self._frames = len(there), sum(there.lengths)
         self._next = there.file_numbers()
-        for kind, number in self._next.items():
-            for file in sorted((self.path / kind).rglob("chunk-*/file-*.*")):
-                if lerobot.number_of(file) >= number:
-                    file.unlink()  # of an episode that was not finished
+        # The files of an episode that was not finished: the next ones, which no row names.
+        places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
+        unfinished = [lerobot.DATA.format(**places["data"])]
+        unfinished += [
+            lerobot.VIDEOS.format(video_key=key, **places["videos"])
+            for key, feature in info["features"].items()
+            if feature["dtype"] == "video"
+        ]
+        for name in unfinished:
+            (self.path / name).unlink(missing_ok=True)
 
     def add(
         self,
@@ -1300,6 +1353,7 @@ class EpisodeWriter:
         self._frames += recording.length
         self._next = {kind: number + 1 for kind, number in self._next.items()}
         self._write_info()
+        (self.path / BEGUN).unlink(missing_ok=True)
         self._forget()
 
     def discard_episode(self) -> None:
@@ -1319,8 +1373,11 @@ class EpisodeWriter:
             self._take_lock()
             join_files(self.path)
             self._next = LeRobotEpisodes(self.path, {}, None, None, None).file_numbers()
+        elif self._unlock is not None:
+            self._remove_first_episode()
         if self._unlock is not None:
             (self.path / LOCK).unlink(missing_ok=True)
+            (self.path / BEGUN).unlink(missing_ok=True)
             self._unlock()
             self._unlock = None
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.files import move, writing
+from lightning_rl.files import TEMPORARY, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.pictures import join_videos
 from lightning_rl.offline.statistics import joined_statistics
@@ -69,7 +69,7 @@ def join_files(path: Path) -> None:
         WriteError: where the disk is full: there has to be room for a copy.
     """
     info = lerobot.read_json(path / lerobot.INFO)
-    most = info["data_files_size_in_mb"] * MEBIBYTE
+    most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
     with renewing(path) as target:
         data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
@@ -80,12 +80,25 @@ def join_files(path: Path) -> None:
                 return join_videos(sources, file, info["fps"])
 
             found, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
-            places[key] = _join(found, folder, info["video_files_size_in_mb"] * MEBIBYTE, join)
+            places[key] = _join(
+                found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
+            )
         meta = target / "meta"
         statistics = _join_episodes(path, meta, most, data, places, info["fps"])
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
+        keep_others(path, target)
+
+
+def keep_others(path: Path, target: Path) -> None:
+    """Keep the files of a dataset that no episode is in, such as notes."""
+    for file in [one for top in TOPS for one in (path / top).rglob("*")]:
+        kept = target / file.relative_to(path)
+        temporary = file.name.startswith(TEMPORARY)
+        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            link(file, kept)
 
 
 def _join(
