@@ -1,6 +1,8 @@
 """Datasets that were sent: recording removes and changes nothing outside, reading only reads files."""
 
+import io
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from gymnasium.spaces import Box
 
 from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
 from lightning_rl.offline.label import label_dataset
-from tests.reports.datasets import refused
+from tests.reports.datasets import film, greys, make, pa, refused
 
 SPACES = Box(-1, 1, (2,)), Box(-1, 1, (1,))
 MARK = ".lightning_rl_recording"
@@ -140,3 +142,130 @@ def test_a_dataset_behind_a_link_that_the_user_names_is_extended(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "data")
     record(tmp_path / "link")
     assert len(read_episodes(tmp_path / "data")) == 2
+
+
+# Reading: no host, no other file, no end that does not come.
+
+CAMERA = "observation.images.front"
+
+
+@pytest.fixture
+def port():
+    """A port of this machine that nobody may ask for anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        yield server.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def png(pixels):
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def texts(port):
+    """Texts with which FFmpeg opens hosts or other files."""
+    return {
+        "sdp": f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+        f"m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+        "playlist": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.ts\n",
+        "concat": f"ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+        "svg": f'<svg><image href="http://127.0.0.1:{port}/a.png"/></svg>',
+        "eps": "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n",
+    }
+
+
+def with_pictures(path, contents, size=(16, 16, 3)):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    column = pa.array([{"bytes": content, "path": None} for content in contents], kind)
+    lengths = (len(contents),)
+    described = {CAMERA: {"dtype": "image", "shape": list(size), "names": None}}
+    rest = {"action": np.zeros((len(contents), 2), np.float32)}
+    return make(path, lengths, {**rest, CAMERA: column}, features=described)
+
+
+def with_film(path, size=(16, 16, 3), **settings):
+    """A dataset of two episodes of two frames, with a place for a film."""
+    prefix = f"videos/{CAMERA}"
+    rows = {f"{prefix}/{one}_index": [0, 0] for one in ("chunk", "file")}
+    rows |= {f"{prefix}/from_timestamp": [0.0, 0.2], f"{prefix}/to_timestamp": [0.2, 0.4]}
+    described = {CAMERA: {"dtype": "video", "shape": list(size), "names": None}}
+    columns = {"action": np.zeros((4, 2), np.float32)}
+    rows |= settings.pop("rows", {})
+    make(path, (2, 2), columns, features=described, rows=rows, **settings)
+    return path / prefix / "chunk-000/file-000.mp4"
+
+
+@pytest.mark.parametrize("kind", texts(0))
+def test_a_picture_is_decoded_as_a_picture_alone(kind, port, tmp_path):
+    with_pictures(tmp_path, [texts(port)[kind].encode()] * 2)
+    refused(lambda: read_episodes(tmp_path)[0], "broken picture", CAMERA, "PNG")
+
+
+@pytest.mark.parametrize("kind", texts(0))
+def test_a_film_is_an_mp4_or_matroska_file_alone(kind, port, tmp_path):
+    put(with_film(tmp_path), texts(port)[kind])
+    refused(lambda: read_episodes(tmp_path)[0], "neither MP4 nor Matroska")
+
+
+def test_pictures_and_films_are_read(tmp_path):
+    levels = greys(10, 90)
+    with_pictures(tmp_path / "a", [png(frame) for frame in levels])
+    found = read_episodes(tmp_path / "a")[0].observation.numpy()
+    np.testing.assert_array_equal(found[:2], levels)
+    for container in ("mp4", "mkv"):
+        path = tmp_path / f"b: 100% {container}"
+        film(place := with_film(path).with_suffix(f".{container}"), greys(0, 50, 100, 150))
+        place.rename(place.with_suffix(".mp4"))
+        means = read_episodes(path)[1].observation.float().mean((1, 2, 3)).tolist()
+        np.testing.assert_allclose(means, [100, 150, 150], atol=4)
+
+
+PATHS = [
+    "http://127.0.0.1:{port}/a",
+    "udp:/127.0.0.1:{port}",
+    "concat:a|b",
+    "/dev/zero",
+    "../other/{{file_index}}",
+    "a/../../b",
+    "{{chunk_index:0999999999d}}",
+    "{{chunk_index:>9999}}",
+    "{{chunk_index!r:9999}}",
+    "{{chunk_index.__class__}}",
+    "{{0}}",
+    "{{video_key}}{{nothing}}",
+    "{{",
+    "",
+    "a\0b",
+    "a" * 5000,
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["data_path", "video_path"])
+def test_paths_have_a_fixed_grammar_and_stay_inside(name, path, port, tmp_path):
+    film(with_film(tmp_path, info={name: path.format(port=port)}), greys(0, 50, 100, 150))
+    refused(lambda: read_episodes(tmp_path)[0], name, "Restore info.json")
+
+
+def test_a_camera_whose_name_leads_outside_is_refused(tmp_path):
+    path = tmp_path / "data"
+    film(with_film(path), greys(0, 50, 100, 150))
+    for file in [path / "meta/info.json"]:
+        file.write_text(file.read_text().replace(CAMERA, "observation.images/../../../x"))
+    refused(lambda: read_episodes(path)[0], "x")
+
+
+@pytest.mark.parametrize("said", [(16, 16, 3), (16, 16, 1), (8, 16, 3)])
+def test_sizes_of_pictures_are_checked_before_they_are_decoded(said, tmp_path, monkeypatch):
+    from PIL import Image
+
+    with_pictures(tmp_path / "a", [png(np.zeros((3000, 3000, 3), np.uint8))] * 2, said)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    refused(lambda: read_episodes(tmp_path / "a")[0], "3000 x 3000", "info.json says")
+    film(with_film(tmp_path / "b", said), np.zeros((4, 128, 64, 3), np.uint8))
+    refused(lambda: read_episodes(tmp_path / "b")[0], "128 x 64", "info.json says")

@@ -445,7 +445,8 @@ class LeRobotEpisodes(Episodes):
     ) -> None:
         self.path = path
         described = part_of(path, lerobot.INFO)
-        require(described.is_file() or not _is_begun(path), _NONE_FINISHED.format(path))
+        known = described.is_file() or not path.is_dir()
+        require(known or not _is_begun(path), _NONE_FINISHED.format(path))
         self._info = lerobot.read_info(described)
         self.fps: float = float(self._info["fps"])
         self._features: dict[str, Any] = self._info["features"]
@@ -581,8 +582,8 @@ class LeRobotEpisodes(Episodes):
 
     def _file_at(self, template: str, **place: Any) -> Path:
         try:
-            return part_of(self.path, self._info[template].format(**place))
-        except (KeyError, IndexError, ValueError) as error:
+            return part_of(self.path, lerobot.filled(self._info[template], place))
+        except (ValueError, OSError) as error:  # OSError: the name is too long
             raise ConfigurationError(
                 f"The {template} of the dataset at {self.path}, {self._info[template]!r}, does "
                 f"not fit a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
@@ -596,7 +597,8 @@ class LeRobotEpisodes(Episodes):
 
         def behind(prefix: str) -> int:
             chunk, file = f"{prefix}/chunk_index", f"{prefix}/file_index"
-            return 1 + max(int(row[chunk]) * lerobot.CHUNK_FILES + row[file] for row in self._rows)
+            numbers = [row[chunk] * lerobot.CHUNK_FILES + row[file] for row in self._rows]
+            return int(max(numbers)) + 1
 
         numbers = {kind: behind(prefix) for kind, prefix in prefixes.items()}
         return numbers | {"videos": max([0, *(behind(f"videos/{key}") for key in cameras)])}

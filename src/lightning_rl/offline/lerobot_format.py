@@ -19,10 +19,11 @@ v3.0, as far as its own reader goes.
 
 import importlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 import gymnasium
@@ -44,6 +45,9 @@ OURS = "meta/lightning_rl.json"
 EPISODES = "meta/episodes"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+_FIELD = re.compile(r"\{(chunk_index|file_index|video_key)(?::0?([1-9])?d)?\}")
+"""A field of a path, with one digit for the width of its number."""
 
 EXTRA = "complementary_info."
 """How the columns of what an env or a person adds to a step begin."""
@@ -244,6 +248,32 @@ def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
 def number_feature(dtype: str) -> dict[str, Any]:
     """Return what `info.json` says of a column of single numbers."""
     return {"dtype": dtype, "shape": [1], "names": None}
+
+
+def filled(template: str, place: Mapping[str, int | str]) -> str:
+    """Return the path that a `data_path` or `video_path` stands for, within the dataset.
+
+    Args:
+        template: with fields such as `{chunk_index:03d}` or `{video_key}`.
+        place: values of the fields that it may have.
+
+    Raises:
+        ValueError: if it has other fields, or leads out of the dataset.
+    """
+    if set("{}") & set(_FIELD.sub("", template)):
+        raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
+
+    def value(field: re.Match[str]) -> str:
+        name, width = field.groups()
+        if name not in place:
+            raise ValueError(f"it has no {name}")
+        return str(place[name]).zfill(int(width or 0))
+
+    name = _FIELD.sub(value, template)
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or set(name) & set(":\\\0"):
+        raise ValueError(f"{name!r} is no path within the dataset")
+    return name
 
 
 def place_of(number: int) -> dict[str, int]:
