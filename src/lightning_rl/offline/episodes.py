@@ -5,11 +5,10 @@ import shutil
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
-from math import inf, nan
+from itertools import pairwise
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -19,6 +18,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_rl.buffers.columns import available_bytes
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
 from lightning_rl.files import TEMPORARY, lock_file, move, write_atomically, writing
 from lightning_rl.offline import lerobot_format as lerobot
@@ -41,6 +41,7 @@ from lightning_rl.offline.minari_format import (
 )
 from lightning_rl.offline.pictures import CURE, decode_picture, read_frames
 from lightning_rl.offline.recording import ROWS, Recording
+from lightning_rl.offline.tables import TableFile, read_table, readable
 from lightning_rl.rollout import map_tree
 from lightning_rl.structured_actions import (
     StructuredActions,
@@ -52,6 +53,8 @@ from lightning_rl.structured_actions import (
 
 Pictures = Literal["video", "png"]
 """How pictures are kept: compressed with some loss in a video, or without in the table."""
+
+CPU = torch.device("cpu")
 
 UNDER_WAY = ".recording"
 """The folder of what is not yet an episode."""
@@ -416,6 +419,13 @@ def _check_fps(episodes: Episodes, fps: float | None) -> None:
         )
 
 
+_ROW = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "success")
+_PLACES = ("data/", "videos/", "meta/episodes/")
+"""The columns of the table of episodes that are read, and how others of them begin."""
+
+MOST_STEPS = 2**22
+"""The most steps of an episode, which is in memory as a whole."""
+
 NAMES = {
     "action": "action",
     "reward": "next.reward",
@@ -444,14 +454,14 @@ class LeRobotEpisodes(Episodes):
         ends: Ends | None,
     ) -> None:
         self.path = path
-        described = part_of(path, lerobot.INFO)
-        known = described.is_file() or not path.is_dir()
+        info = part_of(path, lerobot.INFO)
+        known = info.is_file() or not path.is_dir()
         require(known or not _is_begun(path), _NONE_FINISHED.format(path))
-        self._info = lerobot.read_info(described)
+        self._info = lerobot.read_info(info)
         self.fps: float = float(self._info["fps"])
         self._features: dict[str, Any] = self._info["features"]
         ours = part_of(path, lerobot.OURS)
-        described = lerobot.read_json(ours) if ours.is_file() else {}
+        described = lerobot.read_ours(ours, self._features) if ours.is_file() else {}
         names = _names(path, keys, self._features)
         self._columns = {
             name: named
@@ -459,6 +469,7 @@ class LeRobotEpisodes(Episodes):
             if (named := names.get(name) or _column_of(name, key, self._features)) is not None
         }
         self.leaves = self._find_observation(names, described, observation_space)
+        lerobot.check_paths(self.leaves, path)
         self._action = self._find_action(described, action_space)
         self.columns = {".".join(("observation", *leaf.path)): leaf.key for leaf in self.leaves}
         self.columns |= {"action": self._action.key, **self._columns}
@@ -466,7 +477,7 @@ class LeRobotEpisodes(Episodes):
         self.rule = EndRule(self._columns, ends, path)
         self._find_extras(described)
         self._read_table_of_episodes()
-        self._open: dict[str, _TableFile] = {}
+        self._open: dict[str, TableFile] = {}
 
     def _find_extras(self, described: Mapping[str, Any]) -> None:
         """Find the columns of extras, and tell which columns of text are left out."""
@@ -490,13 +501,11 @@ class LeRobotEpisodes(Episodes):
         }
 
     def _read_table_of_episodes(self) -> None:
-        parquet = lerobot.import_extra("pyarrow.parquet")
         rows: list[dict[str, Any]] = []
         for file in lerobot.files_of(part_of(self.path, lerobot.EPISODES)):
-            with _readable(file):
-                names = parquet.read_schema(file).names
-                wanted = [name for name in names if not name.startswith(("stats/", "final/"))]
-                found = parquet.read_table(file, columns=wanted).to_pylist()
+            names = TableFile(file, []).names
+            wanted = [name for name in names if name in _ROW or name.startswith(_PLACES)]
+            found = read_table(file, wanted).to_pylist()
             finals = [name for name in names if name.startswith("final/")]
             place = {"file": file, "finals": finals}
             rows += [{**row, **place, "row": i} for i, row in enumerate(found)]
@@ -520,8 +529,8 @@ class LeRobotEpisodes(Episodes):
             if self._features[leaf.key]["dtype"] == "video":
                 self._check_films(f"videos/{leaf.key}")
         tasks = part_of(self.path, lerobot.TASKS)
-        with _readable(tasks):
-            self.tasks = lerobot.tasks_of(parquet.read_table(tasks))
+        with readable(tasks):
+            self.tasks = lerobot.tasks_of(read_table(tasks))
 
     def _check_row(self, number: int, row: Mapping[str, Any]) -> None:
         """Refuse a row of the table of episodes that lacks something or contradicts itself."""
@@ -538,7 +547,18 @@ class LeRobotEpisodes(Episodes):
             not missing,
             f"{self.name_of(number)} has no {', '.join(missing)} in the table of episodes. {CURE}",
         )
+        times = [name for name in row if name.endswith("_timestamp") and row[name] is not None]
         behind = row.get("dataset_to_index")
+        counts = [*needed, *([] if behind is None else ["dataset_to_index"])]
+        wrong = [name for name in counts if name not in times and not _is_count(row[name])]
+        wrong += [name for name in times if not _is_time(row[name])]
+        require(
+            not wrong and row["length"] <= MOST_STEPS,
+            f"{self.name_of(number)} has {wrong[0] if wrong else 'length'} "
+            f"{row[wrong[0] if wrong else 'length']!r} in the table of episodes: indices are whole "
+            f"numbers from 0, times are seconds, and an episode has {MOST_STEPS:,} steps at most. "
+            f"{CURE}",
+        )
         require(
             behind is None or behind - row["dataset_from_index"] == row["length"],
             f"{self.name_of(number)} contradicts itself: its length is {row['length']}, and its "
@@ -610,7 +630,7 @@ class LeRobotEpisodes(Episodes):
         space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
         """Return where each part of an observation lies, with its shape and dtype."""
-        known = [lerobot.leaf_from(leaf) for leaf in described.get("observation", ())]
+        known: list[Leaf] = described.get("observation", [])
         given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
         if space is None and given:
             return [
@@ -643,7 +663,8 @@ class LeRobotEpisodes(Episodes):
         if space is not None:
             return self._checked("action", key, lerobot.action_leaf(space))
         if "action" in described:
-            return replace(lerobot.leaf_from(described["action"]), key=key)
+            action: Leaf = described["action"]
+            return replace(action, key=key)
         return self._checked("action", key, None)
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
@@ -705,9 +726,10 @@ class LeRobotEpisodes(Episodes):
             ConfigurationError: naming the episode and the column, if values are missing, no
                 numbers, or of another shape.
         """
+        arrow = lerobot.import_extra("pyarrow")
         try:
             return lerobot.from_column(table.column(key), shape)
-        except ValueError as error:
+        except (KeyError, ValueError, arrow.ArrowException) as error:
             raise ConfigurationError(
                 f"{name} cannot be read: its column '{key}' is not usable, {error}. Restore it, "
                 "or leave the episode out."
@@ -729,8 +751,9 @@ class LeRobotEpisodes(Episodes):
             if key in self._features
         }
         frames = found.get("frame_index", np.arange(len(table)))
-        check_times(frames, found.get("timestamp"), self.fps, name)
-        return found.get("timestamp", frames / self.fps).astype(np.float64)
+        times = found["timestamp"].astype(np.float64) if "timestamp" in found else None
+        check_times(frames, times, self.fps, name)
+        return frames / self.fps if times is None else times
 
     def _tasks_of(self, table: Any, name: str) -> tuple[str, ...]:
         """Return the task of each step, in words."""
@@ -813,10 +836,22 @@ class LeRobotEpisodes(Episodes):
         )
         place = {one: row[f"{prefix}/{one}"] for one in ("chunk_index", "file_index")}
         path = self._file_at("video_path", video_key=leaf.key, **place)
+        self._check_room(len(seconds), leaf)
         return read_frames(path, (begin + seconds).tolist(), self.fps, leaf.kept_shape)
+
+    def _check_room(self, count: int, leaf: Leaf) -> None:
+        """Refuse pictures of an episode that the memory has no room for."""
+        size, room = count * prod(leaf.kept_shape), available_bytes("cpu", CPU, self.path)
+        require(
+            room is None or size <= room,
+            f"The dataset at {self.path} has an episode with {count:,} pictures in '{leaf.key}', "
+            f"which take {size / 2**30:.1f} GiB, and {(room or 0) / 2**30:.1f} GiB of memory are "
+            "free: leave the camera out (keys), or give shorter episodes.",
+        )
 
     def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
         """Decode the pictures of some columns into one array."""
+        self._check_room(sum(map(len, columns)), leaf)
         pictures = np.empty((sum(map(len, columns)), *leaf.kept_shape), np.uint8)
         contents = (content for column in columns for content in column)
         try:
@@ -865,69 +900,27 @@ class LeRobotEpisodes(Episodes):
         wanted |= {"episode_index", "task_index"}
         file = self._file("data", path, sorted(wanted - videos))
         table = file.rows(row["dataset_from_index"] - self._begins[path], length)
-        numbers = self._column(table, "episode_index", (), name).tolist()
+        numbers = self._column(table, "episode_index", (), name)
         require(
-            numbers == [row["episode_index"]] * length,
+            len(numbers) == length and bool((numbers == row["episode_index"]).all()),
             f"{path} is damaged: it does not hold the {length} frames of episode "
             f"{row['episode_index']}. Restore it, or give another dataset.",
         )
         return table
 
-    def _file(self, kind: str, path: Path, columns: list[str]) -> "_TableFile":
+    def _file(self, kind: str, path: Path, columns: list[str]) -> "TableFile":
         """Return a file of a kind, of which the last one stays open."""
         if kind not in self._open or self._open[kind].path != path:
-            self._open[kind] = _TableFile(path, columns)
+            self._open[kind] = TableFile(path, columns)
         return self._open[kind]
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say readably that a file is missing or damaged."""
-    arrow = lerobot.import_extra("pyarrow")
-    try:
-        yield
-    except (OSError, arrow.ArrowException) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error}): restore it, or give another dataset."
-        ) from error
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
 
 
-class _TableFile:
-    """Some columns of a parquet file, read by groups of rows, of which the last one is kept."""
-
-    def __init__(self, path: Path, columns: list[str]) -> None:
-        parquet = lerobot.import_extra("pyarrow.parquet")
-        self.path, self._columns = path, columns
-        with _readable(path):
-            self._file = parquet.ParquetFile(path)
-        missing = set(columns) - set(self._file.schema_arrow.names)
-        require(
-            not missing,
-            f"{path} has no column {', '.join(sorted(missing))}, which info.json lists: "
-            "restore it, or give another dataset.",
-        )
-        groups = self._file.metadata
-        counts = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
-        self._ends = list(accumulate(counts))
-        self._kept: tuple[int, Any] | None = None
-
-    def rows(self, first: int, count: int) -> Any:
-        """Return so many rows; fewer where there are no more."""
-        arrow = lerobot.import_extra("pyarrow")
-        parts, begin = [], 0
-        for group, end in enumerate(self._ends):
-            if begin < first + count and end > first:
-                table = self._group(group)
-                start = max(first - begin, 0)
-                parts.append(table.slice(start, min(first + count, end) - begin - start))
-            begin = end
-        return arrow.concat_tables(parts) if parts else self._group(0).slice(0, 0)
-
-    def _group(self, number: int) -> Any:
-        if self._kept is None or self._kept[0] != number:
-            with _readable(self.path):
-                self._kept = (number, self._file.read_row_group(number, columns=self._columns))
-        return self._kept[1]
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 2**31
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:

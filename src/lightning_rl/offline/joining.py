@@ -15,6 +15,7 @@ from lightning_rl.files import TEMPORARY, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.pictures import join_videos
 from lightning_rl.offline.statistics import joined_statistics
+from lightning_rl.offline.tables import TableFile, read_table
 
 UNFINISHED, FINISHED = ".joining", ".finalised"
 """The folders of what is being written anew, and of what is whole and about to take its place."""
@@ -149,10 +150,10 @@ def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
     begins, frames = [], 0
     writer: Any = None
     for source in sources:
-        file = parquet.ParquetFile(source)
+        file = TableFile(source)
         begins.append(frames)
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
+        for group in range(len(file.counts)):
+            table = file.group(group)
             writer = writer or parquet.ParquetWriter(target, table.schema)
             writer.write_table(table.select(writer.schema.names))  # labels may stand behind
             frames += len(table)
@@ -174,7 +175,7 @@ def _join_episodes(
     file = meta / "episodes" / lerobot.file_name(0, ".parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
     for i, source in enumerate(sources):
-        table = _moved(parquet.read_table(source), data, videos, fps)
+        table = _moved(read_table(source), data, videos, fps)
         if file.exists() and file.stat().st_size > most:
             writer, number = writer.close(), number + 1
             file = meta / "episodes" / lerobot.file_name(number, ".parquet")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.offline.lerobot_format import import_extra
+from lightning_rl.offline.lerobot_format import check_file, import_extra
 
 CODEC = "libsvtav1"
 SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
@@ -122,8 +122,7 @@ def _opened(path: Path) -> Any:
     Raises:
         ValueError: if it is another kind of file.
     """
-    if not path.is_file():  # a FIFO has no end
-        raise ValueError("there is no such file")
+    check_file(path)
     with path.open("rb") as file:
         head = file.read(8)
     container = "mp4" if head[4:] == b"ftyp" else "matroska"
