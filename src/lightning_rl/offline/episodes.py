@@ -1017,9 +1017,10 @@ class _MinariEpisodes(Episodes):
                 None if one is None else [(x.path, x.shape, x.dtype) for x in leaves_of(one, name)]
                 for one in (given, there)
             )
+            assert theirs is not None
             require(
                 mine is None
-                or (sorted(mine) == sorted(theirs or []) and _same_choices(name, given, there)),
+                or (sorted(mine) == sorted(theirs) and _same_choices(name, given, there)),
                 f"The dataset at {path} is of another env: its {name} space is {there}, and that "
                 f"of this env is {given}. Record it with this env.",
             )
@@ -1054,10 +1055,20 @@ class _MinariEpisodes(Episodes):
         terminated, truncated = self.rule.apply(length, flags, success, name)
         action, space = raw["actions"], self._file.spaces[1]
         require(
-            action.shape == (length, *(space.shape or ())),
+            action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
             f"{name} has actions of shape {list(action.shape)} for {length} steps of {space}. "
             "Correct them, or leave the episode out.",
         )
+        for leaf in leaves_of(self._file.spaces[0]):
+            values = _value_at(raw["observations"], leaf.path)
+            require(
+                isinstance(values, np.ndarray)
+                and values.dtype.kind in "biuf"
+                and values.shape[1:] == leaf.shape,
+                f"{name} has no numbers of shape {list(leaf.shape)} as "
+                f"{'.'.join(('observation', *leaf.path))}, which its space has. Correct it, or "
+                "leave the episode out.",
+            )
         return Episode(
             observation=map_tree(torch.from_numpy, raw["observations"]),
             action=torch.from_numpy(as_policy_counts(action, self.first_action)),
@@ -1071,6 +1082,12 @@ class _MinariEpisodes(Episodes):
             extra={raw["names"].get(key, key): torch.from_numpy(x) for key, x in said.items()},
             final_known=raw["final_known"],
         )
+
+
+def _value_at(tree: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _same_choices(name: str, given: Any, there: Any) -> bool:
@@ -1089,7 +1106,7 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
     """
     array = np.asarray(values)
     require(
-        array.size == length == len(array) if array.ndim else False,
+        array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
         f"{name} has {array.shape[0] if array.ndim else 1} {key} of shape {list(array.shape[1:])} "
         f"for {length} steps. Correct them, or leave the episode out.",
     )

@@ -234,3 +234,13 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
             return np.array(picture.convert(MODES[_channels(size)])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
         raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error
+
+
+def jpeg_bytes(content: bytes) -> int:
+    """Return how many bytes a JPEG takes when it is decoded.
+
+    Raises:
+        OSError: if it is no JPEG.
+    """
+    with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
+        return int(picture.height * picture.width * len(picture.getbands()))
