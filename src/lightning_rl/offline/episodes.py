@@ -54,8 +54,6 @@ from lightning_rl.structured_actions import (
 Pictures = Literal["video", "png"]
 """How pictures are kept: compressed with some loss in a video, or without in the table."""
 
-CPU = torch.device("cpu")
-
 UNDER_WAY = ".recording"
 """The folder of what is not yet an episode."""
 
@@ -63,10 +61,13 @@ LOCK = ".lock"
 """The file that the process which records into a directory holds."""
 
 BEGUN = ".lightning_rl_recording"
-BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
-"""The file that marks a dataset without a finished episode, and its content.
+"""The file that marks a dataset without a finished episode.
 
-Only a directory with this mark, or a dataset, is written into."""
+Only a directory with this mark, or a dataset, is written into.
+"""
+
+BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
+"""The content of that file."""
 
 _NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
 
@@ -399,7 +400,7 @@ def _refuse_link(file: Path) -> None:
 
 
 def _is_begun(path: Path) -> bool:
-    """Tell whether a directory is empty, or a dataset of ours without a finished episode."""
+    """Tell whether a directory is empty, or holds a marked dataset without a finished episode."""
     names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
     mark = path / BEGUN
     return not names or (
@@ -841,7 +842,8 @@ class LeRobotEpisodes(Episodes):
 
     def _check_room(self, count: int, leaf: Leaf) -> None:
         """Refuse pictures of an episode that the memory has no room for."""
-        size, room = count * prod(leaf.kept_shape), available_bytes("cpu", CPU, self.path)
+        size = count * prod(leaf.kept_shape)
+        room = available_bytes("cpu", torch.device("cpu"), self.path)
         require(
             room is None or size <= room,
             f"The dataset at {self.path} has an episode with {count:,} pictures in '{leaf.key}', "

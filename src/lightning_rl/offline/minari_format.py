@@ -32,8 +32,10 @@ NOTES = ("task", "tasks", "names", "final_known")
 """
 
 HDF5 = "main_data.hdf5"
+"""The file of all episodes; the Arrow form has a folder for each episode instead."""
 
 MOST_EPISODES = 10**6
+"""The most episodes that are read."""
 
 UNFINISHED = ".tmp-minari"
 """How the name of a dataset begins that is being written."""

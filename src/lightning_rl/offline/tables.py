@@ -13,7 +13,7 @@ MOST_BYTES = 2**30
 """The most bytes that one group of rows may take in memory."""
 
 MOST_ROWS = 10**6
-"""The most rows of a table that is read whole, as those of episodes and of tasks are."""
+"""The most rows of the tables of episodes and tasks, which are read whole."""
 
 MOST_BYTES_TOGETHER = 8 * MOST_BYTES
 """The most bytes that the rows of an episode may take."""
@@ -42,7 +42,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
 
     Args:
         path: of the file.
-        columns: the columns that are read; all where not given.
+        columns: names of the columns to read; default: all.
 
     Raises:
         ConfigurationError: if it is missing or damaged, or exceeds the bounds.
@@ -61,7 +61,7 @@ class TableFile:
 
     Args:
         path: of the file.
-        columns: their names; all where not given.
+        columns: names of the columns to read; default: all.
 
     Attributes:
         names: of all columns of the file.
@@ -91,7 +91,7 @@ class TableFile:
         groups = [described.row_group(i) for i in range(described.num_row_groups)]
         self.counts = [group.num_rows for group in groups]
         self._ends = list(accumulate(self.counts))
-        # By their places, whose names begin with those of the columns: `observation.list.element`.
+        # Parquet's name of a list column `a` is `a.list.element`.
         wanted, schema = set(self._columns), described.schema
         self._wanted = [
             i
@@ -101,7 +101,7 @@ class TableFile:
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
-        """Return so many rows; fewer where there are no more.
+        """Return `count` rows from `first` on, or fewer at the end of the file.
 
         Raises:
             ConfigurationError: if the file is damaged, or the rows exceed the bounds.
@@ -155,7 +155,7 @@ class TableFile:
         require(
             size <= most,
             f"{self.path}: {name} would take {size / 2**30:.1f} GiB of memory, and at most "
-            f"{most / 2**30:g} are read. Write it anew with smaller groups of rows (pyarrow: "
+            f"{most / 2**30:g} are read. Write the file with smaller groups of rows (pyarrow: "
             "row_group_size), or give another dataset.",
         )
 
