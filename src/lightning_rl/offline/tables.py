@@ -1,5 +1,6 @@
 """Read parquet files of a dataset within bounds: a small file may stand for any number of rows."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -79,8 +80,8 @@ class TableFile:
             self._file = parquet.ParquetFile(path)
             self.names: list[str] = self._file.schema_arrow.names
         self._columns = list(self.names if columns is None else columns)
-        twice = {name for name in self.names if self.names.count(name) > 1}
-        require(not twice, f"{path} has two columns {min(twice, default='')}: rename one of them.")
+        twice = [name for name, count in Counter(self.names).items() if count > 1]
+        require(not twice, f"{path} has two columns of one name: {twice[:1]}. Rename one of them.")
         missing = set(self._columns) - set(self.names)
         require(
             not missing,
