@@ -145,8 +145,10 @@ def lock_file(path: Path, refusal: str) -> int | None:
         refusal: what is said where another process has it, with `{owner}` for which.
 
     Raises:
-        ConfigurationError: where another process has it.
+        ConfigurationError: where another process has it, or it is a link.
     """
+    if path.is_symlink():  # its target would be overwritten
+        raise ConfigurationError(f"{path} is a link, and a lock is a file: remove it.")
     if fcntl is None:
         return None
     try:

@@ -173,4 +173,4 @@ def test_a_picture_that_is_none_of_the_env_is_refused_without_contradiction(tmp_
     )
     deep = GREY.astype(np.uint16) * 257
     with_pictures(tmp_path / "b", deep, [24, 16, 1])
-    refused(lambda: read_episodes(tmp_path / "b")[0], "gray16", "8 bits")
+    refused(lambda: read_episodes(tmp_path / "b")[0], "16 bits", "8 bits")

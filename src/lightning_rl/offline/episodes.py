@@ -5,11 +5,10 @@ import shutil
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
-from math import inf, nan
+from itertools import pairwise
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -19,11 +18,19 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_rl.buffers.columns import available_bytes
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import expanded, lock_file, move, writing
+from lightning_rl.files import TEMPORARY, expanded, lock_file, move, write_atomically, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.ends import FLAGS, EndRule, Ends, as_flags, check_times
-from lightning_rl.offline.joining import FINISHED, TOPS, complete_join, join_files, part_of
+from lightning_rl.offline.joining import (
+    FINISHED,
+    TOPS,
+    UNFINISHED,
+    complete_join,
+    join_files,
+    part_of,
+)
 from lightning_rl.offline.lerobot_format import Leaf, leaves_of
 from lightning_rl.offline.minari_format import (
     MinariFile,
@@ -34,6 +41,7 @@ from lightning_rl.offline.minari_format import (
 )
 from lightning_rl.offline.pictures import CURE, decode_picture, read_frames
 from lightning_rl.offline.recording import ROWS, Recording
+from lightning_rl.offline.tables import TableFile, read_table, readable
 from lightning_rl.rollout import map_tree
 from lightning_rl.structured_actions import (
     StructuredActions,
@@ -51,6 +59,15 @@ UNDER_WAY = ".recording"
 
 LOCK = ".lock"
 """The file that the process which records into a directory holds."""
+
+BEGUN = ".lightning_rl_recording"
+"""The file that marks a dataset without a finished episode.
+
+Only a directory with this mark, or a dataset, is written into.
+"""
+
+BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
+"""The content of that file."""
 
 _NONE_FINISHED = "The dataset at {} holds no finished episode: record one."
 
@@ -356,17 +373,42 @@ def read_numbers(path: str | Path) -> "LeRobotEpisodes":
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
-    """Keep other processes from writing into a dataset; return what lets them again.
+    """Lock a dataset against other processes; return the function that unlocks it.
 
     Raises:
-        ConfigurationError: where another process writes into it.
+        ConfigurationError: if another process writes into it, or it holds links: writing would
+            change files elsewhere.
     """
+    for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
+        _refuse_link(path / name)
+        for file in (path / name).rglob("*"):
+            _refuse_link(file)
     descriptor = lock_file(
         path / LOCK,
         f"{{owner}} records into {path}, or labels it: two would write over each other. Wait for "
         "it, or give another directory.",
     )
     return (lambda: None) if descriptor is None else partial(os.close, descriptor)
+
+
+def _refuse_link(file: Path) -> None:
+    require(
+        not file.is_symlink(),
+        f"{file} is a link, and writing into the dataset would change files elsewhere: copy the "
+        "dataset without links (cp -rL) and write into the copy.",
+    )
+
+
+def _is_begun(path: Path) -> bool:
+    """Tell whether a directory is empty, or holds a marked dataset without a finished episode."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
+    mark = path / BEGUN
+    return not names or (
+        names <= {LOCK, BEGUN, UNDER_WAY, *TOPS}
+        and mark.is_file()
+        and mark.stat().st_size == len(BEGUN_TEXT)
+        and mark.read_bytes() == BEGUN_TEXT
+    )
 
 
 def _check_fps(episodes: Episodes, fps: float | None) -> None:
@@ -377,6 +419,13 @@ def _check_fps(episodes: Episodes, fps: float | None) -> None:
             "here. Record it with this env, or set the env to that rate."
         )
 
+
+_ROW = ("episode_index", "length", "dataset_from_index", "dataset_to_index", "success")
+_PLACES = ("data/", "videos/", "meta/episodes/")
+"""The columns of the table of episodes that are read, and how others of them begin."""
+
+MOST_STEPS = 2**22
+"""The most steps of an episode, which is in memory as a whole."""
 
 NAMES = {
     "action": "action",
@@ -406,13 +455,14 @@ class LeRobotEpisodes(Episodes):
         ends: Ends | None,
     ) -> None:
         self.path = path
-        described = part_of(path, lerobot.INFO)
-        require(described.is_file() or not (path / LOCK).exists(), _NONE_FINISHED.format(path))
-        self._info = lerobot.read_info(described)
+        info = part_of(path, lerobot.INFO)
+        known = info.is_file() or not path.is_dir()
+        require(known or not _is_begun(path), _NONE_FINISHED.format(path))
+        self._info = lerobot.read_info(info)
         self.fps: float = float(self._info["fps"])
         self._features: dict[str, Any] = self._info["features"]
         ours = part_of(path, lerobot.OURS)
-        described = lerobot.read_json(ours) if ours.is_file() else {}
+        described = lerobot.read_ours(ours, self._features) if ours.is_file() else {}
         names = _names(path, keys, self._features)
         self._columns = {
             name: named
@@ -420,6 +470,7 @@ class LeRobotEpisodes(Episodes):
             if (named := names.get(name) or _column_of(name, key, self._features)) is not None
         }
         self.leaves = self._find_observation(names, described, observation_space)
+        lerobot.check_paths(self.leaves, path)
         self._action = self._find_action(described, action_space)
         self.columns = {".".join(("observation", *leaf.path)): leaf.key for leaf in self.leaves}
         self.columns |= {"action": self._action.key, **self._columns}
@@ -427,7 +478,7 @@ class LeRobotEpisodes(Episodes):
         self.rule = EndRule(self._columns, ends, path)
         self._find_extras(described)
         self._read_table_of_episodes()
-        self._open: dict[str, _TableFile] = {}
+        self._open: dict[str, TableFile] = {}
 
     def _find_extras(self, described: Mapping[str, Any]) -> None:
         """Find the columns of extras, and tell which columns of text are left out."""
@@ -451,13 +502,11 @@ class LeRobotEpisodes(Episodes):
         }
 
     def _read_table_of_episodes(self) -> None:
-        parquet = lerobot.import_extra("pyarrow.parquet")
         rows: list[dict[str, Any]] = []
         for file in lerobot.files_of(part_of(self.path, lerobot.EPISODES)):
-            with _readable(file):
-                names = parquet.read_schema(file).names
-                wanted = [name for name in names if not name.startswith(("stats/", "final/"))]
-                found = parquet.read_table(file, columns=wanted).to_pylist()
+            names = TableFile(file, []).names
+            wanted = [name for name in names if name in _ROW or name.startswith(_PLACES)]
+            found = read_table(file, wanted).to_pylist()
             finals = [name for name in names if name.startswith("final/")]
             place = {"file": file, "finals": finals}
             rows += [{**row, **place, "row": i} for i, row in enumerate(found)]
@@ -481,8 +530,8 @@ class LeRobotEpisodes(Episodes):
             if self._features[leaf.key]["dtype"] == "video":
                 self._check_films(f"videos/{leaf.key}")
         tasks = part_of(self.path, lerobot.TASKS)
-        with _readable(tasks):
-            self.tasks = lerobot.tasks_of(parquet.read_table(tasks))
+        with readable(tasks):
+            self.tasks = lerobot.tasks_of(read_table(tasks))
 
     def _check_row(self, number: int, row: Mapping[str, Any]) -> None:
         """Refuse a row of the table of episodes that lacks something or contradicts itself."""
@@ -499,7 +548,18 @@ class LeRobotEpisodes(Episodes):
             not missing,
             f"{self.name_of(number)} has no {', '.join(missing)} in the table of episodes. {CURE}",
         )
+        times = [name for name in row if name.endswith("_timestamp") and row[name] is not None]
         behind = row.get("dataset_to_index")
+        counts = [*needed, *([] if behind is None else ["dataset_to_index"])]
+        wrong = [name for name in counts if name not in times and not _is_count(row[name])]
+        wrong += [name for name in times if not _is_time(row[name])]
+        require(
+            not wrong and row["length"] <= MOST_STEPS,
+            f"{self.name_of(number)} has {wrong[0] if wrong else 'length'} "
+            f"{row[wrong[0] if wrong else 'length']!r} in the table of episodes: indices are whole "
+            f"numbers from 0, times are seconds, and an episode has {MOST_STEPS:,} steps at most. "
+            f"{CURE}",
+        )
         require(
             behind is None or behind - row["dataset_from_index"] == row["length"],
             f"{self.name_of(number)} contradicts itself: its length is {row['length']}, and its "
@@ -543,8 +603,8 @@ class LeRobotEpisodes(Episodes):
 
     def _file_at(self, template: str, **place: Any) -> Path:
         try:
-            return part_of(self.path, self._info[template].format(**place))
-        except (KeyError, IndexError, ValueError) as error:
+            return part_of(self.path, lerobot.filled(self._info[template], place))
+        except (ValueError, OSError) as error:  # OSError: the name is too long
             raise ConfigurationError(
                 f"The {template} of the dataset at {self.path}, {self._info[template]!r}, does "
                 f"not fit a LeRobotDataset v3.0 ({error}): it takes {', '.join(place)}. Restore "
@@ -555,14 +615,14 @@ class LeRobotEpisodes(Episodes):
         """Return the number behind the last file of each kind."""
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         prefixes = {"data": "data", "meta": "meta/episodes"}
-        prefixes |= {"videos": f"videos/{cameras[0]}"} if cameras else {}
 
         def behind(prefix: str) -> int:
-            row = self._rows[-1]
-            chunk, file = (row[f"{prefix}/{name}_index"] for name in ("chunk", "file"))
-            return int(chunk) * lerobot.CHUNK_FILES + int(file) + 1
+            chunk, file = f"{prefix}/chunk_index", f"{prefix}/file_index"
+            numbers = [row[chunk] * lerobot.CHUNK_FILES + row[file] for row in self._rows]
+            return int(max(numbers)) + 1
 
-        return {"videos": 0, **{kind: behind(prefix) for kind, prefix in prefixes.items()}}
+        numbers = {kind: behind(prefix) for kind, prefix in prefixes.items()}
+        return numbers | {"videos": max([0, *(behind(f"videos/{key}") for key in cameras)])}
 
     def _find_observation(
         self,
@@ -571,7 +631,7 @@ class LeRobotEpisodes(Episodes):
         space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
         """Return where each part of an observation lies, with its shape and dtype."""
-        known = [lerobot.leaf_from(leaf) for leaf in described.get("observation", ())]
+        known: list[Leaf] = described.get("observation", [])
         given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
         if space is None and given:
             return [
@@ -604,7 +664,8 @@ class LeRobotEpisodes(Episodes):
         if space is not None:
             return self._checked("action", key, lerobot.action_leaf(space))
         if "action" in described:
-            return replace(lerobot.leaf_from(described["action"]), key=key)
+            action: Leaf = described["action"]
+            return replace(action, key=key)
         return self._checked("action", key, None)
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
@@ -666,9 +727,10 @@ class LeRobotEpisodes(Episodes):
             ConfigurationError: naming the episode and the column, if values are missing, no
                 numbers, or of another shape.
         """
+        arrow = lerobot.import_extra("pyarrow")
         try:
             return lerobot.from_column(table.column(key), shape)
-        except ValueError as error:
+        except (KeyError, ValueError, arrow.ArrowException) as error:
             raise ConfigurationError(
                 f"{name} cannot be read: its column '{key}' is not usable, {error}. Restore it, "
                 "or leave the episode out."
@@ -690,8 +752,9 @@ class LeRobotEpisodes(Episodes):
             if key in self._features
         }
         frames = found.get("frame_index", np.arange(len(table)))
-        check_times(frames, found.get("timestamp"), self.fps, name)
-        return found.get("timestamp", frames / self.fps).astype(np.float64)
+        times = found["timestamp"].astype(np.float64) if "timestamp" in found else None
+        check_times(frames, times, self.fps, name)
+        return frames / self.fps if times is None else times
 
     def _tasks_of(self, table: Any, name: str) -> tuple[str, ...]:
         """Return the task of each step, in words."""
@@ -774,10 +837,23 @@ class LeRobotEpisodes(Episodes):
         )
         place = {one: row[f"{prefix}/{one}"] for one in ("chunk_index", "file_index")}
         path = self._file_at("video_path", video_key=leaf.key, **place)
+        self._check_room(len(seconds), leaf)
         return read_frames(path, (begin + seconds).tolist(), self.fps, leaf.kept_shape)
+
+    def _check_room(self, count: int, leaf: Leaf) -> None:
+        """Refuse pictures of an episode that the memory has no room for."""
+        size = count * prod(leaf.kept_shape)
+        room = available_bytes("cpu", torch.device("cpu"), self.path)
+        require(
+            room is None or size <= room,
+            f"The dataset at {self.path} has an episode with {count:,} pictures in '{leaf.key}', "
+            f"which take {size / 2**30:.1f} GiB, and {(room or 0) / 2**30:.1f} GiB of memory are "
+            "free: leave the camera out (keys), or give shorter episodes.",
+        )
 
     def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
         """Decode the pictures of some columns into one array."""
+        self._check_room(sum(map(len, columns)), leaf)
         pictures = np.empty((sum(map(len, columns)), *leaf.kept_shape), np.uint8)
         contents = (content for column in columns for content in column)
         try:
@@ -826,69 +902,27 @@ class LeRobotEpisodes(Episodes):
         wanted |= {"episode_index", "task_index"}
         file = self._file("data", path, sorted(wanted - videos))
         table = file.rows(row["dataset_from_index"] - self._begins[path], length)
-        numbers = self._column(table, "episode_index", (), name).tolist()
+        numbers = self._column(table, "episode_index", (), name)
         require(
-            numbers == [row["episode_index"]] * length,
+            len(numbers) == length and bool((numbers == row["episode_index"]).all()),
             f"{path} is damaged: it does not hold the {length} frames of episode "
             f"{row['episode_index']}. Restore it, or give another dataset.",
         )
         return table
 
-    def _file(self, kind: str, path: Path, columns: list[str]) -> "_TableFile":
+    def _file(self, kind: str, path: Path, columns: list[str]) -> "TableFile":
         """Return a file of a kind, of which the last one stays open."""
         if kind not in self._open or self._open[kind].path != path:
-            self._open[kind] = _TableFile(path, columns)
+            self._open[kind] = TableFile(path, columns)
         return self._open[kind]
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Say readably that a file is missing or damaged."""
-    arrow = lerobot.import_extra("pyarrow")
-    try:
-        yield
-    except (OSError, arrow.ArrowException) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read ({error}): restore it, or give another dataset."
-        ) from error
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
 
 
-class _TableFile:
-    """Some columns of a parquet file, read by groups of rows, of which the last one is kept."""
-
-    def __init__(self, path: Path, columns: list[str]) -> None:
-        parquet = lerobot.import_extra("pyarrow.parquet")
-        self.path, self._columns = path, columns
-        with _readable(path):
-            self._file = parquet.ParquetFile(path)
-        missing = set(columns) - set(self._file.schema_arrow.names)
-        require(
-            not missing,
-            f"{path} has no column {', '.join(sorted(missing))}, which info.json lists: "
-            "restore it, or give another dataset.",
-        )
-        groups = self._file.metadata
-        counts = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
-        self._ends = list(accumulate(counts))
-        self._kept: tuple[int, Any] | None = None
-
-    def rows(self, first: int, count: int) -> Any:
-        """Return so many rows; fewer where there are no more."""
-        arrow = lerobot.import_extra("pyarrow")
-        parts, begin = [], 0
-        for group, end in enumerate(self._ends):
-            if begin < first + count and end > first:
-                table = self._group(group)
-                start = max(first - begin, 0)
-                parts.append(table.slice(start, min(first + count, end) - begin - start))
-            begin = end
-        return arrow.concat_tables(parts) if parts else self._group(0).slice(0, 0)
-
-    def _group(self, number: int) -> Any:
-        if self._kept is None or self._kept[0] != number:
-            with _readable(self.path):
-                self._kept = (number, self._file.read_row_group(number, columns=self._columns))
-        return self._kept[1]
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < 2**31
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
@@ -985,9 +1019,10 @@ class _MinariEpisodes(Episodes):
                 None if one is None else [(x.path, x.shape, x.dtype) for x in leaves_of(one, name)]
                 for one in (given, there)
             )
+            assert theirs is not None
             require(
                 mine is None
-                or (sorted(mine) == sorted(theirs or []) and _same_choices(name, given, there)),
+                or (sorted(mine) == sorted(theirs) and _same_choices(name, given, there)),
                 f"The dataset at {path} is of another env: its {name} space is {there}, and that "
                 f"of this env is {given}. Record it with this env.",
             )
@@ -1022,10 +1057,20 @@ class _MinariEpisodes(Episodes):
         terminated, truncated = self.rule.apply(length, flags, success, name)
         action, space = raw["actions"], self._file.spaces[1]
         require(
-            action.shape == (length, *(space.shape or ())),
+            action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
             f"{name} has actions of shape {list(action.shape)} for {length} steps of {space}. "
             "Correct them, or leave the episode out.",
         )
+        for leaf in leaves_of(self._file.spaces[0]):
+            values = _value_at(raw["observations"], leaf.path)
+            require(
+                isinstance(values, np.ndarray)
+                and values.dtype.kind in "biuf"
+                and values.shape[1:] == leaf.shape,
+                f"{name} has no numbers of shape {list(leaf.shape)} as "
+                f"{'.'.join(('observation', *leaf.path))}, which its space has. Correct it, or "
+                "leave the episode out.",
+            )
         return Episode(
             observation=map_tree(torch.from_numpy, raw["observations"]),
             action=torch.from_numpy(as_policy_counts(action, self.first_action)),
@@ -1039,6 +1084,12 @@ class _MinariEpisodes(Episodes):
             extra={raw["names"].get(key, key): torch.from_numpy(x) for key, x in said.items()},
             final_known=raw["final_known"],
         )
+
+
+def _value_at(tree: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _same_choices(name: str, given: Any, there: Any) -> bool:
@@ -1057,7 +1108,7 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
     """
     array = np.asarray(values)
     require(
-        array.size == length == len(array) if array.ndim else False,
+        array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
         f"{name} has {array.shape[0] if array.ndim else 1} {key} of shape {list(array.shape[1:])} "
         f"for {length} steps. Correct them, or leave the episode out.",
     )
@@ -1162,28 +1213,36 @@ class EpisodeWriter:
         self._go_on()
 
     def _take_lock(self) -> None:
-        if self._unlock is None:
-            self._unlock = weakref.finalize(self, lock_dataset(self.path))
+        if self._unlock is not None:
+            return
+        if not part_of(self.path, lerobot.INFO).is_file():  # the mark first: see `_is_begun`
+            write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
+        self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _go_on(self) -> None:
         """Take up what the directory holds."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        there = {path.name for path in self.path.iterdir()}
-        known = bool(there & {LOCK, FINISHED}) or (self.path / lerobot.INFO).is_file()
-        require(
-            known or not there,
-            f"{self.path} holds {', '.join(sorted(there))}, and no dataset: give a directory that "
-            "is empty, or not there yet.",
-        )
+        if not part_of(self.path, lerobot.INFO).is_file() and not _is_begun(self.path):
+            there = sorted(file.name for file in self.path.iterdir())
+            raise ConfigurationError(
+                f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "
+                "empty, or not there yet."
+            )
         self._take_lock()
         complete_join(self.path)
         self._forget()
         if (self.path / lerobot.INFO).is_file():
             self._take_up()
-        else:  # of a first episode that was not finished
-            for top in TOPS:
-                shutil.rmtree(self.path / top, ignore_errors=True)
+            (self.path / BEGUN).unlink(missing_ok=True)
+        else:
+            self._remove_first_episode()
+
+    def _remove_first_episode(self) -> None:
+        """Remove an unfinished first episode: until it is finished, all of the dataset is its."""
+        for top in TOPS:
+            shutil.rmtree(self.path / top, ignore_errors=True)
+        self._tasks = []
 
     def _take_up(self) -> None:
         """Go on behind the episodes that are there."""
@@ -1195,20 +1254,28 @@ class EpisodeWriter:
         require(
             not differing
             and info["fps"] == self._fps
+            and info["data_path"] == lerobot.DATA
+            and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
             and there.leaves == self._leaves
             and np.array_equal(there.first_action, first_choice(self._action_space)),
             f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
             f"columns {', '.join(theirs)}); this one would differ in "
-            f"{', '.join(differing) or 'fps, a shape, or the number of the first action'}. Give "
-            "another directory.",
+            f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
+            "directory.",
         )
         self._tasks = list(there.tasks.values())
         self._episodes, self._frames = len(there), sum(there.lengths)
         self._next = there.file_numbers()
-        for kind, number in self._next.items():
-            for file in sorted((self.path / kind).rglob("chunk-*/file-*.*")):
-                if lerobot.number_of(file) >= number:
-                    file.unlink()  # of an episode that was not finished
+        # The files of an episode that was not finished: the next ones, which no row names.
+        places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
+        unfinished = [lerobot.DATA.format(**places["data"])]
+        unfinished += [
+            lerobot.VIDEOS.format(video_key=key, **places["videos"])
+            for key, feature in info["features"].items()
+            if feature["dtype"] == "video"
+        ]
+        for name in unfinished:
+            (self.path / name).unlink(missing_ok=True)
 
     def add(
         self,
@@ -1300,6 +1367,7 @@ class EpisodeWriter:
         self._frames += recording.length
         self._next = {kind: number + 1 for kind, number in self._next.items()}
         self._write_info()
+        (self.path / BEGUN).unlink(missing_ok=True)
         self._forget()
 
     def discard_episode(self) -> None:
@@ -1319,8 +1387,11 @@ class EpisodeWriter:
             self._take_lock()
             join_files(self.path)
             self._next = LeRobotEpisodes(self.path, {}, None, None, None).file_numbers()
+        elif self._unlock is not None:
+            self._remove_first_episode()
         if self._unlock is not None:
             (self.path / LOCK).unlink(missing_ok=True)
+            (self.path / BEGUN).unlink(missing_ok=True)
             self._unlock()
             self._unlock = None
 

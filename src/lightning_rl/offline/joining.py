@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_rl.files import move, writing
+from lightning_rl.files import TEMPORARY, move, writing
 from lightning_rl.offline import lerobot_format as lerobot
 from lightning_rl.offline.pictures import join_videos
 from lightning_rl.offline.statistics import joined_statistics
+from lightning_rl.offline.tables import TableFile, read_table
 
 UNFINISHED, FINISHED = ".joining", ".finalised"
 """The folders of what is being written anew, and of what is whole and about to take its place."""
@@ -69,7 +70,7 @@ def join_files(path: Path) -> None:
         WriteError: where the disk is full: there has to be room for a copy.
     """
     info = lerobot.read_json(path / lerobot.INFO)
-    most = info["data_files_size_in_mb"] * MEBIBYTE
+    most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
     with renewing(path) as target:
         data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
@@ -80,12 +81,25 @@ def join_files(path: Path) -> None:
                 return join_videos(sources, file, info["fps"])
 
             found, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
-            places[key] = _join(found, folder, info["video_files_size_in_mb"] * MEBIBYTE, join)
+            places[key] = _join(
+                found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
+            )
         meta = target / "meta"
         statistics = _join_episodes(path, meta, most, data, places, info["fps"])
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
+        keep_others(path, target)
+
+
+def keep_others(path: Path, target: Path) -> None:
+    """Keep the files of a dataset that no episode is in, such as notes."""
+    for file in [one for top in TOPS for one in (path / top).rglob("*")]:
+        kept = target / file.relative_to(path)
+        temporary = file.name.startswith(TEMPORARY)
+        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            link(file, kept)
 
 
 def _join(
@@ -136,10 +150,10 @@ def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
     begins, frames = [], 0
     writer: Any = None
     for source in sources:
-        file = parquet.ParquetFile(source)
+        file = TableFile(source)
         begins.append(frames)
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group)
+        for group in range(len(file.counts)):
+            table = file.group(group)
             writer = writer or parquet.ParquetWriter(target, table.schema)
             writer.write_table(table.select(writer.schema.names))  # labels may stand behind
             frames += len(table)
@@ -161,7 +175,7 @@ def _join_episodes(
     file = meta / "episodes" / lerobot.file_name(0, ".parquet")
     file.parent.mkdir(parents=True, exist_ok=True)
     for i, source in enumerate(sources):
-        table = _moved(parquet.read_table(source), data, videos, fps)
+        table = _moved(read_table(source), data, videos, fps)
         if file.exists() and file.stat().st_size > most:
             writer, number = writer.close(), number + 1
             file = meta / "episodes" / lerobot.file_name(number, ".parquet")

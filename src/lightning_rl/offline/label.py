@@ -22,6 +22,7 @@ from lightning_rl.offline.episodes import LOCK, LeRobotEpisodes, lock_dataset, r
 from lightning_rl.offline.joining import complete_join, link, renewing
 from lightning_rl.offline.minari_format import minari_folder
 from lightning_rl.offline.statistics import STATISTICS, ColumnStatistics, joined_statistics
+from lightning_rl.offline.tables import TableFile
 from lightning_rl.policies.perceptron import mlp
 
 Rewards = Literal["success", "env"]
@@ -531,9 +532,9 @@ def _rewrite(source: Path, target: Path, change: Callable[[Any], Any]) -> None:
     """Write a parquet file anew, a group of rows at a time."""
     parquet = lerobot.import_extra("pyarrow.parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
-    file, writer = parquet.ParquetFile(source), None
-    for group in range(file.num_row_groups):
-        table = change(file.read_row_group(group))
+    file, writer = TableFile(source), None
+    for group in range(len(file.counts)):
+        table = change(file.group(group))
         described = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
         table = table.replace_schema_metadata(described)  # that one lists columns, not these
         writer = writer or parquet.ParquetWriter(target, table.schema)

@@ -19,11 +19,13 @@ v3.0, as far as its own reader goes.
 
 import importlib
 import json
+import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, prod
-from pathlib import Path
-from typing import Any, cast
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -33,6 +35,12 @@ from lightning_rl.files import write_atomically
 
 VERSION = "v3.0"
 """The version of the format, as `info.json` has it."""
+
+MOST_JSON = 2**24
+"""The most bytes of a JSON file that is read."""
+
+MOST_VALUES = 2**28
+"""The most values of a row of a column."""
 
 CHUNK_FILES = 1000
 """How many files a folder `chunk-000` holds."""
@@ -44,6 +52,9 @@ OURS = "meta/lightning_rl.json"
 EPISODES = "meta/episodes"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+_FIELD = re.compile(r"\{(chunk_index|file_index|video_key)(?::0?([1-9])?d)?\}")
+"""A field of a path, with one digit for the width of its number."""
 
 EXTRA = "complementary_info."
 """How the columns of what an env or a person adds to a step begin."""
@@ -214,10 +225,19 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return shape[0] in CHANNELS and shape[-1] not in CHANNELS
 
 
-def leaf_from(described: Mapping[str, Any]) -> Leaf:
-    """Return the leaf that `meta/lightning_rl.json` describes."""
+def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf:
+    """Return the leaf that `meta/lightning_rl.json` describes.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is none, or differs from the column of `features`.
+    """
     tuples = {name: tuple(described[name]) for name in ("path", "shape")}
-    return Leaf(**{**described, **tuples})
+    leaf = Leaf(**{**described, **tuples})
+    column = leaf_of(leaf.key, features[leaf.key], ())
+    fits = leaf.kept_shape == column.shape and leaf.picture == column.picture
+    if not fits or not all(isinstance(key, str) for key in leaf.path) or not _is_dtype(leaf.dtype):
+        raise ValueError(f"{leaf} is not the column {column}")
+    return leaf
 
 
 def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
@@ -246,6 +266,32 @@ def number_feature(dtype: str) -> dict[str, Any]:
     return {"dtype": dtype, "shape": [1], "names": None}
 
 
+def filled(template: str, place: Mapping[str, int | str]) -> str:
+    """Return the path that a `data_path` or `video_path` stands for, within the dataset.
+
+    Args:
+        template: with fields such as `{chunk_index:03d}` or `{video_key}`.
+        place: values of the fields that it may have.
+
+    Raises:
+        ValueError: if it has other fields, or leads out of the dataset.
+    """
+    if set("{}") & set(_FIELD.sub("", template)):
+        raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
+
+    def value(field: re.Match[str]) -> str:
+        name, width = field.groups()
+        if name not in place:
+            raise ValueError(f"it has no {name}")
+        return str(place[name]).zfill(int(width or 0))
+
+    name = _FIELD.sub(value, template)
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or set(name) & set(":\\\0"):
+        raise ValueError(f"{name!r} is no path within the dataset")
+    return name
+
+
 def place_of(number: int) -> dict[str, int]:
     """Return the chunk and the file of a number that counts files."""
     return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
@@ -263,8 +309,19 @@ def file_name(number: int, suffix: str) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of a folder, in the order of their numbers."""
-    return sorted(folder.glob("chunk-*/file-*.*"), key=number_of)
+    """Return the files of a folder, in the order of their numbers.
+
+    Raises:
+        ConfigurationError: for a file without a number.
+    """
+    found = list(folder.glob("chunk-*/file-*.*"))
+    for file in found:
+        require(
+            file.parent.name[6:].isdecimal() and file.stem[5:].isdecimal(),
+            f"{file} has no number where a LeRobotDataset has one, as in chunk-000/file-000: "
+            "rename or remove it.",
+        )
+    return sorted(found, key=number_of)
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -287,7 +344,7 @@ def read_info(path: Path) -> dict[str, Any]:
         kinds["video_path"] = str
     wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
     wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
-    wrong += [] if "fps" in wrong or 0 < info["fps"] < inf else ["fps"]
+    wrong += [] if "fps" in wrong or 0 < info["fps"] <= 1e6 else ["fps"]
     wrong += [
         f"features.{key}"
         for key, one in features.items()
@@ -296,6 +353,9 @@ def read_info(path: Path) -> dict[str, Any]:
             and (one.get("dtype") in ("image", "video", *TEXTS) or _is_dtype(one.get("dtype")))
             and isinstance(one.get("shape"), list | tuple)
             and all(isinstance(size, int) and size > 0 for size in one["shape"])
+            and len(one["shape"]) <= 32
+            and prod(one["shape"]) <= MOST_VALUES
+            and (len(one["shape"]) in (2, 3) or one["dtype"] not in ("image", "video"))
         )
     ]
     require(
@@ -303,7 +363,67 @@ def read_info(path: Path) -> dict[str, Any]:
         f"{path} does not say {', '.join(wrong)}, or not as a LeRobotDataset does: restore it, or "
         "give another dataset.",
     )
-    return cast(dict[str, Any], info)
+    return info
+
+
+def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Read `meta/lightning_rl.json`: the leaves of the observation and of the action, and the rest.
+
+    Args:
+        path: of the file.
+        features: of `info.json`, whose columns it must describe.
+
+    Raises:
+        ConfigurationError: if it is damaged, or does not fit.
+    """
+    said = read_json(path)
+    try:
+        leaves = [leaf_from(leaf, features) for leaf in said.get("observation", ())]
+        action = {"action": leaf_from(said["action"], features)} if "action" in said else {}
+        start = np.asarray(said.get("action_start") or 0)
+        shape = said["action"]["shape"] if start.ndim else []
+        if start.dtype.kind not in "iu" or list(start.shape) != shape:
+            raise ValueError("action_start is not a number for each part of an action")
+        extras = dict(said.get("extras", {}))
+        if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
+            raise ValueError("extras map columns to names")
+        if len(set(extras.values())) < len(extras):
+            raise ValueError("two extras have one name")
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{path} does not describe the columns of info.json ({error!r}): remove it, or restore "
+            "it."
+        ) from error
+    return {**said, "observation": leaves, **action, "extras": extras}
+
+
+def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
+    """Refuse observations of which one would be a part of another.
+
+    Raises:
+        ConfigurationError: naming the columns.
+    """
+    for one in leaves:
+        for other in leaves:
+            require(
+                one is other or one.path != other.path[: len(one.path)],
+                f"The dataset at {path} has the observation '{other.key}' within the observation "
+                f"'{one.key}': name one of them by keys, or rename a column.",
+            )
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Refuse what is no file, such as a FIFO, which has no end, and files that are too large.
+
+    Raises:
+        OSError: if it is missing.
+        ValueError: naming what is wrong.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if most is not None and found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
 
 
 def _is_dtype(name: Any) -> bool:
@@ -313,15 +433,19 @@ def _is_dtype(name: Any) -> bool:
         return False
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a dataset.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a dataset.
 
     Raises:
-        ConfigurationError: where it is missing or damaged.
+        ConfigurationError: if it is missing, damaged, no regular file, too large or too deep.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        check_file(path, MOST_JSON)
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, no object")
+        return content
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read ({error}), and a LeRobotDataset has one: restore it, or give "
             "another dataset."
@@ -422,10 +546,20 @@ def tasks_table(tasks: Sequence[str]) -> Any:
 
 
 def tasks_of(table: Any) -> dict[int, str]:
-    """Return the texts of a table of tasks, by number."""
-    texts = next(name for name in table.column_names if name != "task_index")
-    numbers = table.column("task_index").to_pylist()
-    return dict(zip(numbers, table.column(texts).to_pylist(), strict=True))
+    """Return the texts of a table of tasks, by number.
+
+    Raises:
+        ValueError: if it is no such table.
+    """
+    texts = [name for name in table.column_names if name != "task_index"]
+    if not texts or "task_index" not in table.column_names:
+        raise ValueError(f"it has the columns {table.column_names}, not task_index and a text")
+    pairs = [table.column(name).to_pylist() for name in ("task_index", texts[0])]
+    if {type(number) for number in pairs[0]} - {int} or {type(text) for text in pairs[1]} - {str}:
+        raise ValueError("a task is a whole number and a text")
+    if len(set(pairs[0])) < len(pairs[0]):
+        raise ValueError("two tasks have one number")
+    return dict(zip(*pairs, strict=True))
 
 
 def as_pictures(contents: Sequence[bytes]) -> Any:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import struct
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from fractions import Fraction
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.offline.lerobot_format import import_extra
+from lightning_rl.offline.lerobot_format import check_file, import_extra
 
 CODEC = "libsvtav1"
 SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
@@ -21,7 +22,16 @@ one thread, for a recorder has other things to do."""
 PIXELS = "yuv420p"
 
 FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}
-"""How pictures are decoded, by their channels."""
+"""FFmpeg's pixel formats of decoded frames, by their channels."""
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes of decoded pictures, by their channels."""
+
+PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
+"""The formats of pictures that are read. Others may name further files, or run a program."""
+
+MOST_PIXELS = 2**26
+"""The most pixels of a frame of a film."""
 
 CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
 
@@ -78,8 +88,12 @@ def read_frames(
     frames = np.empty((len(times), *size), np.uint8)
     found = 0
     try:
-        with closing(av.open(str(path))) as container:
+        with closing(_opened(path)) as container:
             stream = container.streams.video[0]
+            _check_size(stream.height, stream.width, size)
+            # The frames may be larger than the header says; codecs round sizes up.
+            most = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
+            stream.codec_context.options = most
             stream.codec_context.thread_count = 1  # else each thread keeps frames of its own
             container.seek(int(times[0] / stream.time_base), stream=stream)
             for frame in container.decode(stream):
@@ -92,7 +106,7 @@ def read_frames(
                     break
                 frames[found] = _pixels(frame, size)
                 found += 1
-    except (av.FFmpegError, OSError, IndexError, ValueError) as error:
+    except (av.FFmpegError, OSError, IndexError, ValueError, TypeError, ArithmeticError) as error:
         raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
     require(
         found == len(times),
@@ -102,20 +116,50 @@ def read_frames(
     return frames
 
 
+def _opened(path: Path) -> Any:
+    """Open a film: an MP4 or Matroska file, which cannot make FFmpeg open other files or hosts.
+
+    Raises:
+        ValueError: if it is another kind of file.
+    """
+    check_file(path)
+    with path.open("rb") as file:
+        head = file.read(8)
+    container = "mp4" if head[4:] == b"ftyp" else "matroska"
+    if container == "matroska" and head[:4] != b"\x1aE\xdf\xa3":
+        raise ValueError("it is neither MP4 nor Matroska")
+    return import_extra("av").open(
+        f"file:{path.absolute()}",
+        format=container,
+        options={"protocol_whitelist": "file"},
+        stream_options=[{"max_pixels": str(MOST_PIXELS)}],
+    )
+
+
+def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
+    """Refuse a picture of another height or width than info.json says, or of odd channels.
+
+    Raises:
+        ValueError: naming both sizes.
+    """
+    if (height, width) != size[:2] or _channels(size) not in MODES:
+        raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
+
+
+def _channels(size: tuple[int, ...]) -> int:
+    return size[2] if len(size) == 3 else 1
+
+
 def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
-    """Return a frame as uint8 of a size: [H, W, C], or [H, W] in grey.
+    """Return a frame of a film as uint8 of a size: [H, W, C], or [H, W] in grey.
 
     Raises:
         ValueError: for another height or width, and for more than 8 bits.
     """
-    channels = size[2] if len(size) == 3 else 1
     if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
         raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
-    if (frame.height, frame.width) != size[:2] or channels not in FORMATS:
-        raise ValueError(
-            f"a picture of {frame.height} x {frame.width} pixels, and info.json says {list(size)}"
-        )
-    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[channels])
+    _check_size(frame.height, frame.width, size)
+    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)])
     return pixels.reshape(size)
 
 
@@ -131,7 +175,7 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
         stream = None
         for source in sources:
             begins.append(frames)
-            with closing(av.open(str(source))) as container:
+            with closing(_opened(source)) as container:
                 video = container.streams.video[0]
                 if stream is None:
                     stream = joined.add_stream_from_template(video, opaque=True)
@@ -171,18 +215,32 @@ class PngEncoder:
 
 
 def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
-    """Return the frame [H, W, C] uint8 of a PNG, or of another format that ffmpeg knows.
+    """Return the picture [H, W, C] uint8, or [H, W] in grey, of a file of `PICTURES`.
 
     Args:
         content: of the file.
         size: H, W and C.
 
     Raises:
-        ValueError: if it is no picture, or of another size.
+        ValueError: if it is no picture, or of another size or more than 8 bits.
     """
-    av = import_extra("av")
+    pillow = import_extra("PIL.Image")
+    errors = (OSError, SyntaxError, EOFError, LookupError, struct.error)
     try:
-        with closing(av.open(io.BytesIO(content))) as container:
-            return _pixels(next(container.decode(video=0)), size)
-    except (av.FFmpegError, StopIteration, IndexError) as error:
-        raise ValueError(f"no picture ({error})") from error
+        with pillow.open(io.BytesIO(content), formats=PICTURES) as picture:
+            _check_size(picture.height, picture.width, size)  # nothing is decoded yet
+            if picture.format == "PNG" and content[24] > 8:  # depths, which 8 bits do not hold
+                raise ValueError(f"a picture of {content[24]} bits, and 8 bits a channel are read")
+            return np.array(picture.convert(MODES[_channels(size)])).reshape(size)
+    except (*errors, pillow.DecompressionBombError) as error:
+        raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error
+
+
+def jpeg_bytes(content: bytes) -> int:
+    """Return how many bytes a JPEG takes when it is decoded.
+
+    Raises:
+        OSError: if it is no JPEG.
+    """
+    with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
+        return int(picture.height * picture.width * len(picture.getbands()))

@@ -1,0 +1,560 @@
+"""Datasets that were sent: recording removes and changes nothing outside, reading only reads files."""
+
+import io
+import json
+import os
+import socket
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.offline.episodes import Episode, EpisodeWriter, read_episodes, write_minari
+from lightning_rl.offline.label import label_dataset
+from tests.reports.datasets import film, greys, make, pa, pq, refused
+
+SPACES = Box(-1, 1, (2,)), Box(-1, 1, (1,))
+MARK = ".lightning_rl_recording"
+
+
+def put(path, text="mine"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def content(path):
+    """What a directory holds: files with their bytes, links with their targets."""
+    return {
+        str(file.relative_to(path)): os.readlink(file) if file.is_symlink() else file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_symlink() or file.is_file()
+    }
+
+
+def step(writer, last=False):
+    writer.add(np.zeros(2, np.float32), np.zeros(1), 1.0, last, False)
+
+
+def record(path, **settings):
+    writer = EpisodeWriter(path, *SPACES, 10, **settings)
+    step(writer, last=True)
+    writer.end_episode(np.ones(2, np.float32), success=True)
+    writer.finalise()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (".lock", "data/a.txt", "videos/e.mp4", "meta/notes.txt"),  # of a run that was killed
+        (".lock",),
+        (".finalised/data/a.txt", "data/b.txt"),
+        (".recording/a.txt",),
+        (".joining/a.txt", ".lock", "config.yaml"),
+        (MARK, "data/a.txt"),
+    ],
+)
+def test_a_directory_that_is_no_dataset_keeps_all_it_holds(names, tmp_path):
+    for name in names:
+        put(tmp_path / name)
+    before = content(tmp_path)
+    refused(lambda: EpisodeWriter(tmp_path, *SPACES, 10), "and no dataset", names[0].split("/")[0])
+    assert content(tmp_path) == before
+
+
+def test_a_begun_dataset_that_holds_something_else_keeps_it(tmp_path):
+    begun = tmp_path / "begun"
+    writer = EpisodeWriter(begun, *SPACES, 10)
+    step(writer)
+    del writer
+    put(begun / "thesis.tex")
+    before = content(begun)
+    refused(lambda: EpisodeWriter(begun, *SPACES, 10), "thesis.tex")
+    assert content(begun) == before
+
+
+@pytest.mark.parametrize("end", ["finalised", "killed", "killed while a file was written"])
+def test_a_first_episode_that_was_not_finished_is_no_obstacle(end, tmp_path):
+    path = tmp_path / "data"
+    writer = EpisodeWriter(path, *SPACES, 10)
+    step(writer)
+    if end == "finalised":  # by Ctrl-C, an error of the env or a full disk
+        writer.finalise()
+        assert list(path.iterdir()) == []
+        step(writer)  # and the writer goes on
+        assert (path / MARK).is_file()
+    if end.endswith("written"):
+        put(path / ".tmp-1-a")
+    del writer
+    record(path)
+    assert len(read_episodes(path)) == 1
+    left = {one.name for one in path.iterdir()} - {".tmp-1-a"}
+    assert left == {"data", "meta"}
+
+
+def test_files_of_episodes_are_kept_whatever_the_order_of_the_table(tmp_path):
+    path = tmp_path / "data"
+    writer = EpisodeWriter(path, *SPACES, 10)
+    for _ in range(2):
+        step(writer, last=True)
+        writer.end_episode(np.ones(2, np.float32), success=True)
+    del writer  # without being finalised: two files
+    table = path / "meta/episodes/chunk-000"
+    swap = [table / f"file-00{i}.parquet" for i in range(2)]
+    os.rename(swap[0], table / "a")
+    os.rename(swap[1], swap[0])
+    os.rename(table / "a", swap[1])
+    before = content(path / "data")
+    EpisodeWriter(path, *SPACES, 10)
+    assert content(path / "data") == before
+
+
+LINKS = ["data", "meta", "videos", ".lock", ".recording", ".joining", ".finalised", MARK]
+LINKS += ["data/chunk-000", "data/chunk-000/file-000.parquet", "data/chunk-000/file-007.parquet"]
+LINKS += ["meta/info.json", "meta/episodes/chunk-000/file-000.parquet", "meta/stats.json"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_inside_a_dataset_are_refused_for_writing(name, tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "data"
+    record(path)
+    place = path / name
+    if place.exists():
+        os.rename(place, victim)
+    else:
+        put(victim, "secret")
+    place.symlink_to(victim)
+    before = content(tmp_path)
+    for write in (lambda: EpisodeWriter(path, *SPACES, 10), lambda: label_dataset(path)):
+        refused(write, "is a link")
+        assert content(tmp_path) == before
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    from lightning_rl.files import lock_file
+
+    put(tmp_path / "victim", "secret")
+    (tmp_path / ".lock").symlink_to(tmp_path / "victim")
+    refused(lambda: lock_file(tmp_path / ".lock", "taken"), "is a link")
+    assert (tmp_path / "victim").read_text() == "secret"
+
+
+def test_a_dataset_behind_a_link_that_the_user_names_is_extended(tmp_path):
+    record(tmp_path / "data")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    record(tmp_path / "link")
+    assert len(read_episodes(tmp_path / "data")) == 2
+
+
+# Reading: no host, no other file, no end that does not come.
+
+CAMERA = "observation.images.front"
+
+
+@pytest.fixture
+def port():
+    """A port of this machine that nobody may ask for anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        yield server.getsockname()[1]
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def png(pixels):
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def texts(port):
+    """Texts with which FFmpeg opens hosts or other files."""
+    return {
+        "sdp": f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+        f"m=video {port} RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+        "playlist": f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:{port}/a.ts\n",
+        "concat": f"ffconcat version 1.0\nfile http://127.0.0.1:{port}/a.mp4\n",
+        "svg": f'<svg><image href="http://127.0.0.1:{port}/a.png"/></svg>',
+        "eps": "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n",
+    }
+
+
+def with_pictures(path, contents, size=(16, 16, 3)):
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    column = pa.array([{"bytes": content, "path": None} for content in contents], kind)
+    lengths = (len(contents),)
+    described = {CAMERA: {"dtype": "image", "shape": list(size), "names": None}}
+    rest = {"action": np.zeros((len(contents), 2), np.float32)}
+    return make(path, lengths, {**rest, CAMERA: column}, features=described)
+
+
+def with_film(path, size=(16, 16, 3), **settings):
+    """A dataset of two episodes of two frames, with a place for a film."""
+    prefix = f"videos/{CAMERA}"
+    rows = {f"{prefix}/{one}_index": [0, 0] for one in ("chunk", "file")}
+    rows |= {f"{prefix}/from_timestamp": [0.0, 0.2], f"{prefix}/to_timestamp": [0.2, 0.4]}
+    described = {CAMERA: {"dtype": "video", "shape": list(size), "names": None}}
+    columns = {"action": np.zeros((4, 2), np.float32)}
+    rows |= settings.pop("rows", {})
+    make(path, (2, 2), columns, features=described, rows=rows, **settings)
+    return path / prefix / "chunk-000/file-000.mp4"
+
+
+@pytest.mark.parametrize("kind", texts(0))
+def test_a_picture_is_decoded_as_a_picture_alone(kind, port, tmp_path):
+    with_pictures(tmp_path, [texts(port)[kind].encode()] * 2)
+    refused(lambda: read_episodes(tmp_path)[0], "broken picture", CAMERA, "PNG")
+
+
+@pytest.mark.parametrize("kind", texts(0))
+def test_a_film_is_an_mp4_or_matroska_file_alone(kind, port, tmp_path):
+    put(with_film(tmp_path), texts(port)[kind])
+    refused(lambda: read_episodes(tmp_path)[0], "neither MP4 nor Matroska")
+
+
+def test_pictures_and_films_are_read(tmp_path):
+    levels = greys(10, 90)
+    with_pictures(tmp_path / "a", [png(frame) for frame in levels])
+    found = read_episodes(tmp_path / "a")[0].observation.numpy()
+    np.testing.assert_array_equal(found[:2], levels)
+    for container in ("mp4", "mkv"):
+        path = tmp_path / f"b: 100% {container}"
+        film(place := with_film(path).with_suffix(f".{container}"), greys(0, 50, 100, 150))
+        place.rename(place.with_suffix(".mp4"))
+        means = read_episodes(path)[1].observation.float().mean((1, 2, 3)).tolist()
+        np.testing.assert_allclose(means, [100, 150, 150], atol=4)
+
+
+PATHS = [
+    "http://127.0.0.1:{port}/a",
+    "udp:/127.0.0.1:{port}",
+    "concat:a|b",
+    "/dev/zero",
+    "../other/{{file_index}}",
+    "a/../../b",
+    "{{chunk_index:0999999999d}}",
+    "{{chunk_index:>9999}}",
+    "{{chunk_index!r:9999}}",
+    "{{chunk_index.__class__}}",
+    "{{0}}",
+    "{{video_key}}{{nothing}}",
+    "{{",
+    "",
+    "a\0b",
+    "a" * 5000,
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["data_path", "video_path"])
+def test_paths_have_a_fixed_grammar_and_stay_inside(name, path, port, tmp_path):
+    film(with_film(tmp_path, info={name: path.format(port=port)}), greys(0, 50, 100, 150))
+    refused(lambda: read_episodes(tmp_path)[0], name, "Restore info.json")
+
+
+def test_a_camera_whose_name_leads_outside_is_refused(tmp_path):
+    path = tmp_path / "data"
+    film(with_film(path), greys(0, 50, 100, 150))
+    for file in [path / "meta/info.json"]:
+        file.write_text(file.read_text().replace(CAMERA, "observation.images/../../../x"))
+    refused(lambda: read_episodes(path)[0], "x")
+
+
+@pytest.mark.parametrize("said", [(16, 16, 3), (16, 16, 1), (8, 16, 3)])
+def test_sizes_of_pictures_are_checked_before_they_are_decoded(said, tmp_path, monkeypatch):
+    from PIL import Image
+
+    with_pictures(tmp_path / "a", [png(np.zeros((3000, 3000, 3), np.uint8))] * 2, said)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    refused(lambda: read_episodes(tmp_path / "a")[0], "3000 x 3000", "info.json says")
+    film(with_film(tmp_path / "b", said), np.zeros((4, 128, 64, 3), np.uint8))
+    refused(lambda: read_episodes(tmp_path / "b")[0], "128 x 64", "info.json says")
+
+
+# Reading: bounded, and one message each.
+
+INFO, TASKS = "meta/info.json", "meta/tasks.parquet"
+DATA, EPISODES = "data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet"
+ROWS = 60_000_000
+
+
+def grown(path, name):
+    """Put a table of 60 million rows, of less than 2 MB, in the place of another."""
+    table = pq.read_table(path / name)
+    schema = pa.schema([(one, table.schema.field(one).type) for one in table.column_names])
+    many = 2**20
+    rows = pa.table({one: [table[one][0].as_py()] * many for one in schema.names}, schema)
+    with pq.ParquetWriter(path / name, schema, compression="zstd") as writer:
+        group = pa.concat_tables([rows] * (ROWS // many + 1)).slice(0, ROWS)
+        writer.write_table(group, row_group_size=ROWS)
+    assert (path / name).stat().st_size < 2**21
+
+
+def narrow(path):
+    """A dataset of few columns."""
+    columns = {"action": np.zeros((7, 1), np.float32), "observation": np.zeros((7, 1), np.float32)}
+    return make(path, columns=columns)
+
+
+@pytest.mark.slow  # it writes 60 million rows
+@pytest.mark.parametrize(
+    ("name", "words"), [(DATA, "GiB of memory"), (EPISODES, "60,000,000 rows")]
+)
+def test_sixty_million_rows_are_refused(name, words, tmp_path):
+    grown(narrow(tmp_path), name)
+    refused(lambda: list(read_episodes(tmp_path)), words)
+
+
+@pytest.mark.parametrize("name", [DATA, EPISODES, TASKS])
+def test_tables_that_grow_are_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 100)
+    narrow(tmp_path)
+    if name != DATA:
+        monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 2**30)
+        monkeypatch.setattr("lightning_rl.offline.tables.MOST_ROWS", 0)
+    refused(lambda: list(read_episodes(tmp_path)), "file-000" if name != TASKS else "", "at most")
+
+
+def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 2**20)
+    table = pa.table({"task_index": range(1000), "task": ["x" * 10_000] * 1000})
+    pq.write_table(table, narrow(tmp_path) / TASKS)
+    assert (tmp_path / TASKS).stat().st_size < 2**15
+    refused(lambda: read_episodes(tmp_path), "tasks.parquet", "GiB of memory")
+
+
+def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
+    with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
+    monkeypatch.setattr("lightning_rl.offline.episodes.available_bytes", lambda *_: 1000)
+    refused(lambda: read_episodes(tmp_path)[0], "2 pictures", CAMERA, "leave the camera out")
+
+
+@pytest.mark.parametrize("name", [INFO, DATA, EPISODES, TASKS, "videos"])
+def test_a_fifo_is_no_file(name, tmp_path):
+    place = with_film(tmp_path)
+    film(place, greys(0, 50, 100, 150))
+    place = place if name == "videos" else tmp_path / name
+    place.unlink()
+    os.mkfifo(place)
+    refused(lambda: list(read_episodes(tmp_path)), "cannot be read", "no regular file")
+
+
+JSONS = {
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "deep object": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "list": "[]",
+    "large": " " * (2**24 + 1) + "{}",
+    "digits": "1" * 10_000,
+    "null": "null",
+}
+
+
+@pytest.mark.parametrize("kind", JSONS)
+@pytest.mark.parametrize("name", [INFO, "meta/lightning_rl.json"])
+def test_odd_json_is_one_message(name, kind, tmp_path):
+    put(narrow(tmp_path) / name, JSONS[kind])
+    refused(lambda: read_episodes(tmp_path), name, "cannot be read")
+
+
+JUNK = [None, 0, -1, 10**30, float("inf"), "", "x", [], [-1], [10**9] * 3, {}, {"dtype": "float32"}]
+
+
+def places(value, at=()):
+    """Where a JSON value has others: their keys."""
+    for key in (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def opened(path):
+    """Read a dataset; a message is as good."""
+    try:
+        return list(read_episodes(path))
+    except ConfigurationError as error:
+        assert 20 < len(str(error)) < 2000  # noqa: PT017
+        return None
+
+
+@pytest.mark.parametrize("name", [INFO, "meta/lightning_rl.json"])
+@pytest.mark.filterwarnings("ignore")
+def test_changed_descriptions_are_read_or_one_message(name, tmp_path):
+    record(tmp_path)
+    good = (tmp_path / name).read_text()
+    found = []
+    for number, at in enumerate(places(json.loads(good))):
+        for junk in (JUNK[number % len(JUNK)], ...)[: 1 + number % 2]:
+            changed = json.loads(good)
+            here = changed
+            for key in at[:-1]:
+                here = here[key]
+            if junk is ...:
+                del here[at[-1]]
+            else:
+                here[at[-1]] = junk
+            (tmp_path / name).write_text(json.dumps(changed))
+            found.append(opened(tmp_path))
+    assert None in found
+    (tmp_path / name).write_text(good)
+    assert opened(tmp_path)
+
+
+def odd(count):
+    """Columns of odd types and values."""
+    values = [
+        None,
+        "x",
+        b"x",
+        -1,
+        10**15,
+        1.5,
+        float("nan"),
+        True,
+        [1],
+        [],
+        ["x"],
+        {"a": 1},
+        [[1, 2]],
+    ]
+    yield from (pa.array([value] * count) for value in values)
+    yield pa.array(["x"] * count).dictionary_encode()
+    yield pa.array([1] * count, pa.timestamp("s"))
+    yield pa.array([[("a", 1)]] * count, pa.map_(pa.string(), pa.int64()))
+
+
+@pytest.mark.parametrize("name", [DATA, EPISODES, TASKS])
+@pytest.mark.filterwarnings("ignore")
+def test_odd_tables_are_read_or_one_message(name, tmp_path):
+    record(tmp_path)
+    table = pq.read_table(tmp_path / name)
+    found = []
+    for i, column in enumerate(table.column_names):
+        if column.startswith("stats/"):
+            continue
+        kinds = list(odd(len(table)))
+        tables = [table.set_column(i, column, kinds[(5 * i + j) % len(kinds)]) for j in range(2)]
+        tables += [table.drop_columns([column])]
+        names = [
+            table.column_names[0] if j == i else one for j, one in enumerate(table.column_names)
+        ]
+        tables += [table.rename_columns(names)] if i else []
+        for changed in tables:
+            pq.write_table(changed, tmp_path / name)
+            found.append(opened(tmp_path))
+    assert found.count(None) > 3
+    for rows in (table.slice(0, 0), pa.concat_tables([table, table]), pa.table({"x": [1]})):
+        pq.write_table(rows, tmp_path / name)
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["file-x.parquet", "file-.parquet", "file-1.2.parquet"])
+def test_a_file_without_a_number_is_named(name, tmp_path):
+    put(narrow(tmp_path) / "meta/episodes/chunk-000" / name)
+    refused(lambda: read_episodes(tmp_path), name, "no number")
+
+
+# Minari's form: HDF5 may hold links, values of other files, itself, and programs as pictures.
+
+
+def minari(path, space=None):
+    pytest.importorskip("h5py", reason="needs the extra data")
+    space = space or Box(-1, 1, (2,))
+    write_minari(path, [episode_of(space)], space, SPACES[1])
+    return path / "data/main_data.hdf5", path / "data/metadata.json"
+
+
+def episode_of(space):
+    seen = torch.from_numpy(np.stack([space.sample()] * 3))
+    ends = torch.tensor([False, True])
+    nothing = torch.zeros(2)
+    return Episode(seen, nothing[:, None], nothing, ends, ~ends & False, None, ends & False, "")
+
+
+def external_link(h5py, group, victim):
+    group["actions"] = h5py.ExternalLink(str(victim), "/x")
+
+
+def soft_link(h5py, group, victim):
+    group["actions"] = h5py.SoftLink("/nothing")
+
+
+def values_elsewhere(h5py, group, victim):
+    group.create_dataset("actions", (2, 1), "float32", external=[(str(victim), 0, 8)])
+
+
+def virtual(h5py, group, victim):
+    layout = h5py.VirtualLayout((2, 1), "float32")
+    layout[:] = h5py.VirtualSource(str(victim), "x", (2, 1))
+    group.create_virtual_dataset("actions", layout)
+
+
+def itself(h5py, group, victim):
+    group["actions"] = group
+
+
+def huge(h5py, group, victim):
+    group.create_dataset("actions", (10**14, 1), "float32", chunks=(1024, 1))
+
+
+@pytest.mark.parametrize(
+    "change", [external_link, soft_link, values_elsewhere, virtual, itself, huge]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_an_episode_of_minari_lies_in_its_file_and_in_memory(change, tmp_path):
+    file, _ = minari(tmp_path / "data")
+    import h5py
+
+    victim = tmp_path / "victim"
+    os.mkfifo(victim)
+    with h5py.File(file, "a") as opened:
+        del opened["episode_0/actions"]
+        change(h5py, opened["episode_0"], victim)
+    refused(lambda: read_episodes(tmp_path / "data")[0], "Minari", "cannot be read")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pictures_of_minari_are_jpeg(tmp_path):
+    file, metadata = minari(tmp_path, Box(0, 255, (16, 16, 3), np.uint8))
+    import h5py
+
+    said = json.loads(metadata.read_text()) | {"jpeg_encoding": True}
+    metadata.write_text(json.dumps(said))
+    with h5py.File(file, "a") as opened:
+        del opened["episode_0/observations"]
+        kind = h5py.vlen_dtype(np.uint8)
+        seen = opened["episode_0"].create_dataset("observations", (3,), kind)
+        for i in range(3):
+            seen[i] = np.frombuffer(texts(0)["eps"].encode(), np.uint8)
+    refused(lambda: read_episodes(tmp_path)[0], "Minari", "cannot be read")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"total_episodes": 10**12},
+        {"total_episodes": 1.5},
+        {"total_episodes": None},
+        {"data_format": "x"},
+        {"observation_space": 1},
+        {"observation_space": "{}"},
+        {"action_space": "[" * 100_000},
+        {"action_space": '{"type": "Discrete", "n": "x"}'},
+        {"observation_space": '{"type": "Box", "shape": [1000000000000], "low": 0, "high": 1}'},
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_odd_descriptions_of_minari_are_one_message(said, tmp_path):
+    _, metadata = minari(tmp_path)
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | said))
+    refused(lambda: read_episodes(tmp_path)[0], str(tmp_path))
+
+
+def test_a_fifo_is_no_file_of_minari(tmp_path):
+    file, _ = minari(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    refused(lambda: read_episodes(tmp_path), "no regular file")
