@@ -33,7 +33,7 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import Refusal, UsageError, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
@@ -375,7 +375,7 @@ def run(arguments: Sequence[str]) -> None:
             raise
         advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
         sys.stderr.write(f"rl-cli: error: {cause}{advice}\n")
-        sys.exit(1)
+        sys.exit(2 if isinstance(cause, UsageError) else 1)
 
 
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.cli.parsing import UsageError
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -60,9 +61,9 @@ def complete(arguments: list[str]) -> Completed:
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = value_of("--ckpt_path", options)
     if checkpoint is None and subcommand not in TRAINS:
-        raise ConfigurationError(
-            f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
-            "best."
+        raise UsageError(
+            f"{_misspelt(options)}{subcommand} needs a trained policy: give --ckpt_path FILE, a "
+            "run directory, last or best."
         )
     for config in configs:
         _check_file(config)
@@ -75,11 +76,30 @@ def complete(arguments: list[str]) -> Completed:
     if checkpoint is not None:
         return _with_config_of(checkpoint, subcommand, options)
     if value_of("--model", options) is None:
-        raise ConfigurationError(
-            f"{subcommand} needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
-            f"Shipped: {', '.join(shipped_configs())}."
+        raise UsageError(
+            f"{_misspelt(options)}{subcommand} needs a config or a checkpoint: --config FILE, "
+            f"or --ckpt_path last. Shipped: {', '.join(shipped_configs())}."
         )
     return Completed(arguments, True, options)
+
+
+NEEDED = ("--config", "--ckpt_path", "--model")
+"""Options of which every run has one."""
+
+
+def _misspelt(options: Sequence[str]) -> str:
+    """Say which option was meant for one of those that are needed, where that can be told."""
+    if options and options[-1] in NEEDED:
+        return f"{options[-1]} needs a value. "
+    for before, option in pairwise(["", *options]):
+        flag = option.partition("=")[0]
+        if flag.startswith("-") and "." not in flag and flag not in NEEDED:
+            if match := closest(f"--{flag.lstrip('-')}", NEEDED, most=1):
+                return f"Unknown option '{flag}'{match}. "
+        elif not before.startswith("-") and option.endswith((".yaml", ".yml", ".ckpt")):
+            needed = "--ckpt_path" if option.endswith(".ckpt") else "--config"
+            return f"'{option}' belongs to no option: write {needed} {option}. "
+    return ""
 
 
 def is_trusted(options: Sequence[str]) -> bool:
@@ -187,7 +207,7 @@ def _check_file(config: Path) -> None:
     allowed = (*SECTIONS, "ckpt_path", "weights_only")
     for section in content:
         if section not in allowed:
-            raise ConfigurationError(
+            raise UsageError(
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
                 f"{closest(section, allowed)}."
             )

@@ -1,6 +1,7 @@
 """Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -23,6 +24,10 @@ MOST_VALUES = 10_000
 
 class Refusal(SystemExit):
     """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
+
+
+class UsageError(ConfigurationError):
+    """What was typed has a name that there is not, or lacks something: exit code 2."""
 
 
 class DuplicateKey(NamedTuple):
@@ -60,6 +65,11 @@ class Given:
         """Return the class that is given at a path, in short or as its import path."""
         keys = (f"{path}.help", f"{path}.class_path", path)
         return next((value for key in keys if (value := self._values.get(key))), None)
+
+    @property
+    def words(self) -> set[str]:
+        """All words of the values given."""
+        return {word for value in self._values.values() for word in re.findall(r"\w+", value)}
 
     def _set(self, flag: str, value: str) -> None:
         if flag in ("config", "c"):
