@@ -79,6 +79,9 @@ OF_THE_RUN = (
 )
 """Options of no section."""
 
+WRAPPERS = "data.env.wrappers"
+"""Where classes of Gymnasium stand, too many to name them all."""
+
 ALLOWED = {"trainer.precision": " or ".join(PRECISIONS)}
 """What a setting may be, where the parser would say more."""
 
@@ -196,7 +199,10 @@ def _missing_setting(name: str, given: Given) -> str:
     before = given.class_at("model.policy")
     if path != "model.policy" or before is None or algorithm is None:
         owner = next((cls for cls in _given_classes(given) if name in _parameters(cls)), None)
-        return f"Missing setting: {path}{f' of {owner.__name__}' if owner else ''}."
+        if owner is None or "." in path:
+            return f"Missing setting: {path}."
+        example = f"{{class_path: {owner.__name__}, init_args: {{{name}: ...}}}}"
+        return f"Missing setting: {name} of {owner.__name__}: write {example}."
     taken = typing.get_type_hints(algorithm.__init__).get("policy", Policy)
     names = ", ".join(name for name in _class_names(path) if issubclass(_named(name), taken))
     return (
@@ -242,7 +248,7 @@ def _about_a_class(message: str, key: str, given: Given) -> str | None:
     if issubclass(VectorEnv, _family(key)) and (cure := _of_gymnasium(name, key)):
         return f"{what} is {cure}"
     if "Expected an instantiatable class" in message:
-        methods = ", ".join(sorted(getattr(_imported(name), "__abstractmethods__", ())))
+        methods = ", ".join(sorted(getattr(imported(name), "__abstractmethods__", ())))
         return f"{what} is abstract: define {methods}, or name a class that does{_known(known)}."
     if missing := _search(r"No module named '([^']+)'", message):
         if f"{module}.".startswith(f"{missing}."):
@@ -261,7 +267,8 @@ def _about_a_class(message: str, key: str, given: Given) -> str | None:
         )
     if "Expected a dot import path string" in message:
         allowed = f"known here: {', '.join(known)}; " if known else "give its name, "
-        names = known or [cls.__name__ for cls in _subclasses(_family(key))]
+        wrappers = _subclasses(gymnasium.Wrapper) if key == WRAPPERS else ()
+        names = known or [cls.__name__ for cls in wrappers]
         path = f"or an import path such as my_module.MyClass{closest(name, names)}"
         return f"Unknown class '{name}' for {key}: {allowed}{path}."
     if re.search(r"subclass of|Unexpected import object|function that returns", message):
@@ -274,7 +281,7 @@ def _of_gymnasium(name: str, key: str) -> str | None:
     ids = [spec.id for spec in gymnasium.registry.values()]
     if name in ids:
         return f"the id of a Gymnasium env: write --{key} GymnasiumEnv --{key}.id {name}."
-    cls = _imported(name)
+    cls = imported(name)
     if not (isinstance(cls, type) and issubclass(cls, gymnasium.Env)):
         return None
     module = name.rpartition(".")[0]
@@ -287,7 +294,7 @@ def _of_gymnasium(name: str, key: str) -> str | None:
     return f"a Gymnasium env: {register}write --{key} GymnasiumEnv --{key}.id {module}:{id}."
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
     """Return what has an import path, or is one of our classes, if the parser has imported it."""
     module, _, attribute = name.rpartition(".")
     return getattr(sys.modules.get(module or "lightning_rl"), attribute, None)
@@ -318,7 +325,7 @@ def _known(names: Sequence[str]) -> str:
 
 
 def _family(key: str) -> type:
-    return (FAMILIES | OF_LIGHTNING | {"data.env.wrappers": gymnasium.Wrapper}).get(key, object)
+    return (FAMILIES | OF_LIGHTNING).get(key, object)
 
 
 def _kind(key: str) -> str:
@@ -343,7 +350,7 @@ def _about_a_value(message: str, key: str) -> str | None:
         return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
         cure = _bracketed([plain[1]], plain[2])
-        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{cure}."
+        return f"{key} must be {article(plain[1])}, got {_shown(plain[2])}{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."
     value = _search(r"Given value: (.+)", message)
@@ -352,13 +359,15 @@ def _about_a_value(message: str, key: str) -> str | None:
     if value is None or not errors:
         return None
     if key in ALLOWED:
-        return f"{key} must be {ALLOWED[key]}, got '{value}'."
+        return f"{key} must be {ALLOWED[key]}, got {_shown(value)}."
     reasons = [error for error in errors if not error.startswith("Expected a ")]
     if not reasons:
         kinds = [_search(r"<class '([\w.]+)'>", error) for error in errors]
         allowed = list(dict.fromkeys(map(_allowed, errors)))
-        return f"{key} must be {' or '.join(allowed)}, got '{value}'{_bracketed(kinds, value)}."
-    return f"{key} cannot be '{value}': {'; '.join(reasons)}."
+        return (
+            f"{key} must be {' or '.join(allowed)}, got {_shown(value)}{_bracketed(kinds, value)}."
+        )
+    return f"{key} cannot be {_shown(value)}: {'; '.join(reasons)}."
 
 
 def _allowed(error: str) -> str:
@@ -366,16 +375,21 @@ def _allowed(error: str) -> str:
     if choices := _search(r"typing\.Literal\[(.+)\]", error):
         return f"one of {choices.replace(chr(39), '')}"
     kind = _search(r"<class '([\w.]+)'>", error)
-    return _article(kind) if kind else "the name of a class"
+    return article(kind) if kind else "the name of a class"
+
+
+def _shown(value: str) -> str:
+    return "null" if value == "None" else f"'{value}'"
 
 
 def _bracketed(kinds: Sequence[str | None], value: str) -> str:
     """Show a value as the list that was meant."""
-    is_list = any(_article(kind or "") == "a list" for kind in kinds)
+    is_list = any(article(kind or "") == "a list" for kind in kinds)
     return f": write [{value}]" if is_list else ""
 
 
-def _article(kind: str) -> str:
+def article(kind: str) -> str:
+    """Say what a value of a type is called."""
     name = kind.rpartition(".")[2]
     return KINDS.get(name, f"a {name}")
 
@@ -421,16 +435,22 @@ def _parameters(cls: type) -> set[str]:
     return set(_in_order(cls))
 
 
+def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor, and of those behind its `**kwargs`."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        found |= {name: one for name, one in parameters.items() if name not in found}
+        if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}:
+            break
+    return found
+
+
 def _in_order(cls: type) -> list[str]:
     """Return those that a user can set, in the order of the constructors."""
-    classes = [base for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    names: dict[str, None] = {}
-    for base in classes:
-        signature = inspect.signature(vars(base)["__init__"])
-        names |= dict.fromkeys(signature.parameters)
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break
+    names = parameters_of(cls)
     hidden = {"self", "args", "kwargs", "params", "observation_space", "action_space"}
     first = next((path for path, family in FAMILIES.items() if issubclass(cls, family)), "")
     hidden |= {"num_envs"} if first == "data.env" else set()
@@ -444,8 +464,6 @@ def _class_names(key: str) -> list[str]:
     if family is object:
         return []
     ours = key in FAMILIES
-    if family is gymnasium.Wrapper:
-        return []  # too many
     return sorted(
         {
             cls.__name__
