@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
@@ -211,6 +211,7 @@ def _check_file(config: Path) -> None:
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
                 f"{closest(section, allowed)}."
             )
+    _check_keys(content, "", config)
     trainer = content.get("trainer")
     for name, cure in OF_THE_RUN.items():
         require(
@@ -218,6 +219,33 @@ def _check_file(config: Path) -> None:
             f"trainer.{name} in {config} would be ignored: {cure}.",
         )
 
+
+def _check_keys(value: Any, path: str, config: Path) -> None:
+    """Check that keys are texts, and that what names a class has its settings below init_args."""
+    children = list(value.items()) if isinstance(value, dict) else []
+    children += list(enumerate(value)) if isinstance(value, list) else []
+    for key, child in children:
+        where = f"{path}.{key}".lstrip(".")
+        if isinstance(value, dict) and (key == "" or not isinstance(key, str)):
+            raise UsageError(
+                f"{path} in {config} has the key {key!r}: keys are names of settings, and texts."
+            )
+        if key == "class_path" and not isinstance(child, str):
+            raise UsageError(f"{where} in {config} must be the name of a class, got {child!r}.")
+        if key == "init_args" and not isinstance(child, dict):
+            raise UsageError(f"{where} in {config} must be a mapping of settings, got {child!r}.")
+        if key not in HANDED_ON:
+            _check_keys(child, where, config)
+    names = value if isinstance(value, dict) and "class_path" in value else ()
+    if stray := [name for name in names if name not in ("class_path", "init_args", "dict_kwargs")]:
+        raise UsageError(
+            f"{path} in {config} has {', '.join(stray)} beside class_path: settings of a class "
+            f"stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
+        )
+
+
+HANDED_ON = ("env_kwargs", "model_config", "dict_kwargs", "config", "lora")
+"""Mappings whose keys are not ours to name."""
 
 OF_THE_RUN = {
     "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",

@@ -346,6 +346,15 @@ def _names_in(module: str, family: type) -> list[str]:
 
 def _about_a_value(message: str, key: str) -> str | None:
     """Explain why a value cannot be taken, or return None if a message is not about that."""
+    if odd := re.search(
+        r"(?:subclass of \w+|subclass spec, but got .+?)\. Got value: (.+)", message
+    ):
+        spec = "the name of a class, or {class_path: NAME, init_args: {...}}"
+        return f"{key} must be {spec}, got {_shown(odd[1])}{_known(_class_names(key))}."
+    if text := _search(r"Unable to load config '(.+)'", message):
+        return (
+            f"{key} must be a mapping of settings, or the path of a YAML file, got {_shown(text)}."
+        )
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
         return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
@@ -384,7 +393,7 @@ def _shown(value: str) -> str:
 
 def _bracketed(kinds: Sequence[str | None], value: str) -> str:
     """Show a value as the list that was meant."""
-    is_list = any(article(kind or "") == "a list" for kind in kinds)
+    is_list = value[0] not in "[{" and any(article(kind or "") == "a list" for kind in kinds)
     return f": write [{value}]" if is_list else ""
 
 
