@@ -184,8 +184,7 @@ def test_an_estimate_of_memory_ends_no_run(tmp_path):
     policy = Policy(data.observation_space, data.action_space, (16,))
     trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", enable_checkpointing=False)
     trainer.fit(Own(policy, batch_size=32), data)
-    assert trainer.global_step == 0
-    assert Path(tmp_path, "logs").is_dir()
+    assert trainer.global_step == 1
 
 
 def test_no_probe_is_offered(capsys):
