@@ -211,7 +211,8 @@ def prepare_environment() -> None:
 
     And its lines on each process that has died, which our own warnings are about, and the dump of
     its state that follows. What nobody refers to is deleted at once, and not once a second, in
-    which every publication would take new memory. Before Ray is imported, which reads all that then; processes that it starts inherit it.
+    which every publication would take new memory. Before Ray is imported, which reads all that
+    then; processes that it starts inherit it.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

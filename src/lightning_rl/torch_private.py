@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "EXPORTER",
+    "EXPORTERS",
     "MODULE_INTERNALS",
     "READ_NUMBER",
     "TorchDispatchMode",

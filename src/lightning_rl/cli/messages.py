@@ -6,7 +6,6 @@ The setting, what is allowed, and the closest match.
 import inspect
 import re
 import sys
-import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -203,7 +202,7 @@ def _missing_setting(name: str, given: Given) -> str:
             return f"Missing setting: {path}."
         example = f"{{class_path: {owner.__name__}, init_args: {{{name}: ...}}}}"
         return f"Missing setting: {name} of {owner.__name__}: write {example}."
-    taken = typing.get_type_hints(algorithm.__init__).get("policy", Policy)
+    taken = parameters_of(algorithm)["policy"].annotation
     names = ", ".join(name for name in _class_names(path) if issubclass(_named(name), taken))
     return (
         f"Missing setting: model.policy. {before} was given, which {algorithm.__name__} does not "
