@@ -94,6 +94,8 @@ TYPED = {
     "EarlyStopping, init_args: {monitor: ...}}.",
     f"{PPO_YAML} --model.gamma null": "model.gamma must be a number, got null; leave it out for 0.99.",
     f"{PPO_YAML} --data.buffer_size null": "data.buffer_size must be a whole number, got null.",
+    f"{PPO_YAML} --data.iterations_per_epoch 9999999999999999999": "data.iterations_per_epoch must lie below 2**63, got "
+    "9999999999999999999.",
     "fit --config beside.yaml": "model in beside.yaml has gamma beside class_path: settings of a class stand below "
     "init_args: {class_path: ..., init_args: {gamma: ...}}.",
     "fit --config number.yaml": "data.env.class_path in number.yaml must be the name of a class, got 3.",

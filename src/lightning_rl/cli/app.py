@@ -33,12 +33,12 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.nulls import refuse_nulls
 from lightning_rl.cli.parsing import Refusal, UsageError, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
 from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_imports
+from lightning_rl.cli.values import check_values
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
@@ -195,7 +195,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
-        refuse_nulls(self.config[self.config.subcommand])
+        check_values(self.config[self.config.subcommand])
         self._find_checkpoint()
 
     def _find_checkpoint(self) -> None:

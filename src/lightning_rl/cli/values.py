@@ -1,4 +1,4 @@
-"""Refuse a null where a setting is never off: the parser takes it for all of them."""
+"""Refuse what the parser takes for any setting: a null, and a whole number of any size."""
 
 import inspect
 import types
@@ -11,8 +11,8 @@ from lightning_rl.cli.messages import SECTIONS, article, imported, parameters_of
 from lightning_rl.cli.parsing import UsageError
 
 
-def refuse_nulls(config: Namespace) -> None:
-    """Refuse settings that are null, and whose type and default say that they may not be.
+def check_values(config: Namespace) -> None:
+    """Refuse a null where type and default say that a setting is never off, and numbers over 2^63.
 
     Args:
         config: as it was parsed.
@@ -43,6 +43,8 @@ def _check(cls: type, settings: Any, path: str) -> None:
     """Check the settings of one class."""
     known = parameters_of(cls)
     for name, value in vars(settings or Namespace()).items():
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UsageError(f"{path}.{name} must lie below 2**63, got {value}.")
         if value is None and name in known and _is_never_null(known[name]):
             raise UsageError(
                 f"{path}.{name} must be {_allowed(known[name].annotation)}, got null; leave it out "
