@@ -62,8 +62,6 @@ TYPED = {
     "my_mod:Unregistered-v0.",
     f"{PPO_YAML} --data.env my_mod.Registered": "'my_mod.Registered' for data.env is a Gymnasium env: write --data.env "
     "GymnasiumEnv --data.env.id my_mod:Mine-v0.",
-    f"{PPO_YAML} --data.env gymnasium.envs.classic_control.CartPoleEnv": "'gymnasium.envs.classic_control.CartPoleEnv' "
-    "for data.env is a Gymnasium env: write --data.env GymnasiumEnv --data.env.id CartPole-v1.",
     f"{PPO_YAML} --data.env CartPole-v1": "'CartPole-v1' for data.env is the id of a Gymnasium env: write --data.env "
     "GymnasiumEnv --data.env.id CartPole-v1.",
     f"{PPO_YAML} --model.policy my_mod.HalfPolicy": "'my_mod.HalfPolicy' for model.policy is abstract: define "
@@ -77,11 +75,8 @@ TYPED = {
     f"{PPO_YAML} --model.n_steps 128": f"Unknown setting 'n_steps' of PPO; here it is data.buffer_size. {OF_PPO}",
     f"{PPO_YAML} --total_timesteps 1000": "Unknown setting 'total_timesteps'; here it is data.total_env_steps.",
     f"{PPO_YAML} --seed 3": "Unknown setting 'seed'; here it is seed_everything.",
-    f"{PPO_YAML} --ckptpath last": "Unknown setting 'ckptpath'; close matches: ckpt_path.",
     f"{PPO_YAML} --model.policy MlpPolicy": f"'MlpPolicy' for model.policy {OF_SB3} ActorCritic for PPO, ActorOnly for "
     "GRPO, SquashedActorCritic for SAC, DeterministicActorCritic for TD3.",
-    f"{PPO_YAML} --model.policy CnnPolicy": f"'CnnPolicy' for model.policy {OF_SB3} ActorCritic, with "
-    "--model.policy.encoder NatureCNN.",
     f"{PPO_YAML} --model SAC": "Missing setting: model.policy. ActorCritic was given, which SAC does not take; it takes "
     "GripperActorCritic, SquashedActorCritic.",
     f"{PPO_YAML} --data.env.wrappers [FrameStack]": "Unknown class 'FrameStack' for data.env.wrappers: give its name, or "
@@ -93,9 +88,9 @@ TYPED = {
     f"{PPO_YAML} --trainer.callbacks EarlyStopping": "Missing setting: monitor of EarlyStopping: write {class_path: "
     "EarlyStopping, init_args: {monitor: ...}}.",
     f"{PPO_YAML} --model.gamma null": "model.gamma must be a number, got null; leave it out for 0.99.",
-    f"{PPO_YAML} --data.buffer_size null": "data.buffer_size must be a whole number, got null.",
     f"{PPO_YAML} --data.iterations_per_epoch 9999999999999999999": "data.iterations_per_epoch must lie below 2**63, got "
     "9999999999999999999.",
+    f"{PPO_YAML} --data.num_envs=": "data.num_envs must be a whole number, got ''.",
     "fit --config beside.yaml": "model in beside.yaml has gamma beside class_path: settings of a class stand below "
     "init_args: {class_path: ..., init_args: {gamma: ...}}.",
     "fit --config number.yaml": "data.env.class_path in number.yaml must be the name of a class, got 3.",
@@ -104,8 +99,6 @@ TYPED = {
 
 MOST = max(8, os.cpu_count())
 REFUSED = {
-    f"{PPO_YAML} --trainer.accelerator tpu": "trainer.accelerator must be one of auto, cpu on this machine, got 'tpu'. "
-    "Where not given, a GPU is taken if there is one.",
     f"{PPO_YAML} --trainer.accelerator cuda": "trainer.accelerator must be one of auto, cpu on this machine, got 'cuda': "
     "torch finds no such device. Where not given, a GPU is taken if there is one.",
     f"{PPO_YAML} --trainer.devices 1000": f"trainer.devices must be at most {MOST} on this machine without GPU, got 1000: "
@@ -115,8 +108,6 @@ REFUSED = {
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
     f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",
-    f"{PPO_YAML} --model.policy.encoder DictEncoder": "DictEncoder reads a Dict of observations, and the observation "
-    f"space is {CART_POLE}: name the encoder of that alone, NatureCNN for a picture.",
     "fit --config sac.yaml --model.learning_starts 60 --data.total_env_steps 60": "The first update would come after 256 "
     "env steps, and the run has 64 (data.total_env_steps). It comes after model.learning_starts=60, and not before there "
     "is a minibatch (model.batch_size=256), or a sequence of each env: lower these, or raise data.total_env_steps.",

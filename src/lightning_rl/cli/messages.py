@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
 import gymnasium
@@ -345,9 +346,7 @@ def _names_in(module: str, family: type) -> list[str]:
 
 def _about_a_value(message: str, key: str) -> str | None:
     """Explain why a value cannot be taken, or return None if a message is not about that."""
-    if odd := re.search(
-        r"(?:subclass of \w+|subclass spec, but got .+?)\. Got value: (.+)", message
-    ):
+    if odd := re.search(r"(?:subclass of \w+|, but got .+?)\. Got value: (.+)", message):
         spec = "the name of a class, or {class_path: NAME, init_args: {...}}"
         return f"{key} must be {spec}, got {_shown(odd[1])}{_known(_class_names(key))}."
     if text := _search(r"Unable to load config '(.+)'", message):
@@ -356,7 +355,7 @@ def _about_a_value(message: str, key: str) -> str | None:
         )
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
         return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
-    if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
+    if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: ?(.*)", message):
         cure = _bracketed([plain[1]], plain[2])
         return f"{key} must be {article(plain[1])}, got {_shown(plain[2])}{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
@@ -387,12 +386,12 @@ def _allowed(error: str) -> str:
 
 
 def _shown(value: str) -> str:
-    return "null" if value == "None" else f"'{value}'"
+    return "null" if value == "None" else f"'{shorten(value, 200)}'"
 
 
 def _bracketed(kinds: Sequence[str | None], value: str) -> str:
     """Show a value as the list that was meant."""
-    is_list = value[0] not in "[{" and any(article(kind or "") == "a list" for kind in kinds)
+    is_list = value[:1] not in ("[", "{") and any(article(kind or "") == "a list" for kind in kinds)
     return f": write [{value}]" if is_list else ""
 
 
