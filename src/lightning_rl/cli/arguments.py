@@ -209,7 +209,7 @@ def _check_file(config: Path) -> None:
         if section not in allowed:
             raise UsageError(
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
-                f"{closest(section, allowed)}."
+                f"{closest(str(section), allowed)}."
             )
     _check_keys(content, "", config)
     trainer = content.get("trainer")
