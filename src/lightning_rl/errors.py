@@ -4,14 +4,23 @@ The message says what was wrong, what is allowed, and what to do.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
     """A setting, a file or an environment is not usable as given.
 
-    `rl-cli` prints the message without a traceback.
+    `rl-cli` prints the message without a traceback. A Box of many bounds is written by its shape:
+    Gymnasium writes that of a humanoid in 84 lines.
     """
+
+    def __str__(self) -> str:
+        return BOUNDS.sub("Box(..., ", super().__str__())
+
+
+BOUNDS = re.compile(r"Box\(\[[^()]{100,}\], (?=\()")
+"""The bounds of a Box, as Gymnasium writes them where they differ, and are many."""
 
 
 class EnvFaultError(ConfigurationError):

@@ -209,14 +209,17 @@ def refuse_without_ray(what: str) -> None:
 def prepare_environment() -> None:
     """Switch Ray's token authentication on and its usage statistics off, unless set otherwise.
 
-    And its lines on each process that has died, which our own warnings are about. What nobody
-    refers to is deleted at once, and not once a second, in which every publication would take new
-    memory. Before Ray is imported, which reads all that then; processes that it starts inherit it.
+    And its lines on each process that has died, which our own warnings are about, and the dump of
+    its state that follows. What nobody refers to is deleted at once, and not once a second, in
+    which every publication would take new memory. Before Ray is imported, which reads all that
+    then; processes that it starts inherit it.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_free_objects_period_milliseconds", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^A worker died or was killed")
+    os.environ.setdefault(
+        "RAY_DEDUP_LOGS_SKIP_REGEX", r"^A worker died or was killed|\[state-dump\]"
+    )
 
 
 def hide_token() -> None:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "EXPORTER",
+    "EXPORTERS",
     "MODULE_INTERNALS",
     "READ_NUMBER",
     "TorchDispatchMode",
@@ -37,9 +37,12 @@ __all__ = [
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 """The operation by which Python gets the value of a tensor."""
 
-EXPORTER = "torch.onnx._internal.exporter._registration"
-"""Logs four lines on operations of torchvision where that is not installed, which nobody has asked
-for."""
+EXPORTERS = (
+    "torch.onnx._internal.exporter._registration",
+    "onnxscript.optimizer._constant_folding",
+)
+"""Log lines on operations of torchvision where that is not installed, and on constants that stay as
+they are, which nobody has asked for."""
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """What `nn.Module` reads of itself at each call."""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -486,11 +487,34 @@ def _refuse(settings: dict[str, Any]) -> None:
             value == allowed,
             f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {why}.",
         )
+    _check_devices(settings.get("accelerator", "auto"), settings.get("devices", "auto"))
     strategy = settings.get("strategy")
     require(
         not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
         f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
         "act with. Use --trainer.strategy ddp, or one device.",
+    )
+
+
+def _check_devices(accelerator: Any, devices: Any) -> None:
+    """Refuse a kind of device that is not here, and more processes than cores could serve."""
+    cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
+    here = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
+    usable = [name for name, is_here in here.items() if is_here]
+    if isinstance(accelerator, str):
+        require(
+            accelerator.lower() in usable,
+            f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
+            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. "
+            "Where not given, a GPU is taken if there is one.",
+        )
+    on_cpu = accelerator == "cpu" or not here["gpu"]
+    processes = int(devices) if str(devices).isdecimal() else 1
+    most = max(8, os.cpu_count() or 1)
+    require(
+        not on_cpu or processes <= most,
+        f"trainer.devices must be at most {most} on this machine without GPU, got {devices}: on a "
+        "CPU each is a process of its own.",
     )
 
 

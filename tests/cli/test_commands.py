@@ -436,10 +436,10 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
             "hidden_sizes of ActorC",
         ),
         (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
-        (lambda c: c.update(trainr={}), 1, "Unknown section 'trainr' in bad.yaml"),
+        (lambda c: c.update(trainr={}), 2, "Unknown section 'trainr' in bad.yaml"),
         (lambda c: c["data"].pop("env"), 2, "Missing setting: data.env"),
-        (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: id"),
-        (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: policy"),
+        (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
+        (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: model.policy"),
         (
             lambda c: c["model"]["init_args"]["policy"].update(class_path="ActorCritc"),
             2,
@@ -462,9 +462,9 @@ def test_a_wrong_config_ends_in_one_readable_message(change, status, message, ca
 def test_a_file_that_is_no_config_or_no_checkpoint_says_so(capsys):
     Path("bad.yaml").write_text(": : [")
     assert "not valid YAML" in error_of(capsys, "fit", "--config", "bad.yaml", status=1)
-    assert "close matches: ppo.yaml" in error_of(capsys, "fit", "--config", "pppo.yaml", status=1)
-    assert "needs a config or a checkpoint" in error_of(capsys, "fit", status=1)
-    assert "needs a trained policy" in error_of(capsys, "validate", status=1)
+    assert "close matches: ppo.yaml" in error_of(capsys, "fit", "--config", "pppo.yaml", status=2)
+    assert "needs a config or a checkpoint" in error_of(capsys, "fit", status=2)
+    assert "needs a trained policy" in error_of(capsys, "validate", status=2)
     Path("garbage.ckpt").write_bytes(b"not a checkpoint")
     assert "cannot be read" in error_of(capsys, "validate", "--ckpt_path", "garbage.ckpt", status=1)
     torch.save({"state_dict": {}}, "other.ckpt")

@@ -225,9 +225,9 @@ def message_of(run):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     beyond = message_of(lambda: learn(tmp_path / "a", Corridor, learning_starts=400))
     assert beyond == (
-        "model.learning_starts=400 (random_env_steps, unless it is set, and at least batch_size, "
-        "or a sequence of each env) is beyond the budget of "
-        "400 env steps (data.total_env_steps): the run would end before it learns anything. Lower it, or raise the budget."
+        "The first update would come after 400 env steps, and the run has 400 (data.total_env_steps). It comes after "
+        "model.learning_starts=400, and not before there is a minibatch (model.batch_size=64), or a sequence of each env: "
+        "lower these, or raise data.total_env_steps."
     )
     small = message_of(
         lambda: learn(tmp_path / "b", Corridor, batch_size=2000, data={"total_env_steps": 4000})

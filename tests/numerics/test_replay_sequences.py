@@ -390,7 +390,7 @@ REFUSED = {
     ),
     "no budget": (
         {"model": {"sequence_length": 100}},
-        r"learning_starts=200 \(.* or a sequence of each env\) is beyond the budget of 128",
+        "The first update would come after 200 env steps, and the run has 128 .* or a sequence of each env",
     ),
 }
 

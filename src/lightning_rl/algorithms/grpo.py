@@ -20,7 +20,7 @@ from lightning_rl.functional import (
     kl_penalty,
 )
 from lightning_rl.functional.advantages import reversed_scan
-from lightning_rl.policies import Policy
+from lightning_rl.policies import ActorCritic, Policy
 from lightning_rl.rollout import add_transition_field, discount_of, env_steps
 
 
@@ -81,6 +81,11 @@ class GRPO(OnPolicyAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(policy, **kwargs)
+        require(
+            not isinstance(policy, ActorCritic),
+            f"GRPO has no use for a critic, and would leave that of {type(policy).__name__} "
+            "untrained: use ActorOnly (without settings of a critic), or PPO.",
+        )
         check_range("group_size", group_size, least=2)
         check_range("eps", eps, above=0)
         check_range("clip_coef", clip_coef, above=0, below=1)

@@ -103,6 +103,9 @@ class OffPolicyAlgorithm(Algorithm):
         self.publish_every_updates = publish_every_updates
         self.random_env_steps = random_env_steps
         wanted = random_env_steps if learning_starts is None else learning_starts
+        self._first_update = f"model.learning_starts={wanted}"
+        if learning_starts is None:
+            self._first_update = f"model.random_env_steps={wanted}, as learning_starts is not given"
         self.learning_starts = max(wanted, batch_size)
         self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
         self.burn_in = burn_in
@@ -319,10 +322,10 @@ class OffPolicyAlgorithm(Algorithm):
         budget = self.data.total_iterations * self.data.env_steps_per_iteration * ranks.world_size()
         require(
             self.learning_starts < budget,
-            f"model.learning_starts={self.learning_starts} (random_env_steps, unless it is set, "
-            "and at least batch_size, or a sequence of each env) is beyond the budget of "
-            f"{budget} env steps (data.total_env_steps): the run would end before it learns "
-            "anything. Lower it, or raise the budget.",
+            f"The first update would come after {self.learning_starts} env steps, and the run has "
+            f"{budget} (data.total_env_steps). It comes after {self._first_update}, and not before "
+            f"there is a minibatch (model.batch_size={self.batch_size}), or a sequence of each "
+            "env: lower these, or raise data.total_env_steps.",
         )
 
     def on_train_start(self) -> None:

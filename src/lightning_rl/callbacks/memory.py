@@ -22,7 +22,8 @@ class MemoryEstimate(Callback):
     """Print, with the first rollout, what training keeps in memory, part by part.
 
     Activations are what the forward pass of a few samples keeps for the backward pass, times the
-    samples that go through at once; what operations need beside that is not in it.
+    samples that go through at once; what operations need beside that is not in it. They are left
+    out where the policy does not evaluate actions, which not every algorithm needs.
     """
 
     def __init__(self) -> None:
@@ -58,7 +59,10 @@ def memory_parts(trainer: Trainer, module: LightningModule, rollout: TensorDict)
     at_once = min(algorithm.batch_size, policy.micro_batch_size or CPU_MICRO_BATCH)
     if policy.micro_batch_size is None and policy.version.device.type != "cpu":
         at_once = algorithm.batch_size
-    each = activation_bytes(policy, rollout)
+    try:
+        each = activation_bytes(policy, rollout)
+    except Exception:  # an estimate ends no run; what the update itself meets, it says
+        each = 0
     weights = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
     return {
         "weights": weights + (2 * trained if collector.in_background else 0),  # acting, published

@@ -35,6 +35,7 @@ from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import (
     Refusal,
+    UsageError,
     check_options,
     take_numpy_numbers,
     with_whole_number,
@@ -43,6 +44,7 @@ from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
 from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_imports
+from lightning_rl.cli.values import check_values
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
@@ -204,6 +206,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
+        check_values(self.config[self.config.subcommand])
         self._find_checkpoint()
 
     def _find_checkpoint(self) -> None:
@@ -390,7 +393,7 @@ def run(arguments: Sequence[str]) -> None:
             raise
         advice = f"\n{CHECK}" if isinstance(cause, EnvFaultError) and arguments[0] == "fit" else ""
         sys.stderr.write(f"rl-cli: error: {cause}{advice}\n")
-        sys.exit(1)
+        sys.exit(2 if isinstance(cause, UsageError) else 1)
 
 
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.cli.parsing import UsageError
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
@@ -61,9 +62,9 @@ def complete(arguments: list[str]) -> Completed:
     options, configs = _resolve_config_names(_spell_out_video(options))
     checkpoint = value_of("--ckpt_path", options)
     if checkpoint is None and subcommand not in TRAINS:
-        raise ConfigurationError(
-            f"{subcommand} needs a trained policy: give --ckpt_path FILE, a run directory, last or "
-            "best."
+        raise UsageError(
+            f"{_misspelt(options)}{subcommand} needs a trained policy: give --ckpt_path FILE, a "
+            "run directory, last or best."
         )
     for config in configs:
         _check_file(config)
@@ -76,11 +77,30 @@ def complete(arguments: list[str]) -> Completed:
     if checkpoint is not None:
         return _with_config_of(checkpoint, subcommand, options)
     if value_of("--model", options) is None:
-        raise ConfigurationError(
-            f"{subcommand} needs a config or a checkpoint: --config FILE, or --ckpt_path last. "
-            f"Shipped: {', '.join(shipped_configs())}."
+        raise UsageError(
+            f"{_misspelt(options)}{subcommand} needs a config or a checkpoint: --config FILE, "
+            f"or --ckpt_path last. Shipped: {', '.join(shipped_configs())}."
         )
     return Completed(arguments, True, options)
+
+
+NEEDED = ("--config", "--ckpt_path", "--model")
+"""Options of which every run has one."""
+
+
+def _misspelt(options: Sequence[str]) -> str:
+    """Say which option was meant for one of those that are needed, where that can be told."""
+    if options and options[-1] in NEEDED:
+        return f"{options[-1]} needs a value. "
+    for before, option in pairwise(["", *options]):
+        flag = option.partition("=")[0]
+        if flag.startswith("-") and "." not in flag and flag not in NEEDED:
+            if match := closest(f"--{flag.lstrip('-')}", NEEDED, most=1):
+                return f"Unknown option '{flag}'{match}. "
+        elif not before.startswith("-") and option.endswith((".yaml", ".yml", ".ckpt")):
+            needed = "--ckpt_path" if option.endswith(".ckpt") else "--config"
+            return f"'{option}' belongs to no option: write {needed} {option}. "
+    return ""
 
 
 def is_trusted(options: Sequence[str]) -> bool:
@@ -188,10 +208,11 @@ def _check_file(config: Path) -> None:
     allowed = (*SECTIONS, "ckpt_path", "weights_only", "trust_code", "restore_replay", "verbose")
     for section in content:
         if section not in allowed:
-            raise ConfigurationError(
+            raise UsageError(
                 f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
-                f"{closest(section, allowed)}."
+                f"{closest(str(section), allowed)}."
             )
+    _check_keys(content, "", config)
     trainer = content.get("trainer")
     for name, cure in OF_THE_RUN.items():
         require(
@@ -199,6 +220,33 @@ def _check_file(config: Path) -> None:
             f"trainer.{name} in {config} would be ignored: {cure}.",
         )
 
+
+def _check_keys(value: Any, path: str, config: Path) -> None:
+    """Check that keys are texts, and that what names a class has its settings below init_args."""
+    children = list(value.items()) if isinstance(value, dict) else []
+    children += list(enumerate(value)) if isinstance(value, list) else []
+    for key, child in children:
+        where = f"{path}.{key}".lstrip(".")
+        if isinstance(value, dict) and (key == "" or not isinstance(key, str)):
+            raise UsageError(
+                f"{path} in {config} has the key {key!r}: keys are names of settings, and texts."
+            )
+        if key == "class_path" and not isinstance(child, str):
+            raise UsageError(f"{where} in {config} must be the name of a class, got {child!r}.")
+        if key == "init_args" and not isinstance(child, dict):
+            raise UsageError(f"{where} in {config} must be a mapping of settings, got {child!r}.")
+        if key not in HANDED_ON:
+            _check_keys(child, where, config)
+    names = value if isinstance(value, dict) and "class_path" in value else ()
+    if stray := [name for name in names if name not in ("class_path", "init_args", "dict_kwargs")]:
+        raise UsageError(
+            f"{path} in {config} has {', '.join(stray)} beside class_path: settings of a class "
+            f"stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
+        )
+
+
+HANDED_ON = ("env_kwargs", "model_config", "dict_kwargs", "config", "lora")
+"""Mappings whose keys are not ours to name."""
 
 OF_THE_RUN = {
     "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.cli.parsing import UsageError
+from lightning_rl.errors import closest
 from lightning_rl.files import expanded
 
 
@@ -10,7 +11,7 @@ def find_config(name: str) -> Path:
     """Return the file that a name means: one that exists, or a shipped one.
 
     Raises:
-        ConfigurationError: where there is neither.
+        UsageError: where there is neither.
     """
     path = expanded(name)
     if path.is_file():
@@ -18,7 +19,7 @@ def find_config(name: str) -> Path:
     shipped = shipped_configs() | shipped_parts()
     if name in shipped:
         return shipped[name]
-    raise ConfigurationError(
+    raise UsageError(
         f"No config '{name}': there is no such file, and the shipped ones are "
         f"{', '.join(shipped)}{closest(name, shipped)}."
     )

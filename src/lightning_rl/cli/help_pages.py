@@ -14,6 +14,7 @@ from typing import Any
 from jsonargparse import DefaultHelpFormatter
 
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.envs import probes
 from lightning_rl.trainer import REFUSED, RLTrainer
 
 RUN = (
@@ -89,6 +90,11 @@ BUILDING_BLOCKS = (
 )
 """Classes that are subclassed or made by others, and those that the update does not follow."""
 
+PROBES = [
+    name for name, one in vars(probes).items() if getattr(one, "__module__", "") == probes.__name__
+]
+"""Envs that test an algorithm, and are not offered to train in."""
+
 
 class HelpFormatter(DefaultHelpFormatter):
     """Writes each option with its type, default and classes, in short."""
@@ -116,7 +122,7 @@ def _names(found: re.Match[str]) -> str:
 def _is_offered(path: str) -> bool:
     package, _, name = path.rpartition(".")
     ours = package == "lightning_rl.callbacks"
-    return name not in BUILDING_BLOCKS and not ours and not name.startswith("XLA")
+    return not (name in BUILDING_BLOCKS or ours or name.startswith("XLA") or name in PROBES)
 
 
 def _plain(text: str) -> str:

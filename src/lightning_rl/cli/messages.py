@@ -7,14 +7,18 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
+import gymnasium
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms import Algorithm
+from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
+from lightning_rl.cli.help_pages import PROBES
 from lightning_rl.cli.parsing import Given
 from lightning_rl.collectors import Collector
 from lightning_rl.data import RLDataModule
@@ -42,6 +46,47 @@ OF_LIGHTNING: dict[str, type] = {"trainer.callbacks": Callback, "trainer.logger"
 
 OURS = {"default_root_dir": "it is the directory of the run; set --output_dir or trainer.run_dir"}
 """Settings of Lightning's that this package sets itself, and what to set instead."""
+
+OF_OTHERS = {
+    **dict.fromkeys(("n_steps", "num_steps"), "data.buffer_size"),
+    **dict.fromkeys(("n_envs", "nenvs"), "data.num_envs"),
+    **dict.fromkeys(("total_timesteps", "timesteps"), "data.total_env_steps"),
+    **dict.fromkeys(("lr", "actor_lr"), "model.learning_rate"),
+    **dict.fromkeys(("clip_range", "clip_eps"), "model.clip_coef"),
+    **dict.fromkeys(("net_arch", "hidden_dims"), "model.policy.hidden_sizes"),
+    **dict.fromkeys(("gradient_steps", "train_freq", "utd_ratio"), "model.updates_per_env_step"),
+    **dict.fromkeys(("n_eval_episodes", "eval_episodes"), "data.num_eval_episodes"),
+    "clip_range_vf": "model.clip_value_loss",
+    "activation_fn": "model.policy.activation",
+    "update_epochs": "model.n_epochs",
+    "optimizer_class": "model.optimizer",
+    "eval_freq": "data.iterations_per_epoch",
+    "seed": "seed_everything",
+    "device": "trainer.accelerator",
+    "tensorboard_log": "output_dir",
+    "env_name": "data.env.id",
+}
+"""How Stable-Baselines3, CleanRL and others call a setting, and what it is here."""
+
+POLICIES_OF_OTHERS = {
+    "MlpPolicy": "ActorCritic for PPO, ActorOnly for GRPO, SquashedActorCritic for SAC, "
+    "DeterministicActorCritic for TD3",
+    "MultiInputPolicy": "ActorCritic, with --model.policy.encoder DictEncoder for pictures",
+    "CnnPolicy": "ActorCritic, with --model.policy.encoder NatureCNN",
+}
+"""How Stable-Baselines3 calls a policy, and what it is here."""
+
+OF_THE_RUN = (
+    *("config", "ckpt_path", "exp_name", "output_dir", "trust_code", "restore_replay", "video"),
+    *("seed_everything", "print_config", "model", "data", "trainer"),
+)
+"""Options of no section."""
+
+WRAPPERS = "data.env.wrappers"
+"""Where classes of Gymnasium stand, too many to name them all."""
+
+ALLOWED = {"trainer.precision": " or ".join(PRECISIONS)}
+"""What a setting may be, where the parser would say more."""
 
 SECTIONS: dict[str, type] = {"data": RLDataModule, "trainer": RLTrainer}
 """The keys below which settings of one class stand."""
@@ -82,7 +127,7 @@ def explain(message: str, typed: Sequence[str] = (), cure: str = CURE) -> str:
     if stray := _search(r"unrecognized arguments: ([^-]\S*)", message):
         return f"'{stray}' belongs to no option: an option is --name value."
     if missing := _search(r"arguments are required: (.+)", message):
-        return f"Missing setting: {re.sub(r'(fit|check)[.]', '', missing)}."
+        return _missing_setting(re.sub(r"(fit|check)[.]", "", missing), given)
     return (
         _about_a_class(message, key, given)
         or _about_a_value(message, key)
@@ -137,14 +182,49 @@ def _unknown_setting(option: str, given: Given) -> str:
             f"{', '.join(topics)}.{cure if first else ''}"
         )
     owner = _class_at(above, given)
+    here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
+    if owner is None and not above and not here:
+        here = closest(name, OF_THE_RUN)
+    if owner is None and here:
+        return f"Unknown setting '{path}'{here}."
     if owner is None:
         matches = _matching_settings(option, _configurable())
         return f"Unknown setting '{path}'{matches or '; rl-cli fit --help lists what there is'}."
     if name in OURS:
         return f"Unknown setting '{name}' of {owner.__name__}: {OURS[name]}."
-    matches = _matching_settings(name, [owner]) or _matching_settings(name, _configurable())
+    matches = here or _matching_settings(name, [owner])
+    matches = matches or _matching_settings(name, _configurable())
     allowed = ", ".join(_in_order(owner))
     return f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {allowed}."
+
+
+def _missing_setting(name: str, given: Given) -> str:
+    """Say which setting has no value, and what a class that was changed takes in its place."""
+    path, algorithm = _whole(name, given), _class_at("model", given)
+    before = given.class_at("model.policy")
+    if path != "model.policy" or before is None or algorithm is None:
+        owner = next((cls for cls in _given_classes(given) if name in _parameters(cls)), None)
+        if owner is None or "." in path:
+            return f"Missing setting: {path}."
+        example = f"{{class_path: {owner.__name__}, init_args: {{{name}: ...}}}}"
+        return f"Missing setting: {name} of {owner.__name__}: write {example}."
+    taken = parameters_of(algorithm)["policy"].annotation
+    names = ", ".join(name for name in _class_names(path) if issubclass(_named(name), taken))
+    return (
+        f"Missing setting: model.policy. {before} was given, which {algorithm.__name__} does not "
+        f"take; it takes {names}."
+    )
+
+
+def _given_classes(given: Given) -> Iterator[type]:
+    """Yield the classes whose names are given, in a list too."""
+    words = given.words
+    for family in (*FAMILIES.values(), *OF_LIGHTNING.values(), gymnasium.Wrapper):
+        yield from (cls for cls in _subclasses(family) if cls.__name__ in words)
+
+
+def _named(name: str) -> type:
+    return next(cls for cls in _subclasses(Policy) if cls.__name__ == name)
 
 
 def _class_at(path: str, given: Given) -> type | None:
@@ -168,6 +248,13 @@ def _about_a_class(message: str, key: str, given: Given) -> str | None:
     module = name.rpartition(".")[0]
     what = f"'{name}' for {key}"
     known = _class_names(key)
+    if name in POLICIES_OF_OTHERS:
+        return f"{what} is of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
+    if issubclass(VectorEnv, _family(key)) and (cure := _of_gymnasium(name, key)):
+        return f"{what} is {cure}"
+    if "Expected an instantiatable class" in message:
+        methods = ", ".join(sorted(getattr(imported(name), "__abstractmethods__", ())))
+        return f"{what} is abstract: define {methods}, or name a class that does{_known(known)}."
     if missing := _search(r"No module named '([^']+)'", message):
         if f"{module}.".startswith(f"{missing}."):
             return (
@@ -185,11 +272,37 @@ def _about_a_class(message: str, key: str, given: Given) -> str | None:
         )
     if "Expected a dot import path string" in message:
         allowed = f"known here: {', '.join(known)}; " if known else "give its name, "
-        path = f"or an import path such as my_module.MyClass{closest(name, known)}"
+        wrappers = _subclasses(gymnasium.Wrapper) if key == WRAPPERS else ()
+        names = known or [cls.__name__ for cls in wrappers]
+        path = f"or an import path such as my_module.MyClass{closest(name, names)}"
         return f"Unknown class '{name}' for {key}: {allowed}{path}."
     if re.search(r"subclass of|Unexpected import object|function that returns", message):
         return f"{what} is not a subclass of {_kind(key)}, as it must be{_known(known)}."
     return None
+
+
+def _of_gymnasium(name: str, key: str) -> str | None:
+    """Say how an env of Gymnasium is given, whose id or class stands for a VectorEnv."""
+    ids = [spec.id for spec in gymnasium.registry.values()]
+    if name in ids:
+        return f"the id of a Gymnasium env: write --{key} GymnasiumEnv --{key}.id {name}."
+    cls = imported(name)
+    if not (isinstance(cls, type) and issubclass(cls, gymnasium.Env)):
+        return None
+    module = name.rpartition(".")[0]
+    places = (cls, f"{cls.__module__}:{cls.__qualname__}")
+    found = [spec.id for spec in gymnasium.registry.values() if spec.entry_point in places]
+    if found and module.startswith("gymnasium."):
+        return f"a Gymnasium env: write --{key} GymnasiumEnv --{key}.id {found[-1]}."
+    id = found[-1] if found else f"{cls.__name__}-v0"
+    register = "" if found else f"call gymnasium.register('{id}', {cls.__name__}) in {module}, and "
+    return f"a Gymnasium env: {register}write --{key} GymnasiumEnv --{key}.id {module}:{id}."
+
+
+def imported(name: str) -> Any:
+    """Return what has an import path, or is one of our classes, if the parser has imported it."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(sys.modules.get(module or "lightning_rl"), attribute, None)
 
 
 def _name_of_the_class(message: str) -> str | None:
@@ -200,6 +313,7 @@ def _name_of_the_class(message: str) -> str | None:
         r"class_path '([^']+)'",
         r"Import path (\S+) does not correspond",
         r"Expected '([^']+)' to be a",
+        r"Expected an instantiatable class, but (\S+) is abstract",
         r'"([^"]+)" is not a subclass of',
         r"Got value: ([^\W\d][\w.]*)\Z",
         r"Given value: ([^\W\d][\w.]*)\Z",
@@ -237,15 +351,20 @@ def _names_in(module: str, family: type) -> list[str]:
 
 def _about_a_value(message: str, key: str) -> str | None:
     """Explain why a value cannot be taken, or return None if a message is not about that."""
+    if odd := re.search(r"(?:subclass of \w+|, but got .+?)\. Got value: (.+)", message):
+        spec = "the name of a class, or {class_path: NAME, init_args: {...}}"
+        return f"{key} must be {spec}, got {_shown(odd[1])}{_known(_class_names(key))}."
+    if text := _search(r"Unable to load config '(.+)'", message):
+        return (
+            f"{key} must be a mapping of settings, or the path of a YAML file, got {_shown(text)}."
+        )
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
-        quotes = " (YAML reads off, no, on and yes so: put the text in quotes)"
-        note = quotes if literal[2] in ("True", "False") else ""
-        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}{note}."
-    if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: (.+)", message):
-        cure = _bracketed([plain[1]], plain[2])
         if plain[1] == "str" and plain[2] in ("True", "False", "None"):
             cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
-        return f"{key} must be {_article(plain[1])}, got '{plain[2]}'{cure}."
+        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
+    if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: ?(.*)", message):
+        cure = _bracketed([plain[1]], plain[2])
+        return f"{key} must be {article(plain[1])}, got {_shown(plain[2])}{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."
     value = _search(r"Given value: (.+)", message)
@@ -253,21 +372,38 @@ def _about_a_value(message: str, key: str) -> str | None:
     errors = re.findall(r"^\s+- (.+)$", message.partition("Errors:")[2], re.M)
     if value is None or not errors:
         return None
+    if key in ALLOWED:
+        return f"{key} must be {ALLOWED[key]}, got {_shown(value)}."
     reasons = [error for error in errors if not error.startswith("Expected a ")]
     if not reasons:
         kinds = [_search(r"<class '([\w.]+)'>", error) for error in errors]
-        allowed = [_article(kind) if kind else "the name of a class" for kind in kinds]
-        return f"{key} must be {' or '.join(allowed)}, got '{value}'{_bracketed(kinds, value)}."
-    return f"{key} cannot be '{value}': {'; '.join(reasons)}."
+        allowed = list(dict.fromkeys(map(_allowed, errors)))
+        return (
+            f"{key} must be {' or '.join(allowed)}, got {_shown(value)}{_bracketed(kinds, value)}."
+        )
+    return f"{key} cannot be {_shown(value)}: {'; '.join(reasons)}."
+
+
+def _allowed(error: str) -> str:
+    """Say what one of several types takes."""
+    if choices := _search(r"typing\.Literal\[(.+)\]", error):
+        return f"one of {choices.replace(chr(39), '')}"
+    kind = _search(r"<class '([\w.]+)'>", error)
+    return article(kind) if kind else "the name of a class"
+
+
+def _shown(value: str) -> str:
+    return "null" if value == "None" else f"'{shorten(value, 200)}'"
 
 
 def _bracketed(kinds: Sequence[str | None], value: str) -> str:
     """Show a value as the list that was meant."""
-    is_list = any(_article(kind or "") == "a list" for kind in kinds)
+    is_list = value[:1] not in ("[", "{") and any(article(kind or "") == "a list" for kind in kinds)
     return f": write [{value}]" if is_list else ""
 
 
-def _article(kind: str) -> str:
+def article(kind: str) -> str:
+    """Say what a value of a type is called."""
     name = kind.rpartition(".")[2]
     return KINDS.get(name, f"a {name}")
 
@@ -313,16 +449,22 @@ def _parameters(cls: type) -> set[str]:
     return set(_in_order(cls))
 
 
+def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor, and of those behind its `**kwargs`."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is object:
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        found |= {name: one for name, one in parameters.items() if name not in found}
+        if inspect.Parameter.VAR_KEYWORD not in {one.kind for one in parameters.values()}:
+            break
+    return found
+
+
 def _in_order(cls: type) -> list[str]:
     """Return those that a user can set, in the order of the constructors."""
-    classes = [base for base in cls.__mro__ if "__init__" in vars(base) and base is not object]
-    names: dict[str, None] = {}
-    for base in classes:
-        signature = inspect.signature(vars(base)["__init__"])
-        names |= dict.fromkeys(signature.parameters)
-        kinds = {parameter.kind for parameter in signature.parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds:
-            break
+    names = parameters_of(cls)
     hidden = {"self", "args", "kwargs", "params", "observation_space", "action_space"}
     first = next((path for path, family in FAMILIES.items() if issubclass(cls, family)), "")
     hidden |= {"num_envs"} if first == "data.env" else set()
@@ -341,6 +483,7 @@ def _class_names(key: str) -> list[str]:
             cls.__name__
             for cls in _subclasses(family)
             if not cls.__name__.startswith("_")
+            and cls.__name__ not in PROBES
             and (ours or cls.__module__.startswith("lightning.pytorch."))
         }
     )

@@ -28,6 +28,10 @@ class Refusal(SystemExit):
     """The parser cannot take an option. It is an exit, which no outer parser takes for a try."""
 
 
+class UsageError(ConfigurationError):
+    """What was typed has a name that there is not, or lacks something: exit code 2."""
+
+
 class DuplicateKey(NamedTuple):
     """A key that stands twice in one mapping: its path, and the lines, from 1."""
 
@@ -63,6 +67,11 @@ class Given:
         """Return the class that is given at a path, in short or as its import path."""
         keys = (f"{path}.help", f"{path}.class_path", path)
         return next((value for key in keys if (value := self._values.get(key))), None)
+
+    @property
+    def words(self) -> set[str]:
+        """All words of the values given."""
+        return {word for value in self._values.values() for word in re.findall(r"\w+", value)}
 
     def _set(self, flag: str, value: str) -> None:
         if flag in ("config", "c"):

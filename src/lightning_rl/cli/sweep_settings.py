@@ -10,7 +10,7 @@ import yaml
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, explained_refusals
-from lightning_rl.cli.parsing import check_duplicate_keys
+from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.files import expanded, read_text
 
@@ -120,10 +120,13 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
 def _check_name(path: str, known: Sequence[str], message: str) -> str:
     """Return the setting that a path begins with."""
     name = path.split(".")[0].rstrip("+")
-    require(
-        name in known, f"{message} '{path}'{closest(path, known)}. A sweep has {', '.join(known)}."
+    if name in known:
+        return name
+    cure = f" Settings of the trials stand below space: space: {{{path}: [...]}}."
+    raise UsageError(
+        f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else ''} A sweep has "
+        f"{', '.join(known)}."
     )
-    return name
 
 
 def _text_of(given: str) -> tuple[str, str]:
@@ -131,7 +134,7 @@ def _text_of(given: str) -> tuple[str, str]:
     path = expanded(given)
     if given.endswith((".yaml", ".yml")) and not path.is_file():
         beside = [str(one) for one in path.parent.glob("*.y*ml")]
-        raise ConfigurationError(
+        raise UsageError(
             f"--sweep names the file {given}, which is not there{closest(given, beside)}. It holds "
             "settings of a sweep, such as seeds: 5; a configuration of the trials is --config's."
         )

@@ -73,7 +73,12 @@ def make_env(factory: EnvFactory, num_envs: int, setting: str) -> VectorEnv:
     Raises:
         ConfigurationError: where the factory returned something else.
     """
-    made: Any = factory(num_envs)
+    try:
+        made: Any = factory(num_envs)
+    except TypeError as error:
+        if "instantiate abstract class" not in str(error):
+            raise
+        raise ConfigurationError(f"{setting} cannot be made: {error}. Define them.") from error
     if not isinstance(made, VectorEnv):
         kind, cure = type(_unwrapped(made)).__name__, ALLOWED
         if isinstance(made, gymnasium.Env | gymnasium.vector.VectorEnv):

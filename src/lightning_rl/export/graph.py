@@ -20,7 +20,7 @@ from lightning_rl.policies import CustomVLA, Policy, PolicyWrapper, VLAPolicy
 from lightning_rl.policies.base import first_state
 from lightning_rl.rollout import space_spec
 from lightning_rl.structured_actions import StructuredActions
-from lightning_rl.torch_private import EXPORTER
+from lightning_rl.torch_private import EXPORTERS
 
 OBSERVATION, ACTION, STATE, NEXT_STATE = "observation", "action", "state", "next_state"
 """Names of inputs and outputs; those of a Dict have the keys behind them: `observation.rgb`."""
@@ -208,14 +208,16 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Leave out what exporters say of themselves."""
-    logger = logging.getLogger(EXPORTER)
-    logger.addFilter(_nothing)
+    loggers = [logging.getLogger(name) for name in EXPORTERS]
+    for logger in loggers:
+        logger.addFilter(_nothing)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.removeFilter(_nothing)
+        for logger in loggers:
+            logger.removeFilter(_nothing)
 
 
 def _nothing(record: logging.LogRecord) -> bool:

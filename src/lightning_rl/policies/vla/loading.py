@@ -28,6 +28,7 @@ from lightning_rl.policies.vla.weights import (
     extra,
     fill_with_weights,
     one_message,
+    quiet,
     read_json,
 )
 
@@ -248,15 +249,16 @@ def _from_directory(
     )
     transformers = extra("transformers")
     try:
-        model, info = transformers.AutoModelForImageTextToText.from_pretrained(
-            path,
-            local_files_only=local or not allow_download,  # a directory is never completed by a hub
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=trust_code,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
+        with quiet(transformers):
+            model, info = transformers.AutoModelForImageTextToText.from_pretrained(
+                path,
+                local_files_only=local or not allow_download,  # a hub completes no directory
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=trust_code,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(
@@ -280,7 +282,7 @@ def _from_config(
     settings = dict(cast(Mapping[str, Any], config))
     require("model_type" in settings, "The configuration has no model_type, as in 'smolvlm'.")
     transformers = extra("transformers")
-    with one_message("No model can be made of the configuration"):
+    with quiet(transformers), one_message("No model can be made of the configuration"):
         made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
         model = transformers.AutoModelForImageTextToText.from_config(made)
     return cast(nn.Module, model.to(dtype))

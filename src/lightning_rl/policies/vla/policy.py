@@ -206,7 +206,8 @@ def example(space: gymnasium.Space[Any]) -> TensorDict:
         and "rgb" in space.keys()
         and space["rgb"].dtype == np.uint8
         and len(space["rgb"].shape or ()) in (3, 4),
-        f"A VLA's observations are {required}, and depth, language and proprio; this is {space}.",
+        f"A VLA's observations are {required}, and depth, language and proprio; this is {space}. "
+        "Give the env the wrapper VLAObservation (data.env.wrappers), or another policy.",
     )
     assert isinstance(space, gymnasium.spaces.Dict)
     zeros = {

@@ -169,6 +169,21 @@ def one_message(beginning: str) -> Iterator[None]:
         raise ConfigurationError(f"{beginning}: {reason}") from error
 
 
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Keep bars of weights that are loaded, and advice on generating text, from the screen."""
+    said = transformers.utils.logging
+    level, bars = said.get_verbosity(), said.is_progress_bar_enabled()
+    said.set_verbosity_error()
+    said.disable_progress_bar()
+    try:
+        yield
+    finally:
+        said.set_verbosity(level)
+        if bars:
+            said.enable_progress_bar()
+
+
 def extra(name: str) -> Any:
     """Import a module of the extra `vla`.
 

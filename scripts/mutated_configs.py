@@ -1,0 +1,243 @@
+"""Run `rl-cli fit` on mutated configs: each must train, or end in one message.
+
+A shipped config with one or two places changed at random is a mutated one.
+
+    python scripts/mutated_configs.py --count 400 --seed 0
+
+One process imports the package, and forks for each config: the same seed makes the same configs. A
+fork that prints a traceback, or that ends with a status other than 0 and not by one message, or
+that has not begun to train after --seconds, is a finding, and what it printed is shown.
+"""
+
+import argparse
+import contextlib
+import copy
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+from lightning_rl.cli.app import run
+from lightning_rl.cli.config_files import shipped_configs
+
+MEMORY = 24 * 2**30
+"""Bytes of addresses that a fork may have."""
+
+LEFT_OUT = ("smolvlm", "hil_")
+"""Parts of names of configs that download weights, or wait for a person."""
+
+SMALL = {
+    "total_env_steps": 256,
+    "num_envs": 8,
+    "buffer_size": 16,
+    "num_eval_episodes": 1,
+    "iterations_per_epoch": 1,
+}
+"""Settings of the data for short runs; what is mutated comes after."""
+
+VALUES = (
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        2,
+        7,
+        3.5,
+        -0.1,
+        1e9,
+        10**12,
+        10**30,
+        float("inf"),
+        float("nan"),
+        1e-300,
+    ),
+    *(
+        "",
+        "x",
+        "none",
+        "auto",
+        "1e6",
+        "../..",
+        "a.b",
+        "os.system",
+        "ActorCritic",
+        "PPO",
+        "GymnasiumEnv",
+        "é" * 50,
+    ),
+    *(
+        [],
+        [0],
+        [1, 2, 3],
+        ["x"],
+        [[1]],
+        [None],
+        {},
+        {"a": 1},
+        {"class_path": "PPO"},
+        {"init_args": {}},
+    ),
+)
+"""What a value is replaced by."""
+
+NAMES = (
+    "gamma",
+    "id",
+    "class_path",
+    "init_args",
+    "env",
+    "policy",
+    "x",
+    "",
+    "a.b",
+    3,
+    None,
+    "encoder",
+    "lr",
+    "devices",
+)
+"""How a key is called that is put in, or renamed."""
+
+
+def places(tree, path=()):
+    """Yield the paths of all values of a tree."""
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def mutate(config, draw):
+    """Change one place of a config, and say how."""
+    path = draw.choice(sorted(places(config), key=str))
+    holder = config
+    for key in path[:-1]:
+        holder = holder[key]
+    key, way = (
+        path[-1],
+        draw.choice(("value", "value", "value", "remove", "add", "rename", "swap", "text")),
+    )
+    if way == "remove":
+        del holder[key]
+    elif way == "add" and isinstance(holder, dict):
+        holder[draw.choice(NAMES)] = copy.deepcopy(draw.choice(VALUES))
+    elif way == "rename" and isinstance(holder, dict):
+        holder[draw.choice((*NAMES, f"{key}s"))] = holder.pop(key)
+    elif way == "swap":
+        other = draw.choice(sorted(places(config), key=str))
+        source = config
+        for part in other:
+            source = source[part]
+        holder[key] = copy.deepcopy(source)
+    elif way == "text":
+        holder[key] = str(holder[key])
+    else:
+        holder[key] = copy.deepcopy(draw.choice(VALUES))
+    return f"{way} at {'.'.join(map(str, path))}"
+
+
+def mutated(number, seed):
+    """Return the name, the changes and the config of a number."""
+    draw = random.Random(f"{seed}/{number}")
+    names = [name for name in shipped_configs() if not any(part in name for part in LEFT_OUT)]
+    name = draw.choice(names)
+    config = yaml.safe_load(shipped_configs()[name].read_text())
+    config.setdefault("data", {}).update(SMALL)
+    model = config["model"].setdefault("init_args", {})
+    model["batch_size"] = min(model.get("batch_size", 32), 32)
+    changes = [mutate(config, draw) for _ in range(draw.choice((1, 1, 2)))]
+    return name, changes, config
+
+
+def in_a_fork(arguments, seconds):
+    """Run the command in a fork; return its exit code, or None if it is not done, and its text."""
+    printed = tempfile.TemporaryFile()  # noqa: SIM115  # closed with it
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        for stream in (1, 2):
+            os.dup2(printed.fileno(), stream)
+        code = 0
+        try:
+            run(arguments)
+        except SystemExit as stop:
+            code = stop.code or 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            code = 70
+        sys.stdout.flush()
+        os._exit(code)
+    deadline, status = time.monotonic() + seconds, None
+    while status is None and time.monotonic() < deadline:
+        done, found = os.waitpid(pid, os.WNOHANG)
+        status = os.waitstatus_to_exitcode(found) if done else None
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if status is None:
+        os.waitpid(pid, 0)
+    printed.seek(0)
+    return status, printed.read().decode(errors="replace")
+
+
+def finding(code, text):
+    """Say what is wrong with an end, if anything is."""
+    if "Traceback (most recent call last)" in text:
+        return "traceback"
+    if code is None:
+        return None if "Run directory: " in text else "hang"
+    messages = text.count("rl-cli: error: ")
+    if code < 0:
+        return f"signal {-code}"
+    if code != 0 and messages != 1:
+        return f"exit code {code} and {messages} messages"
+    return None
+
+
+def main():
+    """Run them, and print what was found."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--show", action="store_true", help="print each message too")
+    options = parser.parse_args()
+    found = ends = 0
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        for number in range(options.first, options.first + options.count):
+            name, changes, config = mutated(number, options.seed)
+            Path("mutated.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+            code, text = in_a_fork(["fit", "--config", "mutated.yaml"], options.seconds)
+            ends += code == 0 or code is None
+            wrong = finding(code, text)
+            found += wrong is not None
+            if wrong or (options.show and code):
+                ending = f"{wrong or code}; {'; '.join(changes)}\n{text[-1500:]}"
+                print(f"--- {number}, {name}: {ending}", flush=True)
+    messages = options.count - ends - found
+    print(f"{options.count} configs: {ends} runs, {messages} messages, {found} findings")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
