@@ -26,6 +26,7 @@ from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.lightning_private import start_method_of, trainer_of
 from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 
@@ -421,8 +422,8 @@ def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _policy_section(checkpoint: dict[str, Any]) -> str:
     """Return what the configuration of a checkpoint, where it has one, says of the policy."""
     try:
-        section = yaml.safe_load(checkpoint.get(CONFIG_KEY, ""))
-    except yaml.YAMLError:
+        section = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "It")
+    except ConfigurationError:  # it is refused where it is used
         return ""
     for key in ("model", "init_args", "policy"):
         section = section.get(key) if isinstance(section, dict) else None

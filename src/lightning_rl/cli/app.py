@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
 
-import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
@@ -42,10 +41,10 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
 from lightning_rl.errors import ConfigurationError, EnvFaultError
-from lightning_rl.files import check_writable, write_atomically
+from lightning_rl.files import check_writable, read_text, write_atomically
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
-from lightning_rl.plain_yaml import dump_yaml, load_yaml
+from lightning_rl.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
 
@@ -413,11 +412,9 @@ def _continued_run(config: Namespace) -> Path | None:
         return None
     path = run_dir / "config.yaml"
     try:
-        saved = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {' '.join(str(error).split())}. {NAMES_THE_RUN}"
-        ) from error
+        saved = read_yaml(read_text(path, run_dir), str(path), "")
+    except (OSError, ConfigurationError) as error:
+        raise ConfigurationError(f"{str(error).strip()} {NAMES_THE_RUN}") from error
     if not isinstance(saved, dict):
         raise ConfigurationError(f"{path} holds no settings. {NAMES_THE_RUN}")
     return run_dir if saved.get("exp_name") == config.exp_name else None

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
@@ -15,6 +14,7 @@ from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_scr
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.runs import find_checkpoint
 
 FAMILIES = {
@@ -174,12 +174,7 @@ def _say(text: str) -> None:
 
 def _check_file(config: Path) -> None:
     """Check what the parser lets pass: that a config file is a mapping of known sections."""
-    try:
-        content = yaml.safe_load(config.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{config} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
+    content = read_yaml(config.read_text(), str(config))
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{config} holds no settings; expected sections such as model: and data:."

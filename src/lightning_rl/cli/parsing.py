@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +11,10 @@ import yaml
 from jsonargparse.typing import register_type
 
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.plain_yaml import load_yaml
+from lightning_rl.plain_yaml import check_size, read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
-
-MOST_VALUES = 10_000
-"""Of the configuration in a checkpoint; those that the package ships have some 200."""
 
 
 class Refusal(SystemExit):
@@ -64,8 +60,8 @@ class Given:
     def _set(self, flag: str, value: str) -> None:
         if flag in ("config", "c"):
             text = Path(value).read_text() if os.path.isfile(value) else value
-            with suppress(yaml.YAMLError):
-                self._take("", load_yaml(text))
+            with suppress(ConfigurationError):
+                self._take("", read_yaml(text, value))
         else:
             path = ".".join(part for part in flag.split(".") if part != "init_args")
             self._values.pop(f"{path}.class_path", None)  # what is typed last counts
@@ -111,42 +107,7 @@ def check_duplicate_keys(text: str, name: str) -> None:
     Raises:
         ConfigurationError: naming the key's path and both lines.
     """
-    _check_node(_parsed(text), name)
-
-
-def check_size(text: str, name: str) -> None:
-    """Refuse YAML that grows beyond bounds when its aliases are written out, or holds itself.
-
-    Ten lines of aliases of aliases are 10^10 values, which no reader would ever be done with.
-
-    Args:
-        text: of the YAML; what cannot be read as such is left to its reader to refuse.
-        name: begins the message.
-
-    Raises:
-        ConfigurationError: saying what is allowed.
-    """
-    try:
-        size = _size(_parsed(text), {})
-    except RecursionError:
-        size = MOST_VALUES + 1
-    if size > MOST_VALUES:
-        raise ConfigurationError(
-            f"{name} holds more than {MOST_VALUES:,} values, or itself: no run has written it. "
-            "Give a configuration of your own as --config."
-        )
-
-
-def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Count the values below a node, those of an alias each time; too many if it holds itself."""
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # until it is counted: who meets it before is inside it
-        is_mapping = isinstance(node, yaml.MappingNode)
-        below = chain.from_iterable(node.value) if is_mapping else node.value
-        known[id(node)] = 1 + sum(_size(child, known) for child in below)
-    return known[id(node)]
+    _check_node(_parsed(text, name), name)
 
 
 def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Sequence[str]) -> None:
@@ -155,20 +116,22 @@ def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Seque
     paths = [path for path in (folder / value, Path(value)) if os.path.isfile(path)]
     path = next((path for path in paths if path.suffix in suffixes), None)
     if path is None:
-        root = _parsed(value)
+        root = _parsed(value, name)
     elif path.resolve() in seen:
         return
     else:
         seen.add(path.resolve())
-        root, name, folder = _parsed(path.read_text()), str(path), path.parent
+        name, folder = str(path), path.parent
+        root = _parsed(path.read_text(), name)
     _check_node(root, name)
     for text in _texts(root):
         if text != value and text.endswith(SUFFIXES):
             _check(text, name, folder, seen, SUFFIXES)
 
 
-def _parsed(text: str) -> yaml.Node | None:
+def _parsed(text: str, name: str) -> yaml.Node | None:
     try:
+        check_size(text, name)
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return None  # its reader says so

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
-import yaml
 from jsonargparse import Namespace
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
@@ -24,11 +23,12 @@ from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import require
 from lightning_rl.evaluation import chooser_of
 from lightning_rl.loading import load_trained
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.runs import find_checkpoint
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
@@ -226,12 +226,7 @@ def _without_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _env_option(config: Path) -> list[str]:
-    try:
-        settings = yaml.safe_load(config.read_text())
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{config} is not valid YAML: {reason}") from error
-    return _env_in(settings, str(config))
+    return _env_in(read_yaml(config.read_text(), str(config)), str(config))
 
 
 def _env_in(settings: Any, name: str) -> list[str]:
@@ -257,4 +252,4 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
     text = config_of(content, path)
     if not trusted:
         text = checked_config(text, path).config
-    return _env_in(yaml.safe_load(text), str(path))
+    return _env_in(read_yaml(text, str(path)), str(path))

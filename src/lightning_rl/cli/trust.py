@@ -146,7 +146,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     Nothing is imported that it names, but classes of the packages in `FAMILIES`.
 
     Args:
-        text: YAML of bounded size (see `parsing.check_size`).
+        text: YAML.
         checkpoint: for the messages.
         cure: what to do where it is refused, for the messages.
 
