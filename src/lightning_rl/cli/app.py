@@ -32,7 +32,7 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import Refusal, check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import Refusal, check_classes, check_options, take_numpy_numbers
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
@@ -207,6 +207,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make everything, and say what to install where a class of Lightning's wants more."""
+        check_classes(self.config[self.config.subcommand])
         try:
             super().instantiate_classes()
         except ValueError as error:

@@ -1,13 +1,16 @@
 """Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
 
+import builtins
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
 from lightning_rl.errors import ConfigurationError
@@ -181,6 +184,49 @@ def _texts(root: yaml.Node | None) -> Iterator[str]:
             seen.add(id(node))
             is_mapping = isinstance(node, yaml.MappingNode)
             nodes += [value for _, value in node.value] if is_mapping else node.value
+
+
+def check_classes(settings: Any, path: str = "") -> None:
+    """Refuse a function as `class_path` that does not say which class it returns.
+
+    jsonargparse calls it, `os.system` too, before the result is refused. Strings that name a
+    function it checks itself.
+
+    Args:
+        settings: that were parsed: a tree of namespaces, lists and plain values.
+        path: of them, for the message.
+
+    Raises:
+        ConfigurationError: naming the function, before anything is called.
+    """
+    if isinstance(settings, list):
+        pairs: Any = enumerate(settings)
+    elif isinstance(settings, Namespace | dict):
+        pairs = list(
+            vars(settings).items() if isinstance(settings, Namespace) else settings.items()
+        )
+        name = dict(pairs).get("class_path")
+        if isinstance(name, str) and "." in name:
+            _check_class(name, path)
+    else:
+        return
+    for key, value in pairs:
+        check_classes(value, f"{path}.{key}".lstrip("."))
+
+
+def _check_class(name: str, path: str) -> None:
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return  # which its reader says
+    returns = getattr(found, "__annotations__", {}).get("return")
+    returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
+    if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
+        raise ConfigurationError(
+            f"{path}.class_path is {name}, which is no class, and as a function does not say which "
+            "class it returns. It was not called. Name a class, or annotate the function: "
+            "def make(...) -> MyEnv."
+        )
 
 
 def take_numpy_numbers() -> None:

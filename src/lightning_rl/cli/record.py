@@ -18,7 +18,7 @@ from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
-from lightning_rl.cli.parsing import check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
@@ -200,7 +200,9 @@ def _parsed(arguments: list[str], typed: Sequence[str]) -> Namespace:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **needed)
     parser.add_argument("--config", default=None, type=str, help="a training config, for its env")
     with explained_refusals(typed):
-        settings = parser.instantiate(parser.parse_args(arguments))
+        parsed = parser.parse_args(arguments)
+        check_classes(parsed)
+        settings = parser.instantiate(parsed)
     require(
         settings.data.env is not None,
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "
