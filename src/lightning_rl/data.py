@@ -27,6 +27,7 @@ from lightning_rl.buffers import (
     RolloutBuffer,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
+from lightning_rl.checkpoint_format import restoring
 from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -422,7 +423,8 @@ class RLDataModule(LightningDataModule):
         own = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
-            self.collector.load_state_dict(states[own])  # else the algorithm says so
+            with restoring("state of collector and envs"):  # else the algorithm says so
+                self.collector.load_state_dict(states[own])
         if self.replay is None or not saved:
             return
         states = saved.get("replays", [])
@@ -433,7 +435,8 @@ class RLDataModule(LightningDataModule):
         elif len(states) != ranks.world_size():
             why = f"the checkpoint has one for each of {len(states)} processes"
         else:
-            self.replay.load_state_dict(states[own], self._replays_restored)
+            with restoring("replay"):
+                self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
             f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
