@@ -213,6 +213,8 @@ class RLDataModule(LightningDataModule):
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
         check_range("data.env_timeout_s", env_timeout_s, above=0)
+        check_range("data.seed", seed, least=0)
+        check_range("data.eval_seed", eval_seed, least=0)
         self.num_envs = num_envs
         self.buffer_size = buffer_size
         self.total_env_steps = total_env_steps

@@ -41,7 +41,8 @@ MOST_BYTES = 4 * 2**20
 DEEPEST = 100
 """Levels of such a file."""
 
-DELETED = "Cannot write into {0}: it was deleted while the run went on, with all that was in it."
+BEGAN_IN = Path.cwd() if os.path.isdir(".") else Path()
+"""The working directory of this process, until an env or a script changes it."""
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -166,7 +167,7 @@ def writing(path: str | Path) -> Iterator[None]:
     except WriteError:
         raise
     except FileNotFoundError as error:  # what was missing has been made before
-        raise WriteError(DELETED.format(path)) from error
+        raise WriteError(gone(Path(path))) from error
     except OSError as error:
         raise _explained(Path(path), error) from error
 
@@ -194,7 +195,21 @@ def check_still_there(directory: Path) -> None:
         WriteError: saying so.
     """
     if not directory.is_dir():
-        raise WriteError(DELETED.format(directory))
+        raise WriteError(gone(directory))
+
+
+def gone(directory: Path) -> str:
+    """Say why a directory that was made is not there: deleted, or looked for elsewhere."""
+    if not directory.is_absolute() and (BEGAN_IN / directory).is_dir():
+        return (
+            f"Cannot write into {directory}: the working directory was changed from {BEGAN_IN} to "
+            f"{os.getcwd()} while the run went on, perhaps by os.chdir in an env. Have it change "
+            "back, or give --output_dir as an absolute path."
+        )
+    return (
+        f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
+        "in it."
+    )
 
 
 def remove_leftovers(directory: str | Path) -> None:

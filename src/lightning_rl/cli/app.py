@@ -32,7 +32,13 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import Refusal, check_classes, check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import (
+    Refusal,
+    check_classes,
+    check_nulls,
+    check_options,
+    take_numpy_numbers,
+)
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.sweep import sweep
@@ -40,7 +46,7 @@ from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError, EnvFaultError
+from lightning_rl.errors import ConfigurationError, EnvFaultError, check_range
 from lightning_rl.files import check_writable, read_text, write_atomically
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
@@ -80,6 +86,10 @@ class RLArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the parsing: whoever knows what was typed says what is wrong."""
         raise Refusal(message) from ex
+
+
+MOST_SEED = 2**32 - 1
+"""NumPy takes no larger one."""
 
 
 class RunConfig(SaveConfigCallback, SettingsWriter):
@@ -193,6 +203,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
+        seed = self.config[self.config.subcommand].seed_everything
+        check_range("seed_everything", seed, least=0, most=MOST_SEED)
         self._find_checkpoint()
 
     def _find_checkpoint(self) -> None:
@@ -207,7 +219,10 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make everything, and say what to install where a class of Lightning's wants more."""
-        check_classes(self.config[self.config.subcommand])
+        config = self.config[self.config.subcommand]
+        check_classes(config)
+        check_nulls(RLDataModule, vars(config.data), "data")
+        check_nulls(RLTrainer, vars(config.trainer), "trainer")
         try:
             super().instantiate_classes()
         except ValueError as error:

@@ -1,8 +1,10 @@
 """Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
 
 import builtins
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
@@ -187,38 +189,61 @@ def _texts(root: yaml.Node | None) -> Iterator[str]:
 
 
 def check_classes(settings: Any, path: str = "") -> None:
-    """Refuse a function as `class_path` that does not say which class it returns.
+    """Refuse what jsonargparse lets pass: functions in the place of classes, and nulls.
 
-    jsonargparse calls it, `os.system` too, before the result is refused. Strings that name a
-    function it checks itself.
+    It calls a function, `os.system` too, before it refuses the result, and takes null for an
+    argument of any type.
 
     Args:
         settings: that were parsed: a tree of namespaces, lists and plain values.
         path: of them, for the message.
 
     Raises:
-        ConfigurationError: naming the function, before anything is called.
+        ConfigurationError: naming the setting, before anything is called.
     """
     if isinstance(settings, list):
         pairs: Any = enumerate(settings)
     elif isinstance(settings, Namespace | dict):
-        pairs = list(
-            vars(settings).items() if isinstance(settings, Namespace) else settings.items()
-        )
-        name = dict(pairs).get("class_path")
+        named = vars(settings) if isinstance(settings, Namespace) else settings
+        pairs, name = named.items(), named.get("class_path")
         if isinstance(name, str) and "." in name:
-            _check_class(name, path)
+            _check_class(name, path, named.get("init_args"))
     else:
         return
     for key, value in pairs:
         check_classes(value, f"{path}.{key}".lstrip("."))
 
 
-def _check_class(name: str, path: str) -> None:
+def check_nulls(cls: type, settings: Mapping[str, Any], path: str) -> None:
+    """Refuse null for arguments of a class that have a default and do not allow it.
+
+    Args:
+        cls: whose constructor, or that of a base class, has the arguments.
+        settings: by their names.
+        path: of the class, for the message.
+
+    Raises:
+        ConfigurationError: naming the setting.
+    """
+    for name in (name for name, value in settings.items() if value is None):
+        known = (inspect.signature(base.__init__).parameters for base in cls.__mro__)  # type: ignore[misc]  # read only
+        parameter = next((one[name] for one in known if name in one), None)
+        if parameter is None or parameter.default in (None, parameter.empty):
+            continue
+        if not re.search("None|Any|Optional", str(parameter.annotation)):
+            setting = f"{path}.{name}".replace(".init_args", "")
+            raise ConfigurationError(
+                f"{setting} must not be null. Leave it out for its default, {parameter.default!r}."
+            )
+
+
+def _check_class(name: str, path: str, settings: Any) -> None:
     try:
         found = resolve_name(name)
     except (ImportError, AttributeError, ValueError):
         return  # which its reader says
+    if isinstance(found, type) and isinstance(settings, Namespace):
+        check_nulls(found, vars(settings), path)
     returns = getattr(found, "__annotations__", {}).get("return")
     returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
     if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):

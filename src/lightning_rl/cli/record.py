@@ -1,6 +1,7 @@
 """Run `rl-cli record`: episodes of a person, a script or a checkpoint, into a dataset."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -111,10 +112,11 @@ def _record(settings: Namespace) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        interrupt.close()
+        interrupt.hold()
         made.close()
         if writer is not None:
             writer.finalise()
+        interrupt.close()
         if kept:
             print(f"Dataset: {settings.path}", flush=True)
 
@@ -123,12 +125,19 @@ class _Interrupt:
     """Ctrl+C, not to be missed: Arrow swallows the exception while it looks for pandas."""
 
     def __init__(self) -> None:
-        self._came = False
+        self._came = self._holds = False
         self._before = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._holds:
+            os.write(2, b"\nThe dataset is being finished; SIGTERM ends that.\n")
+            return
         self._came = True
         raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """Interrupt nothing any more: the dataset is being finished."""
+        self._holds = True
 
     def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
         """Return the same, but end the recording at its next step where the signal has come."""

@@ -172,6 +172,8 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         "seed_everything is true or false in the configuration: say --sweep.seeds.",
     )
     require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
+    for seed in seeds:
+        check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
     require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
     settings.seeds = seeds
     ranged = any(isinstance(values, Range) for values in space.values())

@@ -1,5 +1,6 @@
 """Make Gymnasium's vector envs, and say what is wrong where that fails."""
 
+import errno
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -86,6 +87,14 @@ def make_gymnasium(
         ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(id, error) from error
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigurationError(
+            f"{num_envs} processes of env '{id}' need more open files than this process may have "
+            f"({error.strerror}). Raise the limit (ulimit -n 4096), set fewer data.num_envs, or "
+            "vectorization: sync."
+        ) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
     _check_batch(env, id, vectorization)
