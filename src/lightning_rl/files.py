@@ -73,14 +73,15 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         raise _explained(target, cause) from error
 
 
-def open_file(path: Path, inside: Path, most_bytes: int) -> IO[bytes]:
+def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
     """Open a file of a directory that may come from others, for reading.
 
     A link may lead to a file that is not the sender's to show, and a pipe or a device never ends.
 
     Args:
         path: of the file.
-        inside: the directory that the file must lie in, after links are followed.
+        inside: the directory that the file must lie in, after links are followed; None for any, as
+            in the cache of Hugging Face, which consists of links.
         most_bytes: that it may hold.
 
     Raises:
@@ -89,7 +90,7 @@ def open_file(path: Path, inside: Path, most_bytes: int) -> IO[bytes]:
             file, and for a file that is too large or cannot be opened.
     """
     real = os.path.realpath(path)
-    if not Path(real).is_relative_to(os.path.realpath(inside)):
+    if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
         raise ConfigurationError(
             f"{path} is a link that leads out of {inside}, to {real}, and is not read. Copy that "
             "file there if it is yours."
@@ -113,7 +114,7 @@ def open_file(path: Path, inside: Path, most_bytes: int) -> IO[bytes]:
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
 
 
-def read_text(path: Path, inside: Path) -> str:
+def read_text(path: Path, inside: Path | None) -> str:
     """Return the text of a small file; see `open_file`.
 
     Raises:
@@ -127,7 +128,7 @@ def read_text(path: Path, inside: Path) -> str:
             raise ConfigurationError(f"{path} cannot be read: {error}.") from error
 
 
-def read_json(path: Path, inside: Path) -> dict[str, Any]:
+def read_json(path: Path, inside: Path | None) -> dict[str, Any]:
     """Return the mapping in a small JSON file; see `open_file`.
 
     Raises:

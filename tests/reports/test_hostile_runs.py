@@ -204,6 +204,19 @@ def test_json_beyond_all_bounds_is_refused_with_one_message(name, tmp_path):
         read_json(path, tmp_path)
 
 
+def test_json_of_models_is_bounded_too(tmp_path):
+    from lightning_rl.export.weights import read_exported
+    from lightning_rl.policies.vla.weights import read_json as settings_of_model
+
+    path, beside = tmp_path / "a.safetensors", tmp_path / "a.safetensors.json"
+    for spoil in (large, endless, lambda path: path.write_text(JSONS["deeper"])):
+        beside.unlink(missing_ok=True)
+        spoil(beside)
+        for read in (lambda: read_exported(path), lambda: settings_of_model(beside)):
+            with pytest.raises(ConfigurationError, match=r"a\.safetensors"):
+                read()
+
+
 def test_a_file_of_the_largest_size_is_read(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("{}".ljust(MOST_BYTES))

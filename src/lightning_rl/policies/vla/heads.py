@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, check_range, require
+from lightning_rl.files import read_text
 from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.gumbel import draw_category
 from lightning_rl.rollout import FieldSpec
@@ -251,8 +252,8 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
         "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
     )
     try:
-        content = json.loads(Path(path).read_text())
-    except ValueError as error:
+        content = json.loads(read_text(Path(path), None))
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no JSON: {error}") from error
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
         if "action" not in content and len(content) != 1:
