@@ -98,6 +98,12 @@ class RolloutDataset(IterableDataset[TensorDict]):
             yield rollout
 
 
+def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+    check_range("data.env_timeout_s", env_timeout_s, above=0)
+    check_range("data.seed", seed, least=0)
+    check_range("data.eval_seed", eval_seed, least=0)
+
+
 def _refuse_without_plan(factory: CollectorFactory) -> None:
     """Refuse what makes a collector and cannot be told of the plan.
 
@@ -212,9 +218,7 @@ class RLDataModule(LightningDataModule):
             "num_eval_envs": num_eval_envs,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
-        check_range("data.env_timeout_s", env_timeout_s, above=0)
-        check_range("data.seed", seed, least=0)
-        check_range("data.eval_seed", eval_seed, least=0)
+        _check_ranges(env_timeout_s, seed, eval_seed)
         self.num_envs = num_envs
         self.buffer_size = buffer_size
         self.total_env_steps = total_env_steps
