@@ -1,7 +1,8 @@
 """Say what a checkpoint holds, and read one as data: nothing in it is ever run."""
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,6 +45,9 @@ CONTENTS_KEY = "contents"
 """Where, within that, it keeps which keys it was written with; older checkpoints have none."""
 
 ANOTHER = "Give another one, such as best.ckpt or an iteration_*.ckpt of the same run."
+
+MOST_REPEATED = 2**20
+"""Bytes that a tensor may have without as many in the file: one number, expanded."""
 
 FULL, WEIGHTS = "full", "weights"
 """The kinds: what a run needs to go on bit for bit; what it takes to act."""
@@ -103,7 +107,63 @@ def read_checkpoint(
     if not isinstance(content, dict):
         raise ConfigurationError(f"The checkpoint {path} holds no checkpoint of rl-cli.")
     check_schema(content, f"The checkpoint {path}")
+    check_tensors(content, f"The checkpoint {path}")
     return content
+
+
+def check_tensors(content: Any, name: str) -> None:
+    """Refuse tensors that claim more than the file holds: to copy one would fill the memory.
+
+    A stride of 0, or a sparse layout, makes terabytes of some bytes.
+
+    Args:
+        content: a tree.
+        name: begins the message.
+
+    Raises:
+        ConfigurationError: naming the shape.
+    """
+    waiting = [content]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor):
+            dense = one.layout == torch.strided and not one.is_quantized
+            if not dense or one.nbytes > max(one.untyped_storage().nbytes(), MOST_REPEATED):
+                raise ConfigurationError(
+                    f"{name} cannot be read: a tensor of the shape {list(one.shape)} is not whole "
+                    f"in it. {ANOTHER}"
+                )
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
+
+
+@contextmanager
+def restoring(part: str) -> Iterator[None]:
+    """Say in one message that a part of a checkpoint is not what was saved.
+
+    Types, names and shapes that no run wrote end in errors of many kinds.
+
+    Args:
+        part: for the message.
+
+    Raises:
+        ConfigurationError: for any of them.
+    """
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (
+        *(ArithmeticError, AssertionError, AttributeError, LookupError),
+        *(TypeError, ValueError, RuntimeError),
+    ) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConfigurationError(
+            f"The checkpoint's {part} cannot be restored ({type(error).__name__}: {reason}): it is "
+            f"not what this run would have saved. {ANOTHER}"
+        ) from error
 
 
 def check_schema(checkpoint: dict[str, Any], name: str = "The checkpoint") -> None:

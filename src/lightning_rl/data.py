@@ -27,6 +27,7 @@ from lightning_rl.buffers import (
     RolloutBuffer,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
+from lightning_rl.checkpoint_format import restoring
 from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
 from lightning_rl.distributed import ranks
 from lightning_rl.envs import VectorEnv
@@ -96,6 +97,12 @@ class RolloutDataset(IterableDataset[TensorDict]):
             rollout = self.buffer.get()
             self.collect_seconds = time.perf_counter() - start
             yield rollout
+
+
+def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+    check_range("data.env_timeout_s", env_timeout_s, above=0)
+    check_range("data.seed", seed, least=0)
+    check_range("data.eval_seed", eval_seed, least=0)
 
 
 def _refuse_without_plan(factory: CollectorFactory) -> None:
@@ -217,7 +224,7 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
-        check_range("data.env_timeout_s", env_timeout_s, above=0)
+        _check_ranges(env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
         self._iterations_per_epoch = iterations_per_epoch
@@ -438,7 +445,8 @@ class RLDataModule(LightningDataModule):
         own = ranks.rank()
         states = saved.get("collectors", [])
         if self.collector is not None and len(states) == ranks.world_size():
-            self.collector.load_state_dict(states[own])  # else the algorithm says so
+            with restoring("state of collector and envs"):  # else the algorithm says so
+                self.collector.load_state_dict(states[own])
         if self.replay is None or not saved:
             return
         states = saved.get("replays", [])
@@ -449,7 +457,8 @@ class RLDataModule(LightningDataModule):
         elif len(states) != ranks.world_size():
             why = f"the checkpoint has one for each of {len(states)} processes"
         else:
-            self.replay.load_state_dict(states[own], self._replays_restored)
+            with restoring("replay"):
+                self.replay.load_state_dict(states[own], self._replays_restored)
             return
         rank_zero_warn(
             f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "

@@ -1,15 +1,17 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all, and read those that others may have made."""
 
 import errno
+import json
 import os
 import platform
 import shutil
+import stat
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from lightning_rl.errors import ConfigurationError, WriteError
 
@@ -33,27 +35,19 @@ CURES = {
 PAGE = 4096
 """Bytes that a file takes on most disks, if it has any."""
 
-DELETED = "Cannot write into {0}: it was deleted while the run went on, with all that was in it."
+MOST_BYTES = 4 * 2**20
+"""Of a file of settings: a configuration, a manifest, a description."""
+
+DEEPEST = 100
+"""Levels of such a file."""
+
+BEGAN_IN = Path.cwd() if os.path.isdir(".") else Path()
+"""The working directory of this process, until an env or a script changes it."""
 
 
 def expanded(path: str | Path) -> Path:
     """Return the path that a user meant, `~` as the home directory: every path passes here once."""
     return Path(path).expanduser()
-
-
-def read_text(path: str | Path) -> str:
-    """Read a text in UTF-8, whatever the locale says.
-
-    Raises:
-        ConfigurationError: where it is in another encoding.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path} is not in UTF-8 (byte {error.object[error.start]:#04x} at {error.start}): "
-            "save it in that encoding."
-        ) from error
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -84,6 +78,94 @@ def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> 
         raise _explained(target, cause) from error
 
 
+def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
+    """Open a file of a directory that may come from others, for reading.
+
+    A link may lead to a file that is not the sender's to show, and a pipe or a device never ends.
+
+    Args:
+        path: of the file.
+        inside: the directory that the file must lie in, after links are followed; None for any, as
+            in the cache of Hugging Face, which consists of links.
+        most_bytes: that it may hold.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ConfigurationError: for a link that leaves the directory, for anything that is no regular
+            file, and for a file that is too large or cannot be opened.
+    """
+    real = os.path.realpath(path)
+    if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
+        raise ConfigurationError(
+            f"{path} is a link that leads out of {inside}, to {real}, and is not read. Copy that "
+            "file there if it is yours."
+        )
+    try:
+        # Without O_NONBLOCK the opening of a pipe waits for a writer.
+        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | _AT_ONCE)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+    status = os.fstat(descriptor)
+    regular = stat.S_ISREG(status.st_mode)
+    if regular and status.st_size <= most_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    why = f"it has more than {most_bytes:,} bytes" if regular else "it is no regular file"
+    raise ConfigurationError(f"{path} cannot be read: {why}.")
+
+
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+
+
+def read_text(path: str | Path, inside: Path | None = None) -> str:
+    """Return the text of a small file in UTF-8, whatever the locale says; see `open_file`.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ConfigurationError: if it cannot be read, or is in another encoding.
+    """
+    with open_file(Path(path), inside, MOST_BYTES) as file:
+        try:
+            return file.read().decode()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{path} is not in UTF-8 (byte {error.object[error.start]:#04x} at {error.start}): "
+                "save it in that encoding."
+            ) from error
+
+
+def read_json(path: Path, inside: Path | None) -> dict[str, Any]:
+    """Return the mapping in a small JSON file; see `open_file`.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ConfigurationError: where it cannot be read, is no JSON or no mapping, or has more than
+            `DEEPEST` levels.
+    """
+    text = read_text(path, inside)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
+    level: list[Any] = [content]
+    for _ in range(DEEPEST):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        raise ConfigurationError(f"{path} cannot be read: it has more than {DEEPEST} levels.")
+    return content
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Say readably what keeps a library from writing a file, or into a directory.
@@ -96,7 +178,7 @@ def writing(path: str | Path) -> Iterator[None]:
     except WriteError:
         raise
     except FileNotFoundError as error:  # what was missing has been made before
-        raise WriteError(DELETED.format(path)) from error
+        raise WriteError(gone(Path(path))) from error
     except OSError as error:
         raise _explained(Path(path), error) from error
 
@@ -124,7 +206,21 @@ def check_still_there(directory: Path) -> None:
         WriteError: saying so.
     """
     if not directory.is_dir():
-        raise WriteError(DELETED.format(directory))
+        raise WriteError(gone(directory))
+
+
+def gone(directory: Path) -> str:
+    """Say why a directory that was made is not there: deleted, or looked for elsewhere."""
+    if not directory.is_absolute() and (BEGAN_IN / directory).is_dir():
+        return (
+            f"Cannot write into {directory}: the working directory was changed from {BEGAN_IN} to "
+            f"{os.getcwd()} while the run went on, perhaps by os.chdir in an env. Have it change "
+            "back, or give --output_dir as an absolute path."
+        )
+    return (
+        f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
+        "in it."
+    )
 
 
 def remove_leftovers(directory: str | Path) -> None:

@@ -21,7 +21,7 @@ from lightning_rl.algorithms.checks import check_description, check_weights
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY, STATE_KEY, read_checkpoint
 from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import take_numpy_numbers
+from lightning_rl.cli.parsing import check_classes, take_numpy_numbers
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.construction import GIVEN_BY_THE_ENV
 from lightning_rl.envs import VectorEnv
@@ -337,7 +337,9 @@ def _parser() -> LightningArgumentParser:
 
 def _parsed(parser: LightningArgumentParser, settings: dict[str, Any]) -> Namespace:
     """Check settings, and make what they say."""
-    made: Namespace = parser.instantiate(parser.parse_object(settings))
+    parsed = parser.parse_object(settings)
+    check_classes(parsed)
+    made: Namespace = parser.instantiate(parsed)
     return made
 
 

@@ -1,7 +1,6 @@
 """Write and read YAML of plain values, by libyaml where PyYAML was built with it.
 
-That takes a third of the time that Python takes, for what a run writes down as it starts and in
-each checkpoint. Files that somebody typed are read by `yaml.safe_load`: its messages show the line.
+That takes a third of the time that Python takes.
 """
 
 import re
@@ -10,7 +9,18 @@ from typing import Any
 
 import yaml
 
+from lightning_rl.errors import ConfigurationError
+
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+MOST_VALUES = 10_000
+"""Values of a configuration, those of an alias counted each time."""
+
+MOST_DEPTH = 100
+"""Levels of a configuration. PyYAML builds each level by a call, and libyaml's end the process."""
+
+LONGEST_TEXT = 10_000
+"""Characters of a value. `1:59:59...` is one number, and takes the square of its length."""
 
 
 class QuotedText(str):
@@ -37,9 +47,67 @@ def dump_yaml(content: object) -> str:
 
 
 def load_yaml(text: str) -> Any:
-    """Return what `yaml.safe_load` would.
+    """Return what `yaml.safe_load` would, of a text that this process wrote."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
+    """Return what `yaml.safe_load` would, of a text of any origin.
+
+    Args:
+        text: of the YAML.
+        name: begins the messages, such as `The configuration in FILE`.
+        cure: ends them.
 
     Raises:
-        YAMLError: where it is none, or holds what is no plain value.
+        ConfigurationError: if the text is not valid YAML of plain values, or is larger than any
+            configuration. Aliases of aliases double a text with each line.
     """
-    return yaml.load(text, Loader=_Loader)
+    try:
+        check_size(text, name, cure)
+        return load_yaml(text)
+    except ConfigurationError:
+        raise
+    # PyYAML's constructors raise many kinds: `2024-99-99` a ValueError, `!!bool x` a KeyError.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"{name} is not valid YAML: {' '.join(str(error).split())}. {cure}"
+        ) from error
+
+
+def check_size(text: str, name: str, cure: str = "Correct it.") -> None:
+    """Refuse YAML that is larger than any configuration; see `read_yaml`.
+
+    Raises:
+        YAMLError: where it is none.
+        ConfigurationError: saying which bound it exceeds.
+    """
+    if (reason := _too_large(text)) is not None:
+        raise ConfigurationError(f"{name} holds {reason}, as no configuration does. {cure}")
+
+
+def _too_large(text: str) -> str | None:
+    """Return which bound a YAML text exceeds, before anything is built from it."""
+    sizes: dict[str, int] = {}  # values below each anchor that is closed
+    opened: list[tuple[str | None, int]] = []
+    count = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            holds_itself = any(anchor == event.anchor for anchor, _ in opened)
+            count += MOST_VALUES + 1 if holds_itself else sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if len(event.value) > LONGEST_TEXT:
+                return f"a value of more than {LONGEST_TEXT:,} characters"
+        if count > MOST_VALUES:
+            return f"more than {MOST_VALUES:,} values, or itself"
+        if len(opened) > MOST_DEPTH:
+            return f"more than {MOST_DEPTH} levels"
+    return None

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import platform
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -84,6 +85,7 @@ class Connection:
             room = {}
         else:
             room = {**room, "include_dashboard": False}
+            make_token()
         with _stderr_kept() as printed:
             try:
                 self.ray.init(
@@ -222,12 +224,29 @@ def prepare_environment() -> None:
     )
 
 
+def make_token() -> None:
+    """Write a token that nobody else can read, unless there is one.
+
+    Ray itself would write a file that others can read, until `hide_token` is called.
+    """
+    path = _token_path()
+    if "RAY_AUTH_TOKEN" in os.environ or os.environ.get("RAY_AUTH_MODE") != "token":
+        return
+    with suppress(OSError):  # it exists, or Ray says why it cannot be written
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+
+
 def hide_token() -> None:
-    """Have the token read by nobody but its owner: Ray writes it as any other file."""
-    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    path = Path(place) if place else Path.home() / ".ray" / "auth_token"
+    """Let only its owner read the token: one that Ray has written, others can read."""
     with suppress(OSError):  # there is none, or it is another user's to protect
-        path.chmod(0o600)
+        _token_path().chmod(0o600)
+
+
+def _token_path() -> Path:
+    place = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(place) if place else Path.home() / ".ray" / "auth_token"
 
 
 def check_answers(address: str) -> None:

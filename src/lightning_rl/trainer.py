@@ -47,7 +47,7 @@ from lightning_rl.data import RLDataModule
 from lightning_rl.envs.check import Finding
 from lightning_rl.errors import ConfigurationError, WriteError, check_range, require
 from lightning_rl.evaluation import logged_values
-from lightning_rl.files import DELETED, check_still_there, expanded, write_atomically
+from lightning_rl.files import check_still_there, expanded, gone, write_atomically
 from lightning_rl.machine import MachineSettings, put_in_force
 from lightning_rl.process import flush_denormals, keep_freed_memory, last_act
 from lightning_rl.runs import (
@@ -377,7 +377,7 @@ class RLTrainer(Trainer, Constructed):
     def _what_is_left(self, error: WriteError) -> str:
         """Say what could not be written, and what to resume from."""
         if not self.run_dir.is_dir():
-            return f"{DELETED.format(self.run_dir)} There is nothing to resume from."
+            return f"{gone(self.run_dir)} There is nothing to resume from."
         last = self.run_dir / CHECKPOINTS / "last.ckpt"
         if not last.is_file():
             return f"{error} No checkpoint has been written."

@@ -320,7 +320,7 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"model: [", "cannot be read: while parsing a flow node"),
+        (b"model: [", "is not valid YAML: while parsing a flow node"),
         (b"\xff\xfe\xff", "cannot be read: 'utf-8' codec can't decode"),
         (b"nothing but text", "holds no settings."),
         (b"", "holds no settings."),

@@ -22,9 +22,9 @@ from lightning.pytorch.profilers import Profiler
 from lightning_rl import Algorithm
 from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
 from lightning_rl.cli.app import run
-from lightning_rl.cli.parsing import MOST_VALUES, check_size
-from lightning_rl.cli.trust import FAMILIES, WRITING, checked_config
+from lightning_rl.cli.trust import FAMILIES, checked_config
 from lightning_rl.errors import ConfigurationError
+from lightning_rl.plain_yaml import MOST_VALUES, check_size
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train, without
@@ -221,7 +221,7 @@ def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, pl
     )
 
 
-@pytest.mark.parametrize("path", WRITING)
+@pytest.mark.parametrize("path", ["gymnasium.wrappers.RecordVideo"])
 def test_a_class_that_writes_is_refused(path, place):
     _, outside = place
     value = {"class_path": path, "init_args": {"video_folder": str(outside / "films")}}
@@ -430,9 +430,10 @@ def test_a_configuration_beyond_all_bounds_is_refused(name, place, trained, caps
             run(["validate", "--ckpt_path", str(last(run_dir))])
     finally:
         signal.alarm(0)
+    bound = "100 levels" if name == "depth" else "10,000 values, or itself"
     assert capsys.readouterr().err == (
-        f"rl-cli: error: The configuration in {last(run_dir)} holds more than 10,000 values, or "
-        "itself: no run has written it. Give a configuration of your own as --config.\n"
+        f"rl-cli: error: The configuration in {last(run_dir)} holds more than {bound}, as no "
+        "configuration does. Give one as --config.\n"
     )
 
 
@@ -451,7 +452,7 @@ def test_machines_that_are_not_there_are_not_waited_for(place, trained):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("devices", [10_000, "10000", [0] * 10_000, ",".join("0" * 10_000)])
+@pytest.mark.parametrize("devices", [10_000, "10000", [0] * 4_000, ",".join("0" * 4_000)])
 def test_processes_are_as_many_as_this_machine_has_cores(devices):
     config = yaml.safe_load(SETTINGS)
     config["trainer"]["devices"] = devices

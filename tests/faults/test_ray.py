@@ -263,6 +263,17 @@ def test_a_token_is_hidden_from_others(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     ray_cluster.hide_token()  # there is none
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "ray" / "made"))
+    ray_cluster.make_token()
+    made = tmp_path / "ray" / "made"
+    content = made.read_text()
+    ray_cluster.make_token()  # there is one, which is kept
+    assert made.stat().st_mode & 0o777 == 0o600
+    assert made.read_text() == content
+    assert len(content) == 64
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()
     token.write_text("secret")

@@ -17,13 +17,21 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms.checks import (
     check_all_parameters_move,
     check_checkpoint,
+    check_optimizer_state,
     check_replay_is_used,
     check_trainer,
     check_whole_minibatches,
     warn_of_unreached,
 )
 from lightning_rl.buffers import Replay
-from lightning_rl.checkpoint_format import DESCRIPTION_KEY, SPACES_KEY, STATE_KEY, WEIGHTS, header
+from lightning_rl.checkpoint_format import (
+    DESCRIPTION_KEY,
+    SPACES_KEY,
+    STATE_KEY,
+    WEIGHTS,
+    header,
+    restoring,
+)
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.construction import Constructed
 from lightning_rl.distributed import ranks
@@ -414,7 +422,10 @@ class Algorithm(LightningModule, ABC, Constructed):
         objectives = self.objectives.values()
         check_all_parameters_move(self, objectives)
         check_whole_minibatches(objectives)
-        return [one.make_optimizer(one.groups) for one in self.objectives.values()]
+        made = [one.make_optimizer(one.groups) for one in self.objectives.values()]
+        for optimizer in made:
+            optimizer.register_load_state_dict_pre_hook(check_optimizer_state)
+        return made
 
     def setup(self, stage: str) -> None:
         """Have the policy act as it is trained, and check the settings against the data."""
@@ -503,7 +514,8 @@ class Algorithm(LightningModule, ABC, Constructed):
         if not self.compilation.compiled:
             self.compilation.say()  # else once it has been
         if self._restored is not None:
-            self._load_rank_states(self._restored)
+            with restoring("random streams"):
+                self._load_rank_states(self._restored)
             self._restored = None
 
     def on_train_end(self) -> None:
@@ -583,13 +595,14 @@ class Algorithm(LightningModule, ABC, Constructed):
             ConfigurationError: where the checkpoint is not one of ours, is one of another policy,
                 or holds too little to train on from.
         """
-        saved = check_checkpoint(self, self.policy, checkpoint)
-        self.env_steps = saved["env_steps"]
-        if saved["kind"] == WEIGHTS:
-            return
-        for name, objective in self.objectives.items():
-            objective.guard.load_state_dict(saved["guards"][name])
-        self._restored = saved["ranks"]
+        with restoring("weights and counters"):
+            saved = check_checkpoint(self, self.policy, checkpoint)
+            self.env_steps = int(saved["env_steps"])
+            if saved["kind"] == WEIGHTS:
+                return
+            for name, objective in self.objectives.items():
+                objective.guard.load_state_dict(saved["guards"][name])
+            self._restored = list(saved["ranks"])
         self._computed_before = saved.get("computing")
 
     def _load_rank_states(self, states: list[RankState]) -> None:

@@ -20,12 +20,14 @@ from lightning_rl.checkpoint_format import (
     STATE_KEY,
     WEIGHTS,
     check_schema,
+    restoring,
 )
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.lightning_private import start_method_of, trainer_of
 from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
 
@@ -421,8 +423,8 @@ def _without_prefix(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _policy_section(checkpoint: dict[str, Any]) -> str:
     """Return what the configuration of a checkpoint, where it has one, says of the policy."""
     try:
-        section = yaml.safe_load(checkpoint.get(CONFIG_KEY, ""))
-    except yaml.YAMLError:
+        section = read_yaml(str(checkpoint.get(CONFIG_KEY, "")), "It")
+    except ConfigurationError:  # it is refused where it is used
         return ""
     for key in ("model", "init_args", "policy"):
         section = section.get(key) if isinstance(section, dict) else None
@@ -461,6 +463,48 @@ def check_weights(own: dict[str, Any], saved: dict[str, Any], cure: str) -> None
         f"The checkpoint belongs to another policy or algorithm; {len(differing)} entries differ: "
         f"{_some(differing)}. {cure}",
     )
+
+
+LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
+"""Entries of `torch.optim` that have the shape of their parameter."""
+
+
+def check_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Refuse the state of another optimizer, or one that was changed, before it is taken.
+
+    `Optimizer.load_state_dict` looks at the number of parameters alone.
+
+    Raises:
+        ConfigurationError: naming the setting or the entry.
+    """
+    with restoring("optimizer state"):
+        saved = state["param_groups"]
+        for own, group in zip(optimizer.param_groups, saved, strict=True):
+            for name, value in own.items():
+                if _is_number(value) and not _is_number(group.get(name, value)):
+                    raise ValueError(f"{name} is {group[name]!r}, and must be a number")
+        numbers = [number for group in saved for number in group["params"]]
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            entries = state["state"].get(number, {})
+            for name in LIKE_PARAMETERS:
+                value = entries.get(name)
+                if value is not None and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{name} has the shape {list(value.shape)}, and its parameter "
+                        f"{list(parameter.shape)}"
+                    )
+            if not _is_number(entries.get("step", 0)):
+                raise ValueError(f"step is {entries['step']!r}, and must be a number")
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a number, a tensor of one, or a pair of numbers as `betas` is."""
+    if isinstance(value, tuple | list):
+        return len(value) > 0 and all(map(_is_number, value))
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_description(policy: Policy, state: dict[str, Any], cure: str) -> None:

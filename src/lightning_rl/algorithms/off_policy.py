@@ -92,7 +92,7 @@ class OffPolicyAlgorithm(Algorithm):
         check_range("gamma", gamma, least=0, most=1)
         check_range("n_steps", n_steps, least=1)
         check_range("tau", tau, above=0, most=1)
-        check_range("updates_per_env_step", updates_per_env_step, above=0)
+        check_range("updates_per_env_step", updates_per_env_step, above=0, most=10_000)
         check_range("publish_every_updates", publish_every_updates, least=1)
         check_range("random_env_steps", random_env_steps, least=0)
         check_range("learning_starts", learning_starts, least=0)

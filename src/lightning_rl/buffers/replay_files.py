@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
-from lightning_rl.checkpoint_format import read_checkpoint
+from lightning_rl.checkpoint_format import check_tensors, read_checkpoint
 from lightning_rl.distributed import ranks
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import remove_leftovers, write_atomically
@@ -107,6 +107,7 @@ def read_part(folder: Path, part: Part) -> dict[Column, Tensor]:
         )
     try:
         content = torch.load(path, weights_only=True)
+        check_tensors(content, str(path))
         whole = _digest(content) == NAME.fullmatch(part.name)[4]  # type: ignore[index]  # it matches
     except Exception as error:  # a damaged file fails in many ways, all of them meaning the same
         raise ConfigurationError(_damaged(path)) from error

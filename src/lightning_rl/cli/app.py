@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
 
-import yaml
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
@@ -36,6 +35,7 @@ from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import (
     Refusal,
     UsageError,
+    check_classes,
     check_options,
     take_numpy_numbers,
     with_whole_number,
@@ -48,12 +48,12 @@ from lightning_rl.cli.values import check_values
 from lightning_rl.data import RLDataModule
 from lightning_rl.distributed import ranks
 from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError, EnvFaultError, require
+from lightning_rl.errors import ConfigurationError, EnvFaultError, check_range
 from lightning_rl.files import check_writable, read_text, write_atomically
 from lightning_rl.jsonargparse_private import PARSER_MODE, take_yaml
 from lightning_rl.lightning_private import CommandLineAlone
 from lightning_rl.permission import has_granted
-from lightning_rl.plain_yaml import dump_yaml, load_yaml
+from lightning_rl.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.trainer import RLTrainer, quieten_framework
 
@@ -91,6 +91,10 @@ class RLArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the parsing: whoever knows what was typed says what is wrong."""
         raise Refusal(message) from ex
+
+
+MOST_SEED = 2**32 - 1
+"""NumPy takes no larger one."""
 
 
 class RunConfig(SaveConfigCallback, SettingsWriter):
@@ -207,16 +211,13 @@ class RLCLI(CommandLineAlone, LightningCLI):
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
             raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
         check_values(self.config[self.config.subcommand])
+        seed = self.config[self.config.subcommand].seed_everything
+        check_range("seed_everything", seed, least=0, most=MOST_SEED)
         self._find_checkpoint()
 
     def _find_checkpoint(self) -> None:
         """Replace the checkpoint that was named by its path."""
         config = self.config[self.config.subcommand]
-        seed = config.get("seed_everything")
-        require(
-            isinstance(seed, bool | None) or 0 <= seed < 2**32,
-            f"seed_everything must lie in [0, {2**32 - 1}], got {seed}.",
-        )
         if config.ckpt_path:
             config.ckpt_path = str(
                 find_checkpoint(str(config.ckpt_path), config.output_dir, config.exp_name)
@@ -226,6 +227,8 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make everything, and say what to install where a class of Lightning's wants more."""
+        config = self.config[self.config.subcommand]
+        check_classes(config)
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -431,11 +434,9 @@ def _continued_run(config: Namespace) -> Path | None:
         return None
     path = run_dir / "config.yaml"
     try:
-        saved = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read: {' '.join(str(error).split())}. {NAMES_THE_RUN}"
-        ) from error
+        saved = read_yaml(read_text(path, run_dir), str(path), "")
+    except (OSError, ConfigurationError) as error:
+        raise ConfigurationError(f"{str(error).strip()} {NAMES_THE_RUN}") from error
     if not isinstance(saved, dict):
         raise ConfigurationError(f"{path} holds no settings. {NAMES_THE_RUN}")
     return run_dir if saved.get("exp_name") == config.exp_name else None

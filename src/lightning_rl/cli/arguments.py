@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS, read_checkpoint
@@ -17,6 +16,7 @@ from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.cli.trust import checked_config
 from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.files import read_text
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.runs import find_checkpoint
 
 FAMILIES = {
@@ -195,12 +195,7 @@ def _say(text: str) -> None:
 
 def _check_file(config: Path) -> None:
     """Check what the parser lets pass: that a config file is a mapping of known sections."""
-    try:
-        content = yaml.safe_load(read_text(config))
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{config} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
+    content = read_yaml(read_text(config), str(config))
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{config} holds no settings; expected sections such as model: and data:."

@@ -5,13 +5,12 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, cast
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
-from lightning_rl.cli.parsing import check_duplicate_keys, check_size
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.cli.parsing import check_duplicate_keys
+from lightning_rl.errors import require
+from lightning_rl.plain_yaml import read_yaml
 
 SCRIPT = "__main__."
 """How the paths of what the script that was run defines begin: elsewhere it is another script."""
@@ -25,11 +24,10 @@ def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
         path: for the messages.
 
     Raises:
-        ConfigurationError: where a key of the configuration stands twice, or it is larger than any
-            configuration.
+        ConfigurationError: where a key of the configuration stands twice, and as `settings_of`.
     """
     config = str(checkpoint[CONFIG_KEY])
-    check_size(config, f"The configuration in {path}")
+    settings_of(config, path)  # first: it is of bounded size then
     check_duplicate_keys(config, f"The configuration in {path}")
     return config
 
@@ -38,21 +36,15 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
     """Return the settings in such a text.
 
     Args:
-        config: of bounded size, as `config_of` has it.
+        config: the text.
         path: of the checkpoint, for the messages.
 
     Raises:
-        ConfigurationError: where it is no YAML, or has no sections.
+        ConfigurationError: where it is no YAML, is too large, or has no sections.
     """
-    try:
-        settings = yaml.safe_load(config)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"The configuration in {path} is not valid YAML; give one as --config."
-        ) from error
-    if not isinstance(settings, dict):
-        raise ConfigurationError(f"The configuration in {path} holds no settings.")
-    return settings
+    settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
+    require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
+    return cast(dict[str, Any], settings)
 
 
 def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:

@@ -359,11 +359,13 @@ def _about_a_value(message: str, key: str) -> str | None:
             f"{key} must be a mapping of settings, or the path of a YAML file, got {_shown(text)}."
         )
     if literal := re.search(r"typing\.Literal\[(.+?)\]\. Got value: (.+)", message):
-        if plain[1] == "str" and plain[2] in ("True", "False", "None"):
-            cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
-        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}."
+        quotes = " (YAML reads off, no, on and yes so: put the text in quotes)"
+        note = quotes if literal[2] in ("True", "False") else ""
+        return f"{key} must be one of {literal[1].replace(chr(39), '')}, got {literal[2]}{note}."
     if plain := re.search(r"Expected a <class '([\w.]+)'>\. Got value: ?(.*)", message):
         cure = _bracketed([plain[1]], plain[2])
+        if plain[1] == "str" and plain[2] in ("True", "False", "None"):
+            cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
         return f"{key} must be {article(plain[1])}, got {_shown(plain[2])}{cure}."
     if length := re.search(r"Expected a tuple with (\d+) elements\. Got value: (.+)", message):
         return f"{key} must be a list of {length[1]}, got {length[2]}."

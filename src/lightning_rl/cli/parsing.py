@@ -1,27 +1,26 @@
 """Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
 
+import builtins
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
 from lightning_rl.errors import ConfigurationError
 from lightning_rl.files import read_text
 from lightning_rl.jsonargparse_private import whole_number
-from lightning_rl.plain_yaml import load_yaml
+from lightning_rl.plain_yaml import check_size, read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
-
-MOST_VALUES = 10_000
-"""Of the configuration in a checkpoint; those that the package ships have some 200."""
 
 
 class Refusal(SystemExit):
@@ -76,8 +75,8 @@ class Given:
     def _set(self, flag: str, value: str) -> None:
         if flag in ("config", "c"):
             text = read_text(value) if os.path.isfile(value) else value
-            with suppress(yaml.YAMLError):
-                self._take("", load_yaml(text))
+            with suppress(ConfigurationError):
+                self._take("", read_yaml(text, value))
         else:
             path = ".".join(part for part in flag.split(".") if part != "init_args")
             self._values.pop(f"{path}.class_path", None)  # what is typed last counts
@@ -150,42 +149,7 @@ def check_duplicate_keys(text: str, name: str) -> None:
     Raises:
         ConfigurationError: naming the key's path and both lines.
     """
-    _check_node(_parsed(text), name)
-
-
-def check_size(text: str, name: str) -> None:
-    """Refuse YAML that grows beyond bounds when its aliases are written out, or holds itself.
-
-    Ten lines of aliases of aliases are 10^10 values, which no reader would ever be done with.
-
-    Args:
-        text: of the YAML; what cannot be read as such is left to its reader to refuse.
-        name: begins the message.
-
-    Raises:
-        ConfigurationError: saying what is allowed.
-    """
-    try:
-        size = _size(_parsed(text), {})
-    except RecursionError:
-        size = MOST_VALUES + 1
-    if size > MOST_VALUES:
-        raise ConfigurationError(
-            f"{name} holds more than {MOST_VALUES:,} values, or itself: no run has written it. "
-            "Give a configuration of your own as --config."
-        )
-
-
-def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
-    """Count the values below a node, those of an alias each time; too many if it holds itself."""
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = MOST_VALUES + 1  # until it is counted: who meets it before is inside it
-        is_mapping = isinstance(node, yaml.MappingNode)
-        below = chain.from_iterable(node.value) if is_mapping else node.value
-        known[id(node)] = 1 + sum(_size(child, known) for child in below)
-    return known[id(node)]
+    _check_node(_parsed(text, name), name)
 
 
 def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Sequence[str]) -> None:
@@ -194,20 +158,22 @@ def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Seque
     paths = [path for path in (folder / value, Path(value)) if os.path.isfile(path)]
     path = next((path for path in paths if path.suffix in suffixes), None)
     if path is None:
-        root = _parsed(value)
+        root = _parsed(value, name)
     elif path.resolve() in seen:
         return
     else:
         seen.add(path.resolve())
-        root, name, folder = _parsed(read_text(path)), str(path), path.parent
+        name, folder = str(path), path.parent
+        root = _parsed(read_text(path), name)
     _check_node(root, name)
     for text in _texts(root):
         if text != value and text.endswith(SUFFIXES):
             _check(text, name, folder, seen, SUFFIXES)
 
 
-def _parsed(text: str) -> yaml.Node | None:
+def _parsed(text: str, name: str) -> yaml.Node | None:
     try:
+        check_size(text, name)
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         return None  # its reader says so
@@ -257,6 +223,47 @@ def _texts(root: yaml.Node | None) -> Iterator[str]:
             seen.add(id(node))
             is_mapping = isinstance(node, yaml.MappingNode)
             nodes += [value for _, value in node.value] if is_mapping else node.value
+
+
+def check_classes(settings: Any, path: str = "") -> None:
+    """Refuse what jsonargparse lets pass: functions in the place of classes, and nulls.
+
+    It calls a function, `os.system` too, before it refuses the result, and takes null for an
+    argument of any type.
+
+    Args:
+        settings: that were parsed: a tree of namespaces, lists and plain values.
+        path: of them, for the message.
+
+    Raises:
+        ConfigurationError: naming the setting, before anything is called.
+    """
+    if isinstance(settings, list):
+        pairs: Any = enumerate(settings)
+    elif isinstance(settings, Namespace | dict):
+        named = vars(settings) if isinstance(settings, Namespace) else settings
+        pairs, name = named.items(), named.get("class_path")
+        if isinstance(name, str) and "." in name:
+            _check_class(name, path, named.get("init_args"))
+    else:
+        return
+    for key, value in pairs:
+        check_classes(value, f"{path}.{key}".lstrip("."))
+
+
+def _check_class(name: str, path: str, settings: Any) -> None:
+    try:
+        found = resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        return  # which its reader says
+    returns = getattr(found, "__annotations__", {}).get("return")
+    returned = returns if isinstance(returns, str) else getattr(returns, "__name__", "None")
+    if callable(found) and not isinstance(found, type) and hasattr(builtins, returned):
+        raise ConfigurationError(
+            f"{path}.class_path is {name}, which is no class, and as a function does not say which "
+            "class it returns. It was not called. Name a class, or annotate the function: "
+            "def make(...) -> MyEnv."
+        )
 
 
 def take_numpy_numbers() -> None:

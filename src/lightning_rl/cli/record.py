@@ -1,6 +1,7 @@
 """Run `rl-cli record`: episodes of a person, a script or a checkpoint, into a dataset."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, cast
 
-import yaml
 from jsonargparse import Namespace
 
 from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
@@ -19,17 +19,18 @@ from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
-from lightning_rl.cli.parsing import check_options, take_numpy_numbers
+from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
 from lightning_rl.cli.trust import checked_config, only_allowed_imports
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.errors import require
 from lightning_rl.evaluation import chooser_of
 from lightning_rl.files import read_text
 from lightning_rl.loading import load_trained
 from lightning_rl.offline.episodes import EpisodeWriter
 from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
+from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.runs import find_checkpoint
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
@@ -112,10 +113,11 @@ def _record(settings: Namespace) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        interrupt.close()
+        interrupt.hold()
         made.close()
         if writer is not None:
             writer.finalise()
+        interrupt.close()
         if kept:
             print(f"Dataset: {settings.path}", flush=True)
 
@@ -124,12 +126,19 @@ class _Interrupt:
     """Ctrl+C, not to be missed: Arrow swallows the exception while it looks for pandas."""
 
     def __init__(self) -> None:
-        self._came = False
+        self._came = self._holds = False
         self._before = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._holds:
+            os.write(2, b"\nThe dataset is being finished; SIGTERM ends that.\n")
+            return
         self._came = True
         raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """Interrupt nothing any more: the dataset is being finished."""
+        self._holds = True
 
     def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
         """Return the same, but end the recording at its next step where the signal has come."""
@@ -201,7 +210,9 @@ def _parsed(arguments: list[str], typed: Sequence[str]) -> Namespace:
         parser.add_argument(f"--{name}", type=kind, default=default, help=text, **needed)
     parser.add_argument("--config", default=None, type=str, help="a training config, for its env")
     with explained_refusals(typed):
-        settings = parser.instantiate(parser.parse_args(arguments))
+        parsed = parser.parse_args(arguments)
+        check_classes(parsed)
+        settings = parser.instantiate(parsed)
     require(
         settings.data.env is not None,
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "
@@ -227,12 +238,7 @@ def _without_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _env_option(config: Path) -> list[str]:
-    try:
-        settings = yaml.safe_load(read_text(config))
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"{config} is not valid YAML: {reason}") from error
-    return _env_in(settings, str(config))
+    return _env_in(read_yaml(read_text(config), str(config)), str(config))
 
 
 def _env_in(settings: Any, name: str) -> list[str]:
@@ -258,4 +264,4 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
     text = config_of(content, path)
     if not trusted:
         text = checked_config(text, path).config
-    return _env_in(yaml.safe_load(text), str(path))
+    return _env_in(read_yaml(text, str(path)), str(path))

@@ -61,10 +61,11 @@ def report(options: Sequence[str]) -> None:
     for note in compared.notes:
         sys.stderr.write(f"Note: {note}\n")
     text = _rendered(compared, wanted, output, settings["films_mib"])
+    # Names of files, and texts of YAML and JSON, may hold what UTF-8 does not.
+    content = text.encode(errors="backslashreplace")
     if output is None:
-        print(text)
+        print(content.decode())
         return
-    content = text.encode()
     write_atomically(output, lambda file: file.write(content))
     print(f"Report: {output} ({len(content) / 2**20:.2f} MiB)", flush=True)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +22,13 @@ from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.ray_trials import LOCAL, RayTrials
 from lightning_rl.cli.search import GRID, RANDOM, Point, Range, Search, Space, check_first, space_of
-from lightning_rl.cli.sweep_settings import TRIALS, SweepSettings, sweep_parser, sweep_settings
+from lightning_rl.cli.sweep_settings import (
+    TRIALS,
+    SweepSettings,
+    kept_settings,
+    sweep_parser,
+    sweep_settings,
+)
 from lightning_rl.cli.trials import (
     POLL_SECONDS,
     Begin,
@@ -32,9 +38,9 @@ from lightning_rl.cli.trials import (
     usable_cores,
 )
 from lightning_rl.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.files import expanded, lock_file, read_text, write_atomically
-from lightning_rl.plain_yaml import load_yaml
-from lightning_rl.reports.runs import read_columns
+from lightning_rl.files import expanded, lock_file, read_json, read_text, write_atomically
+from lightning_rl.plain_yaml import read_yaml
+from lightning_rl.reports.runs import MANIFEST, NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
 from lightning_rl.runs import CHECKPOINTS, new_run_dir
 
@@ -156,7 +162,7 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
     text = parse(rest, list(_probes(space)))
     check_first(space, settings.first)
-    base = load_yaml(text)
+    base = read_yaml(text, "The configuration")
     seeds = settings.seeds if settings.seeds is not None else [base["seed_everything"]]
     if isinstance(seeds, int):
         check_range("sweep.seeds", seeds, least=1)
@@ -166,6 +172,8 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         "seed_everything is true or false in the configuration: say --sweep.seeds.",
     )
     require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
+    for seed in seeds:
+        check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
     require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
     settings.seeds = seeds
     ranged = any(isinstance(values, Range) for values in space.values())
@@ -209,7 +217,7 @@ def _resumable(given: str, own: Sequence[str], rest: Sequence[str]) -> Path:
 def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_Sweep":
     """Read how far a sweep has come."""
     state = _state_of(directory / STATE)
-    kept = SweepSettings(**state["settings"])
+    kept = kept_settings(state["settings"])
     before = kept.trials
     for name in CHANGEABLE:
         if f"--sweep.{name}" in _flags(own):
@@ -218,7 +226,7 @@ def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_
         kept.trials is None or before is None or kept.trials >= before,
         f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
     )
-    return _Sweep(directory, kept, read_text(directory / BASE), state)
+    return _Sweep(directory, kept, read_text(directory / BASE, directory), state)
 
 
 def _found(given: str, output_dir: str) -> Path:
@@ -238,13 +246,35 @@ def _found(given: str, output_dir: str) -> Path:
 
 def _state_of(path: Path) -> dict[str, Any]:
     try:
-        state: dict[str, Any] = json.loads(path.read_text())
+        state = read_json(path, path.parent)
         known = {one.name for one in fields(SweepSettings)}
-        whole = set(state["settings"]) <= known and isinstance(state["trials"], list)
+        whole = set(state["settings"]) <= known and all(
+            isinstance(state[name], list) for name in ("trials", "points")
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"{path} cannot be read: {error}. Begin a new sweep.") from error
     require(whole, f"{path} is of another version of lightning_rl. Begin a new sweep.")
     return state
+
+
+def _restored(trial: Trial, kept: Any, path: Path) -> Trial:
+    """Return a trial with what became of it. What names its directory is not taken from a file."""
+    try:
+        found = Trial(**kept)
+    except TypeError as error:
+        raise ConfigurationError(f"{path} has a trial that is none: {error}.") from error
+    runs = rf"{trial.name}_2\w*"
+    require(
+        (found.number, found.point, found.seed) == (trial.number, trial.point, trial.seed)
+        and isinstance(found.outcome, str)
+        and isinstance(found.score, int | float | None)
+        and isinstance(found.env_steps, int | None)
+        and isinstance(found.seconds, int | float)
+        and (found.run is None or re.fullmatch(runs, str(found.run)) is not None),
+        f"{path} was changed: trial {trial.number} of this sweep has point {trial.point} and seed "
+        f"{trial.seed}, and its run a name like {trial.name}_2..., got {kept}. Begin a new sweep.",
+    )
+    return replace(found, number=trial.number, point=trial.point, seed=trial.seed)
 
 
 @contextmanager
@@ -278,7 +308,7 @@ class _Sweep:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.directory, self.settings = directory, settings
-        self._text, self._base = text, load_yaml(text)
+        self._text, self._base = text, read_yaml(text, f"{directory / BASE}")
         trainer = self._base["trainer"]
         self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
         self._check_cores(trainer["num_threads"], trainer["devices"])
@@ -304,13 +334,18 @@ class _Sweep:
             "leave it out, or choose sweep.search: random.",
         )
         asked = [] if state is None else [point for point in state["points"] if point is not None]
+        for point in asked:
+            require(
+                isinstance(point, dict) and point.keys() == self.search.space.keys(),
+                f"{directory / STATE} was changed: {point!r} is no point of its space.",
+            )
         self.points = list(self.search.points(settings.trials or TRIALS, settings.first, asked))
         seeds = settings.seeds
         assert isinstance(seeds, list)
         numbered = [(point, seed) for point in range(len(self.points)) for seed in seeds]
         self.trials = [Trial(i, *one) for i, one in enumerate(numbered)]
         for i, kept in enumerate([] if state is None else state["trials"][: len(self.trials)]):
-            self.trials[i] = Trial(**kept)
+            self.trials[i] = _restored(self.trials[i], kept, directory / STATE)
         self._running: dict[int, _Running] = {}
         self._losses: dict[int, tuple[float, int]] = {}
         self._signal: int | None = None
@@ -432,6 +467,10 @@ class _Sweep:
         """Return the run directory that a trial can go on in; remove those without a checkpoint."""
         kept = None
         for directory in sorted(self.directory.glob(f"{trial.name}_2*")):
+            require(
+                directory.is_dir() and not directory.is_symlink(),
+                f"{directory} is no directory of a run, but a link or a file: remove it.",
+            )
             if (directory / CHECKPOINTS / "last.ckpt").is_file():
                 kept = directory.name
             elif remove:
@@ -440,9 +479,9 @@ class _Sweep:
 
     def _outcome_of(self, trial: Trial) -> str:
         try:
-            manifest = json.loads((self.directory / str(trial.run) / "run.json").read_text())
-            return str(manifest["outcome"])
-        except (OSError, ValueError, KeyError, TypeError):
+            path = self.directory / str(trial.run) / MANIFEST
+            return str(read_json(path, self.directory)["outcome"])
+        except (OSError, ConfigurationError, KeyError):
             return "unknown"
 
     def _run(self, place: Place) -> None:
@@ -583,10 +622,10 @@ class _Sweep:
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
         """Return (env steps, score) of the evaluations so far."""
-        found = sorted(self.directory.glob(f"{trial.name}_2*/logs/metrics.csv"))
+        found = sorted(self.directory.glob(f"{trial.name}_2*/{NUMBERS}"))
         if not found:
             return []
-        steps, columns = read_columns(found[-1], [self.metric])
+        steps, columns = read_columns(found[-1].parents[1], [self.metric])
         scores = columns[self.metric]
         pairs = zip(steps, scores, strict=True)
         return [(int(at), float(one)) for at, one in pairs if math.isfinite(one)]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-import yaml
+from jsonargparse import Namespace
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
-from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.errors import closest, require
 from lightning_rl.files import expanded, read_text
+from lightning_rl.plain_yaml import read_yaml
 
 TRIALS = 20
 """Points of a search that is no grid, where not given."""
@@ -112,6 +113,21 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
             given |= content
     with explained_refusals(own):
         parsed = sweep_parser().parse_args(arguments)
+    return _settings(parsed, given)
+
+
+def kept_settings(content: dict[str, Any]) -> SweepSettings:
+    """Return the settings that a sweep wrote down, each checked as one that was typed.
+
+    Raises:
+        ConfigurationError: for one of another type.
+    """
+    with explained_refusals([]):
+        parsed = sweep_parser().parse_object({"sweep": content})
+    return _settings(parsed, content)
+
+
+def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
     # Of any type, a string is read as YAML once more: "off", in quotes, would be false.
     as_read = {name: value for name, value in given.items() if name in OF_ANY_TYPE}
     return SweepSettings(**parsed.sweep.as_dict() | as_read)
@@ -142,11 +158,6 @@ def _text_of(given: str) -> tuple[str, str]:
 
 
 def _mapping(text: str, name: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigurationError(
-            f"{name} is not valid YAML: {' '.join(str(error).split())}"
-        ) from error
+    content = read_yaml(text, name)
     require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
     return dict(content)

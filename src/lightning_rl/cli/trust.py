@@ -62,11 +62,15 @@ FAMILIES = {
 }
 """The keys under which a checkpoint may name a class; under any other it may name none.
 
-None of these classes writes to a place of its own choice: a test forges each of their arguments.
+None of these classes, but those in `REFUSED`, writes to a place of its own choice: a test forges
+each of their arguments.
 """
 
-WRITING = ("gymnasium.wrappers.RecordVideo",)
-"""Classes of those packages that do, and are refused: by any name under which they are found."""
+REFUSED = {
+    "gymnasium.wrappers.RecordVideo": "writes files where its settings say",
+    "gymnasium.wrappers.HumanRendering": "opens a window",
+}
+"""Classes of those packages that are refused, by any name under which they are found, and why."""
 
 FOR_THE_TYPIST = tuple(
     f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
@@ -146,7 +150,7 @@ def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     Nothing is imported that it names, but classes of the packages in `FAMILIES`.
 
     Args:
-        text: YAML of bounded size (see `parsing.check_size`).
+        text: YAML.
         checkpoint: for the messages.
         cure: what to do where it is refused, for the messages.
 
@@ -243,6 +247,8 @@ class Inspection:
         if isinstance(value, dict):
             if "class_path" in value:
                 self._class(f"{path}.class_path", key, value["class_path"])
+            if value.get("render_mode") == "human":
+                self.refuse(f"{path}.render_mode", "human", "opens a window")
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
                     self.refuse(path, name, "is not the plain name of a setting")
@@ -278,8 +284,9 @@ class Inspection:
             and _within(f"{found.__module__}.", packages)
         ):
             self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
-        if found in map(_find, WRITING):
-            self.refuse(path, name, "writes files where its settings say")
+        for one, why in REFUSED.items():
+            if found is _find(one):
+                self.refuse(path, name, why)
 
     def _text(self, path: str, key: str, text: str) -> None:
         if key in FAMILIES:

@@ -4,7 +4,6 @@ Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `
 `load_policy` needs. Both are data.
 """
 
-import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +22,7 @@ from lightning_rl.checkpoint_format import (
     header,
 )
 from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import write_atomically
+from lightning_rl.files import read_json, write_atomically
 from lightning_rl.plain_yaml import dump_yaml
 from lightning_rl.policies import Policy
 
@@ -102,7 +101,7 @@ def read_exported(path: Path) -> dict[str, Any]:
     """
     beside = description_of(path)
     try:
-        making = json.loads(beside.read_text())[MAKING]
+        making = read_json(beside, path.parent)[MAKING]
         state = {str(key): value for key, value in making["state"].items()}
         config, lacks = dump_yaml(making["config"]), dict(making["lacks"])
         said = dict(making["header"])

@@ -20,6 +20,7 @@ from lightning_rl.policies.normalization import ObservationNormalizer, RunningMo
 from lightning_rl.policies.perceptron import (
     ACTIVATIONS,
     check_activation,
+    check_weights_fit,
     flat_observation_size,
     flatten_observation,
     mlp,
@@ -574,6 +575,7 @@ def _convolution(
     padding: int = 0,
     gain: float = math.sqrt(2),
 ) -> nn.Conv2d:
+    check_weights_fit((before * kernel**2, after))
     layer = nn.Conv2d(before, after, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(cast(Tensor, layer.bias))
@@ -593,6 +595,7 @@ def _to_features(
     inputs: int, size: int, activation: str, normalization: ChannelNormalization
 ) -> list[nn.Module]:
     """Return the layers from the last pictures, `inputs` numbers each, to the features."""
+    check_weights_fit((inputs, size))
     linear = nn.Linear(inputs, size)
     nn.init.orthogonal_(linear.weight, math.sqrt(2))
     nn.init.zeros_(linear.bias)

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.errors import check_range
+from lightning_rl.policies.perceptron import check_weights_fit
 from lightning_rl.sequences import Sequences
 
 
@@ -229,6 +230,7 @@ def _in_float32(product: Tensor) -> Tensor:
 
 
 def _input_weights(input_size: int, outputs: int) -> nn.Linear:
+    check_weights_fit((input_size, outputs))
     layer = nn.Linear(input_size, outputs)
     nn.init.orthogonal_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -237,6 +239,7 @@ def _input_weights(input_size: int, outputs: int) -> nn.Linear:
 
 def _recurrent_weights(size: int, gates: int, bias: bool = True) -> nn.Linear:
     """Return weights that are orthogonal for each gate, so that no state grows or fades by them."""
+    check_weights_fit((size, gates * size))
     layer = nn.Linear(size, gates * size, bias=bias)
     for gate in layer.weight.detach().chunk(gates):
         nn.init.orthogonal_(gate)

@@ -44,6 +44,29 @@ EXPANSION = 4
 """How many times as many units as it reads a residual block has within."""
 
 
+MOST_WEIGHTS = 10**9
+"""Of one network, 4 GB of them."""
+
+
+def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
+    """Refuse layers of more than `MOST_WEIGHTS` weights, before any is made.
+
+    Args:
+        sizes: of the layers, the input's first.
+        copies: how many of these networks there are.
+
+    Raises:
+        ConfigurationError: naming the sizes.
+    """
+    count = copies * sum(before * after for before, after in pairwise(sizes))
+    times = f", {copies:,} times," if copies != 1 else ""
+    require(
+        count <= MOST_WEIGHTS,
+        f"Layers of the sizes {list(sizes)[:6]}{times} have {count:,} weights; a network has at "
+        f"most {MOST_WEIGHTS:,}. Set smaller sizes (hidden_sizes, num_critics, ...).",
+    )
+
+
 def mlp(
     input_size: int,
     hidden_sizes: Sequence[int],
@@ -74,6 +97,7 @@ def mlp(
         all(size >= 1 for size in sizes),
         f"Layer sizes must be at least 1, got hidden_sizes={list(hidden_sizes)}.",
     )
+    check_weights_fit(layer_sizes(input_size, hidden_sizes, output_size, network))
     layers: list[nn.Module] = []
     if network == "residual":
         check_residual(hidden_sizes, "hidden_sizes")
@@ -88,6 +112,15 @@ def mlp(
             layers += _normalizing(after, normalization)
             layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers, linear(sizes[-2], sizes[-1], output_gain, initialization))
+
+
+def layer_sizes(
+    input_size: int, hidden_sizes: Sequence[int], output_size: int, network: Network
+) -> list[int]:
+    """Return the sizes of all layers, those within residual blocks too."""
+    if network == "residual":
+        hidden_sizes = [one for size in hidden_sizes for one in (size, EXPANSION * size, size)]
+    return [input_size, *hidden_sizes, output_size]
 
 
 class ResidualBlock(nn.Module):
@@ -154,6 +187,7 @@ def linear(
     input_size: int, output_size: int, gain: float, initialization: Initialization
 ) -> nn.Linear:
     """Return a layer with its first weights; `gain` is of orthogonal ones."""
+    check_weights_fit((input_size, output_size))
     layer = nn.Linear(input_size, output_size)
     if initialization == "orthogonal":
         nn.init.orthogonal_(layer.weight, gain)

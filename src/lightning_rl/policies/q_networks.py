@@ -18,6 +18,8 @@ from lightning_rl.policies.perceptron import (
     Network,
     Normalization,
     check_residual,
+    check_weights_fit,
+    layer_sizes,
     linear,
 )
 
@@ -101,6 +103,8 @@ class QEnsemble(nn.Module):
         initialization: Initialization = "fan_in",
     ) -> None:
         super().__init__()
+        outputs = num_outputs if atoms is None else atoms.num_atoms
+        check_weights_fit(layer_sizes(num_inputs, hidden_sizes, outputs, network), num_critics)
         self.initialization = initialization
         self.num_critics = num_critics
         self.normalization = normalization
@@ -112,7 +116,6 @@ class QEnsemble(nn.Module):
         self.shifts = nn.ParameterList()
         spread = None if atoms is None else torch.linspace(-1, 1, atoms.num_atoms) * atoms.limit
         self.register_buffer("atoms", spread, persistent=False)
-        outputs = num_outputs if atoms is None else atoms.num_atoms
         if self.residual:
             check_residual(hidden_sizes, "critic_hidden_sizes")
             width = hidden_sizes[0]

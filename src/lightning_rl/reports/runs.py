@@ -1,25 +1,35 @@
 """Read what a run wrote: its settings, its manifest, its curves, its evaluation, its films."""
 
 import csv
+import io
 import json
 import math
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from lightning_rl.errors import ConfigurationError, closest
+from lightning_rl.errors import ConfigurationError, closest, require
 from lightning_rl.evaluation import logged_values
-from lightning_rl.plain_yaml import load_yaml
+from lightning_rl.files import open_file, read_json, read_text
+from lightning_rl.plain_yaml import read_yaml
 
-MANIFEST, NUMBERS = "run.json", Path("logs", "metrics.csv")
-"""By which a run directory is known, and the table of its metrics."""
+MANIFEST, EVALUATION, NUMBERS = "run.json", "evaluation.json", Path("logs", "metrics.csv")
+"""By which a run directory is known, its last evaluation, and the table of its metrics."""
+
+SHOWN = ("episodes", "env_steps", "avg_reward", "success_rate")
+"""Numbers of an evaluation that a report shows as they are."""
 
 SPEED = "charts/SPS"
 """The metric that gives training time: env steps of an iteration by the seconds that it took."""
+
+
+MOST_BYTES, MOST_ROWS = 2**28, 10**6
+"""Of a table of metrics; one of a hundred thousand iterations has some 70 MB."""
 
 
 @dataclass
@@ -115,7 +125,7 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
     Raises:
         ConfigurationError: where a file of it cannot be read, naming the file and the place.
     """
-    steps, columns = read_columns(path / NUMBERS, [*metrics, SPEED])
+    steps, columns = read_columns(path, [*metrics, SPEED])
     seconds = _seconds(steps, columns.pop(SPEED))
     there = {name: values for name, values in columns.items() if not np.isnan(values).all()}
     rows = np.zeros(len(steps), bool)
@@ -125,27 +135,41 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
         path=path,
         settings=_settings_of(path),
         manifest=_manifest(path / MANIFEST),
-        evaluation=_evaluation(path / "evaluation.json"),
+        evaluation=_evaluation(path / EVALUATION),
         env_steps=steps[rows],
         seconds=seconds[rows],
         metrics={name: values[rows] for name, values in there.items()},
-        films=sorted((path / "videos").glob("*.mp4"), key=lambda film: film.stat().st_mtime_ns),
+        films=_films(path),
     )
 
 
-def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _films(path: Path) -> list[Path]:
+    """Return the films of a run, newest last."""
+    written = {}
+    for film in (path / "videos").glob("*.mp4"):
+        with open_file(film, path, sys.maxsize) as file:
+            written[film] = os.fstat(file.fileno()).st_mtime_ns
+    return sorted(written, key=lambda film: written[film])
+
+
+def read_columns(run: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read env steps [P] and columns [P] of a table of metrics.
 
     An empty cell is NaN, a number that is not finite is inf. A column that the table lacks is all
     NaN, and a last line that a kill has cut short is left out.
 
+    Args:
+        run: directory of the run.
+        names: of the columns.
+
     Raises:
         ConfigurationError: where there is no such table, or it is damaged: naming the line.
     """
+    path = run / NUMBERS
     rows: list[list[float]] = []
     lines = None
     try:
-        with path.open(newline="") as file:
+        with io.TextIOWrapper(open_file(path, run, MOST_BYTES), newline="") as file:
             lines = csv.reader(one for one in file if one.endswith("\n"))
             header = next(lines, ["env_steps"])
             at = [header.index(name) if name in header else None for name in ("env_steps", *names)]
@@ -155,6 +179,8 @@ def read_columns(path: Path, names: Sequence[str]) -> tuple[np.ndarray, dict[str
                 rows.append([np.nan if i is None else _cell(cells[i]) for i in at])
                 if not math.isfinite(rows[-1][0]):
                     raise ValueError(f"env_steps is {cells[at[0]]!r}")
+                if len(rows) > MOST_ROWS:
+                    raise ValueError(f"it has more than {MOST_ROWS:,} rows")
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"{path} does not exist: the run ended before its first iteration, or wrote none "
@@ -193,13 +219,9 @@ def _settings_of(path: Path) -> dict[str, Any]:
     """Return the settings of a run: of the command line, or of Python as its logger wrote them."""
     for file in (path / "config.yaml", path / "logs" / "hparams.yaml"):
         try:
-            content = load_yaml(file.read_text())
+            content = read_yaml(read_text(file, path), str(file))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ConfigurationError(
-                f"{file} cannot be read: {' '.join(str(error).split())}."
-            ) from error
         if isinstance(content, Mapping):
             return dict(_flat(content))
     return {}
@@ -210,7 +232,9 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", value
+            plain = isinstance(value, str | int | float | None)
+            text = "" if plain else json.dumps(value, default=str, skipkeys=True)
+            yield f"{above}{name}", value if plain else text
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
@@ -219,16 +243,18 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
     Raises:
         ConfigurationError: where a part of it is missing or is not finite.
     """
-    content = _json(path)
-    if content is None:
+    try:
+        content = read_json(path, path.parent)
+    except FileNotFoundError:
         return None
     try:
         values = logged_values(content)
         values |= {name: float(content[name]) for name in ("episodes", "env_steps")}
         wrong = [name for name, value in values.items() if not math.isfinite(value)]
+        wrong += [name for name in SHOWN if isinstance(content[name], str)]
         if "eval/ci95_low" not in values:
             wrong.append("ci95")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigurationError(
             f"{path} is not whole ({type(error).__name__}: {error}): run rl-cli validate again, or "
             "remove the file."
@@ -247,27 +273,20 @@ def _manifest(path: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: where its times are not given as `RunRecord` reads them.
     """
-    content = _json(path) or {}
+    try:
+        content = read_json(path, path.parent)
+    except FileNotFoundError:
+        return {}
+    outcome = content.get("outcome")
+    require(isinstance(outcome, str | None), f"{path} is damaged: its outcome is {outcome!r}.")
     earlier = content.get("earlier") or []
     parts = [content, *earlier] if isinstance(earlier, list) else [None]
     for part in parts:
         for name in ("seconds", "peak_memory"):
             times = part.get(name) if isinstance(part, dict) else 0
             if not isinstance(times, dict | None) or not all(
-                isinstance(one, float | int | None) and math.isfinite(one or 0)
+                isinstance(one, float | int | None) and abs(one or 0) < sys.float_info.max
                 for one in (times or {}).values()
             ):
                 raise ConfigurationError(f"{path} is damaged: its {name} are {times!r}.")
-    return content
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
     return content

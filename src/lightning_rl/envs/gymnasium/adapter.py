@@ -71,7 +71,8 @@ class GymnasiumEnv(VectorEnv):
     Args:
         num_envs: N.
         id: the registered id; `module:Name-v0` imports the module first.
-        env_kwargs: passed to the env's constructor.
+        env_kwargs: passed to the env's constructor; a value `${NAME}` is that of the environment's
+            variable, and the files of the run keep `${NAME}`.
         vectorization: `sync` steps the envs one after the other, `async` each in a process of its
             own, `vector_entry_point` takes the env's own batched version (it must reset finished
             envs in the same step).

@@ -1,8 +1,11 @@
 """Make Gymnasium's vector envs, and say what is wrong where that fails."""
 
+import errno
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +22,7 @@ from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.permission import granted
 from lightning_rl.structured_actions import FlatAction, StructuredActions, flat_actions
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
@@ -62,6 +66,7 @@ def make_gymnasium(
         "wrappers need vectorization sync or async; a vector entry point cannot be wrapped env by "
         "env.",
     )
+    env_kwargs = from_environment(env_kwargs, "env_kwargs")
     make_one = partial(_make_one, id, env_kwargs, wrappers, names)
     try:
         if ":" in id:
@@ -94,10 +99,45 @@ def make_gymnasium(
         ) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(id, error) from error
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise ConfigurationError(
+            f"{num_envs} processes of env '{id}' need more open files than this process may have "
+            f"({error.strerror}). Raise the limit (ulimit -n 4096), set fewer data.num_envs, or "
+            "vectorization: sync."
+        ) from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
     _check_batch(env, id, vectorization)
     return env
+
+
+def from_environment(settings: Any, path: str) -> Any:
+    """Return settings in which the environment's variables stand for `${NAME}`.
+
+    The settings that a run writes down keep `${NAME}`: a secret stays out of its files.
+
+    Args:
+        settings: a tree of plain values.
+        path: of them, for the messages.
+
+    Raises:
+        ConfigurationError: for a variable that is not set, and where a checkpoint asks for one.
+    """
+    if isinstance(settings, dict):
+        return {key: from_environment(one, f"{path}.{key}") for key, one in settings.items()}
+    if isinstance(settings, list):
+        return [from_environment(one, f"{path}.{i}") for i, one in enumerate(settings)]
+    found = re.fullmatch(r"\$\{(\w+)\}", settings) if isinstance(settings, str) else None
+    if found is None:
+        return settings
+    granted(path, settings)
+    require(
+        found[1] in os.environ,
+        f"{path} is {settings}, and the environment has no variable {found[1]}: export it.",
+    )
+    return os.environ[found[1]]
 
 
 def _check_batch(env: Any, id: str, vectorization: str) -> None:

@@ -254,7 +254,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
     )
     try:
         content = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no JSON: {error}") from error
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
         if "action" not in content and len(content) != 1:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.files import expanded
+from lightning_rl.files import expanded, read_text
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """How the names of files of weights end."""
@@ -145,8 +145,8 @@ def read_json(file: Path) -> dict[str, Any]:
         ConfigurationError: if the file holds anything else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{file} is damaged: {error}. Copy it again.") from error
     require(isinstance(content, dict), f"{file} holds no settings, but a {type(content).__name__}.")
     return cast(dict[str, Any], content)

@@ -1,0 +1,123 @@
+"""Settings and envs that ended in tracebacks, or kept a run from ending."""
+
+import errno
+import os
+import signal
+import threading
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from lightning_rl import files
+from lightning_rl.cli.app import run
+from lightning_rl.cli.record import _Interrupt
+from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.envs.gymnasium import making
+from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
+from lightning_rl.errors import ConfigurationError
+
+PPO = (
+    *("fit", "--model", "PPO", "--model.policy", "ActorCritic", "--data.env", "CartPole"),
+    *("--data.num_envs", "2", "--trainer.logger", "false"),
+)
+SAC = (
+    *("fit", "--model", "SAC", "--model.policy", "SquashedActorCritic"),
+    *("--data.env", "PointMass", "--trainer.logger", "false"),
+)
+MESSAGES = {
+    "seed_everything must lie in [0, 4294967295], got -1.": (*PPO, "--seed_everything", "-1"),
+    "seed_everything must lie in [0, 4294967295], got 9": (
+        *PPO,
+        "--seed_everything",
+        "99999999999",
+    ),
+    "data.seed must be at least 0, got -1.": (*PPO, "--data.seed", "-1"),
+    "data.eval_seed must be at least 0, got -1.": (*PPO, "--data.eval_seed", "-1"),
+    "data.buffer_size must not be null. Leave it out for its default, 128.": (
+        *(*PPO, "--data", "{buffer_size: null}"),
+    ),
+    "model.gamma must not be null. Leave it out for its default, 0.99.": (
+        *(*PPO, "--model.gamma", "null"),
+    ),
+    "model.policy.hidden_sizes must not be null.": (
+        *(*PPO, "--model.policy.hidden_sizes", "null"),
+    ),
+    "trainer.video must not be null.": (*PPO, "--trainer", "{video: null}"),
+    "updates_per_env_step must lie in (0, 10000], got 1000000000.0.": (
+        *(*SAC, "--model.updates_per_env_step", "1e9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_setting_of_no_sense_is_one_message(message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        run(MESSAGES[message])
+    assert f"rl-cli: error: {message}" in capsys.readouterr().err
+
+
+def test_null_stays_where_it_is_allowed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        run([*PPO, "--model.target_kl", "null", "--data.seed", "null", "--data.eval_seed", "-1"])
+    assert "eval_seed" in capsys.readouterr().err
+
+
+class ClosesNever(CartPoleEnv):
+    """Its close hangs until the test ends."""
+
+    ended = threading.Event()
+
+    def close(self):
+        self.ended.wait(60)
+
+
+def test_a_close_that_hangs_ends_in_a_message():
+    name = "ClosesNever-v0"
+    gymnasium.register(name, ClosesNever, max_episode_steps=20)
+    watch = EnvWatch("the training", 0.4)
+    try:
+        env = watch.make(lambda num_envs: GymnasiumEnv(num_envs, id=name, vectorization="sync"), 1)
+        with pytest.raises(EnvTimeoutError, match="the close took more than"):
+            env.close()
+    finally:
+        ClosesNever.ended.set()
+        watch.close()
+        del gymnasium.registry[name]
+
+
+def test_a_working_directory_that_an_env_has_changed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "began" / "outputs").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(files, "BEGAN_IN", tmp_path / "began")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(
+        ConfigurationError, match=r"changed from .*began to .*elsewhere .* os.chdir"
+    ):
+        files.check_still_there(files.Path("outputs"))
+    with pytest.raises(ConfigurationError, match="was deleted"):
+        files.check_still_there(files.Path("others"))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_is_one_message(number, monkeypatch):
+    def fail(*arguments, **named):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(making, "WorkerVectorEnv", fail)
+    with pytest.raises(ConfigurationError, match=r"16 processes .*ulimit -n"):
+        GymnasiumEnv(16, id="CartPole-v1", vectorization="async")
+
+
+def test_a_second_interrupt_does_not_break_what_is_being_finished(capfd):
+    interrupt = _Interrupt()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        interrupt.hold()
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        interrupt.close()
+    assert "The dataset is being finished" in capfd.readouterr().err

@@ -1,0 +1,174 @@
+"""Checkpoints of others whose states are of other types or sizes than a run would have saved."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+import yaml
+from gymnasium.spaces import Box
+
+from lightning_rl.algorithms.checks import check_optimizer_state
+from lightning_rl.buffers import ReplayBuffer
+from lightning_rl.checkpoint_format import check_tensors, restoring
+from lightning_rl.cli.trust import checked_config
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies import ActorCritic, NatureCNN, SquashedActorCritic
+from lightning_rl.policies.memory import GRU
+from tests.faults.test_trust import SETTINGS
+from tests.helpers import last, load, train
+
+NONSENSE = ["a", None, [], {}, -1, 1e308, torch.zeros(3, dtype=torch.bool)]
+
+
+def paths_in(tree, path=()):
+    """Yield the path of each value in a tree of dicts and lists."""
+    if path:
+        yield path
+    named = dict(enumerate(tree)) if isinstance(tree, list) else tree
+    for key, child in named.items() if isinstance(named, dict) else ():
+        yield from paths_in(child, (*path, key))
+
+
+def forged(tree, path, value):
+    """Return a copy of a tree with another value at a path."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(tree, dict):
+        return tree | {key: forged(tree[key], rest, value)}
+    return [forged(one, rest, value) if i == key else one for i, one in enumerate(tree)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    train(run_dir, data={"total_env_steps": 64})
+    return load(last(run_dir))
+
+
+PARTS = {
+    "optimizer": ("optimizer_states", 0, "param_groups", 0, "lr"),
+    "shape": ("optimizer_states", 0, "state", 0, "exp_avg"),
+    "step": ("optimizer_states", 0, "state", 0, "step"),
+    "counter": ("lightning_rl", "env_steps"),
+    "guards": ("lightning_rl", "guards"),
+    "ranks": ("lightning_rl", "ranks"),
+    "collectors": ("RLDataModule", "collectors"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_state_of_another_type_ends_in_one_message(name, trained, tmp_path):
+    value = torch.zeros(7) if name == "shape" else ["a"]
+    torch.save(forged(trained, PARTS[name], value), tmp_path / "a.ckpt")
+    with pytest.raises(ConfigurationError, match=r"cannot be restored|belongs to|holds"):
+        train(tmp_path / "run", data={"total_env_steps": 96}, ckpt_path=tmp_path / "a.ckpt")
+
+
+def test_the_state_of_an_optimizer_is_taken_or_refused():
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.Adam([parameter], lr=1e-3)
+    parameter.grad = torch.ones(2, 3)
+    optimizer.step()
+    state = optimizer.state_dict()
+    check_optimizer_state(optimizer, state)
+    check_optimizer_state(torch.optim.Adam([parameter], lr=torch.tensor(0.1), fused=True), state)
+    refused = 0
+    for path in paths_in(state):
+        for value in NONSENSE:
+            try:
+                check_optimizer_state(optimizer, forged(state, path, value))
+            except ConfigurationError:
+                refused += 1
+    assert refused > 40
+
+
+def replay(space):
+    return ReplayBuffer(space, Box(-1, 1, (2,)), 2, "cpu", 5, capacity=20)
+
+
+def test_the_state_of_a_replay_is_taken_or_refused(tmp_path):
+    space = Box(-1, 1, (3,))
+    state = replay(space).state_dict(tmp_path)
+    replay(space).load_state_dict(state, tmp_path)
+    for path in paths_in(state):
+        for value in NONSENSE:
+            with suppress(ConfigurationError), restoring("replay"):
+                replay(space).load_state_dict(forged(state, path, value), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(1).expand(10**12),
+        torch.zeros(1, 1).expand(10**6, 10**6),
+        torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1), (10**12,)),
+    ],
+    ids=["expanded", "expanded twice", "sparse"],
+)
+def test_a_tensor_that_is_not_whole_in_the_file_is_refused(tensor):
+    with pytest.raises(ConfigurationError, match="is not whole in it"):
+        check_tensors({"a": [torch.zeros(3), {"b": tensor}]}, "It")
+
+
+def test_whole_tensors_and_small_views_are_taken():
+    check_tensors([torch.zeros(4)[::2], torch.zeros(1).expand(100), torch.tensor(1)], "It")
+
+
+VECTOR, IMAGE = Box(-1, 1, (3,)), Box(0, 255, (64, 64, 3), np.uint8)
+HUGE = {
+    "layers": lambda: ActorCritic(VECTOR, VECTOR, hidden_sizes=[10**6, 10**6]),
+    "one layer": lambda: ActorCritic(VECTOR, VECTOR, hidden_sizes=[10**12]),
+    "critic": lambda: ActorCritic(VECTOR, VECTOR, critic_hidden_sizes=[10**6, 10**6]),
+    "many layers": lambda: ActorCritic(VECTOR, VECTOR, hidden_sizes=[10**4] * 100),
+    "residual": lambda: SquashedActorCritic(
+        VECTOR, VECTOR, hidden_sizes=[20_000], network="residual"
+    ),
+    "critics": lambda: SquashedActorCritic(VECTOR, VECTOR, num_critics=10**12),
+    "layers of critics": lambda: SquashedActorCritic(
+        VECTOR, VECTOR, hidden_sizes=[8], critic_hidden_sizes=[10**6, 10**6]
+    ),
+    "encoder": lambda: NatureCNN(IMAGE, size=10**9),
+    "memory": lambda: GRU(3, 10**6),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_a_network_of_no_size_is_refused_before_it_is_made(name):
+    with pytest.raises(ConfigurationError, match="a network has at most 1,000,000,000"):
+        HUGE[name]()
+
+
+WINDOWS = [
+    {"class_path": "lightning_rl.GymnasiumEnv", "init_args": {"id": "A", "render_mode": "human"}},
+    {
+        "class_path": "lightning_rl.GymnasiumEnv",
+        "init_args": {"id": "CartPole-v1", "env_kwargs": {"render_mode": "human"}},
+    },
+    {
+        "class_path": "lightning_rl.GymnasiumEnv",
+        "init_args": {
+            "id": "CartPole-v1",
+            "wrappers": [{"class_path": "gymnasium.wrappers.HumanRendering"}],
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("key", ["env", "eval_env"])
+@pytest.mark.parametrize("env", WINDOWS)
+def test_a_checkpoint_opens_no_window(env, key):
+    config = yaml.safe_load(SETTINGS)
+    config["data"][key] = env
+    with pytest.raises(ConfigurationError, match="which opens a window"):
+        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+
+
+def test_pictures_are_allowed():
+    config = yaml.safe_load(SETTINGS)
+    config["data"]["env"]["init_args"]["env_kwargs"] = {"render_mode": "rgb_array"}
+    checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
+    assert "CartPole-v1" in gymnasium.registry

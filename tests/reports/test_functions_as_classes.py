@@ -1,0 +1,75 @@
+"""A function where a class belongs: it must not be called to find out."""
+
+import os
+import shutil
+
+import pytest
+from jsonargparse import Namespace
+
+from lightning_rl.cli.app import run
+from lightning_rl.cli.parsing import check_classes
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.loading import _parsed, _parser
+
+
+def system(command):
+    return {"class_path": "os.system", "init_args": {"command": command}}
+
+
+FIT = ("fit", "--model", "PPO", "--model.policy", "ActorCritic")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*FIT, "--data.env", "{}"),
+        (*FIT, "--data.env", "CartPole-v1", "--data.eval_env", "{}"),
+        (*FIT, "--data.env", "CartPole", "--data.collector", "{}"),
+        (*FIT, "--data.env", "CartPole", "--model.optimizer", "{}"),
+        (*FIT, "--data.env", "CartPole", "--model.policy.encoder", "{}"),
+        ("record", "--path", "data", "--episodes", "1", "--data.env", "{}"),
+    ],
+    ids=["env", "eval_env", "collector", "optimizer", "encoder", "record"],
+)
+def test_a_function_is_refused_before_it_is_called(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    spec = str(system("touch called")).replace("'", '"')
+    with pytest.raises(SystemExit):
+        run([spec if one == "{}" else one for one in arguments])
+    assert not os.path.exists("called")
+    assert "rl-cli: error: " in capsys.readouterr().err
+
+
+def says_nothing():
+    raise AssertionError
+
+
+def says_a_number() -> int:
+    raise AssertionError
+
+
+def says_a_class() -> Namespace:
+    raise AssertionError
+
+
+@pytest.mark.parametrize("function", [says_nothing, says_a_number, shutil.rmtree, print])
+def test_by_what_it_says(function):
+    name = f"{function.__module__}.{function.__name__}"
+    with pytest.raises(ConfigurationError, match=r"a\.0\.b\.class_path is .* It was not called"):
+        check_classes(Namespace(a=[{"b": Namespace(class_path=name)}]))
+
+
+def test_classes_and_functions_that_say_one_are_taken():
+    for name in ("torch.optim.Adam", f"{__name__}.says_a_class", "nowhere.Nothing"):
+        check_classes({"class_path": name})
+
+
+def test_trusted_checkpoints_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from lightning_rl.envs.factories import EnvFactory
+
+    parser = _parser()
+    parser.add_argument("--env", type=EnvFactory)
+    with pytest.raises(ConfigurationError, match="It was not called"):
+        _parsed(parser, {"env": system("touch called")})
+    assert not os.path.exists("called")

@@ -1,0 +1,61 @@
+"""Secrets in settings of an env: from the environment, and in no file."""
+
+import json
+
+import gymnasium
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+from lightning_rl.envs import GymnasiumEnv
+from lightning_rl.envs.gymnasium.making import from_environment
+from lightning_rl.errors import ConfigurationError
+from lightning_rl.permission import withheld
+from tests.helpers import train
+
+NAME = "TakesToken-v0"
+
+
+class TakesToken(CartPoleEnv):
+    """Keeps what it was given."""
+
+    def __init__(self, token, **settings):
+        super().__init__(**settings)
+        self.token = token
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "very-secret")
+    gymnasium.register(NAME, TakesToken, max_episode_steps=20)
+    yield
+    del gymnasium.registry[NAME]
+
+
+def test_a_secret_reaches_the_env_and_no_file(tmp_path):
+    kwargs = {"token": "${TOKEN_OF_A_TEST}"}
+    env = GymnasiumEnv(1, id=NAME, env_kwargs=kwargs, vectorization="sync")
+    assert env._env.envs[0].unwrapped.token == "very-secret"
+    env.close()
+    env_of = lambda num_envs: GymnasiumEnv(num_envs, id=NAME, env_kwargs=kwargs)  # noqa: E731
+    train(tmp_path, env=env_of, data={"total_env_steps": 64})
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 2
+    assert not [path for path in files if b"very-secret" in path.read_bytes()]
+
+
+def test_trees_are_read_and_all_else_is_left():
+    tree = {"a": ["${TOKEN_OF_A_TEST}", 1, None], "b": "$TOKEN_OF_A_TEST", "c": "x${A}"}
+    found = from_environment(tree, "env_kwargs")
+    assert json.loads(json.dumps(found)) == tree | {"a": ["very-secret", 1, None]}
+
+
+def test_a_variable_that_is_not_set_is_named():
+    with pytest.raises(
+        ConfigurationError, match=r"env_kwargs\.a\.0 is .* no variable NOT_SET_AT_ALL"
+    ):
+        from_environment({"a": ["${NOT_SET_AT_ALL}"]}, "env_kwargs")
+
+
+def test_a_checkpoint_reads_no_variable():
+    with withheld(), pytest.raises(ConfigurationError, match=r"sets env_kwargs\.token"):
+        GymnasiumEnv(1, id=NAME, env_kwargs={"token": "${TOKEN_OF_A_TEST}"}, vectorization="sync")
