@@ -1087,8 +1087,8 @@ MUTATIONS = (
     Mutation(
         "cli/app.py",
         "an error ends with exit code 0",
-        'sys.stderr.write(f"rl-cli: error: {cause}{advice}\\n")\n        sys.exit(1)',
-        'sys.stderr.write(f"rl-cli: error: {cause}{advice}\\n")\n        sys.exit(0)',
+        "sys.exit(2 if isinstance(cause, UsageError) else 1)",
+        "sys.exit(2 if isinstance(cause, UsageError) else 0)",
         "cli/test_commands.py",
     ),
     Mutation(

@@ -32,7 +32,7 @@ INTERNAL = (
     "optim/compiled/[!c]*",
     "optim/compiled/cuda_graphs.py",
     *(f"offline/{name}.py" for name in ("joining", "lerobot_format", "minari_format")),
-    *(f"offline/{name}.py" for name in ("pictures", "recording", "statistics")),
+    *(f"offline/{name}.py" for name in ("pictures", "recording", "statistics", "tables")),
     *(f"policies/{name}.py" for name in ("description", "numpy_acting", "precision", "spaces")),
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""

@@ -103,9 +103,8 @@ class OffPolicyAlgorithm(Algorithm):
         self.publish_every_updates = publish_every_updates
         self.random_env_steps = random_env_steps
         wanted = random_env_steps if learning_starts is None else learning_starts
-        self._first_update = f"model.learning_starts={wanted}"
-        if learning_starts is None:
-            self._first_update = f"model.random_env_steps={wanted}, as learning_starts is not given"
+        given = "random_env_steps" if learning_starts is None else "learning_starts"
+        self._first_update = f"model.{given}={wanted}"
         self.learning_starts = max(wanted, batch_size)
         self.sequence_length = SEQUENCE_LENGTH if sequence_length is None else sequence_length
         self.burn_in = burn_in

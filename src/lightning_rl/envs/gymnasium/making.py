@@ -87,16 +87,8 @@ def make_gymnasium(
             env = gymnasium.make_vec(
                 id, num_envs=num_envs, vectorization_mode=vectorization, **env_kwargs
             )
-    except gymnasium.error.NamespaceNotFound as error:
-        if id in gymnasium.registry:
-            raise _of_a_script(id) from error
-        raise _unknown_namespace(id) from error
     except (gymnasium.error.UnregisteredEnv, gymnasium.error.DeprecatedEnv) as error:
-        if id in gymnasium.registry:
-            raise _of_a_script(id) from error
-        raise ConfigurationError(
-            f"No Gymnasium env '{id}'{closest(id.split(':')[-1], gymnasium.registry)}. ({error})"
-        ) from error
+        raise _unregistered(id, error) from error
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         raise missing_package(id, error) from error
     except OSError as error:
@@ -111,6 +103,15 @@ def make_gymnasium(
         raise ConfigurationError(f"Env '{id}' could not be made: {error}") from error
     _check_batch(env, id, vectorization)
     return env
+
+
+def _unregistered(id: str, error: Exception) -> ConfigurationError:
+    if id in gymnasium.registry:
+        return _of_a_script(id)
+    if isinstance(error, gymnasium.error.NamespaceNotFound):
+        return _unknown_namespace(id)
+    likely = closest(id.split(":")[-1], gymnasium.registry)
+    return ConfigurationError(f"No Gymnasium env '{id}'{likely}. ({error})")
 
 
 def from_environment(settings: Any, path: str) -> Any:
