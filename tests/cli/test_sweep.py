@@ -235,12 +235,12 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         ),
         (
             ["--sweep.seedz", "3"],
-            1,
+            2,
             "--sweep has no option 'seedz'; close matches: seed, seeds. A sweep",
         ),
         (
             ["--sweep", "{spaces: {}}"],
-            1,
+            2,
             "--sweep has an unknown setting 'spaces'; close matches: space. A sweep has seeds,",
         ),
         (
@@ -281,7 +281,7 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
         (["--sweep.score", "median"], 2, "sweep.score must be one of last, best, got median."),
         (
             ["--sweep", "serch.yaml"],
-            1,
+            2,
             "the file serch.yaml, which is not there; close matches: search.yaml.",
         ),
         (

@@ -321,7 +321,7 @@ def test_a_bit_flipped_in_the_configuration_is_seen_before_it_is_read(
     ("content", "message"),
     [
         (b"model: [", "is not valid YAML: while parsing a flow node"),
-        (b"\xff\xfe\xff", "cannot be read: 'utf-8' codec can't decode"),
+        (b"\xff\xfe\xff", "is not in UTF-8 (byte 0xff at 0)"),
         (b"nothing but text", "holds no settings."),
         (b"", "holds no settings."),
     ],

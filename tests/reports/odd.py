@@ -42,11 +42,12 @@ class Odd(gymnasium.Env):
         return self.observe(late), said["reward"], terminated, truncated, said["info"]
 
 
-gymnasium.register("tests/Odd-v0", Odd, max_episode_steps=20)
+ID = "tests/Odd-v0"
+gymnasium.register(ID, Odd, max_episode_steps=20)
 
 
 def odd(vectorization="sync", num_envs=1, **kwargs):
-    return GymnasiumEnv(num_envs, "tests/Odd-v0", env_kwargs=kwargs, vectorization=vectorization)
+    return GymnasiumEnv(num_envs, ID, env_kwargs=kwargs, vectorization=vectorization)
 
 
 def making(vectorization="sync", **kwargs):

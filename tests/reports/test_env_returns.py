@@ -1,5 +1,6 @@
 """What an env returns and says: taken, or refused in one message, the same in line and in workers."""
 
+import multiprocessing
 import warnings
 from contextlib import closing
 
@@ -144,6 +145,20 @@ def compare(chosen):
 
 def test_a_share_of_the_kinds_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
     compare(CASES[::5])
+
+
+def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
+    """As on macOS and Windows: the worker imports the module that the id names."""
+    before = multiprocessing.get_start_method()
+    monkeypatch.setattr("tests.reports.odd.ID", "tests.reports.odd:tests/Odd-v0")
+    kwargs = {"observed": SPACES["nested"], "reward": np.array([1.5])}
+    try:
+        multiprocessing.set_start_method("spawn", force=True)
+        came = played("async", kwargs)
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    assert came == played("sync", kwargs)
+    assert not isinstance(came, str), came
 
 
 @pytest.mark.slow

@@ -34,16 +34,20 @@ MESSAGES = {
     ),
     "data.seed must be at least 0, got -1.": (*PPO, "--data.seed", "-1"),
     "data.eval_seed must be at least 0, got -1.": (*PPO, "--data.eval_seed", "-1"),
-    "data.buffer_size must not be null. Leave it out for its default, 128.": (
+    "data.buffer_size must be a whole number, got null; leave it out for 128.": (
         *(*PPO, "--data", "{buffer_size: null}"),
     ),
-    "model.gamma must not be null. Leave it out for its default, 0.99.": (
+    "model.gamma must be a number, got null; leave it out for 0.99.": (
         *(*PPO, "--model.gamma", "null"),
     ),
-    "model.policy.hidden_sizes must not be null.": (
+    "model.policy.hidden_sizes must be a list, got null; leave it out for (64, 64).": (
         *(*PPO, "--model.policy.hidden_sizes", "null"),
     ),
-    "trainer.video must not be null.": (*PPO, "--trainer", "{video: null}"),
+    "trainer.video must be a VideoSettings or true or false, got null; leave it out for False.": (
+        *PPO,
+        "--trainer",
+        "{video: null}",
+    ),
     "updates_per_env_step must lie in (0, 10000], got 1000000000.0.": (
         *(*SAC, "--model.updates_per_env_step", "1e9"),
     ),

@@ -6,6 +6,7 @@ tests.
 
 import json
 import os
+import re
 from pathlib import Path
 
 import gymnasium
@@ -16,6 +17,7 @@ from lightning_rl import PPO, ActorCritic, RLTrainer
 from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.cli.help_pages import PROBES
 from lightning_rl.errors import ConfigurationError
 from tests.commands import rl_cli
 from tests.helpers import make_data
@@ -185,4 +187,4 @@ def test_no_probe_is_offered(capsys):
         run(["fit", "--data.help"])
     told = capsys.readouterr().out
     assert "GymnasiumEnv" in told
-    assert "Probe" not in told
+    assert not set(PROBES) & set(re.findall(r"\w+", told))  # tests have some of their own

@@ -15,6 +15,7 @@ from lightning_rl import (
     PPO,
     SAC,
     ActorCritic,
+    ActorOnly,
     ConfigurationError,
     GymnasiumEnv,
     MixedReplay,
@@ -213,7 +214,7 @@ def test_a_rollout_without_steps_moves_no_statistics(tmp_path, algorithm, shape,
     data = RLDataModule(
         simulator, num_envs=4, buffer_size=1, total_env_steps=80, num_eval_episodes=1, **replay
     )
-    kind = SquashedActorCritic if off_policy else ActorCritic
+    kind = {GRPO: ActorOnly, PPO: ActorCritic, SAC: SquashedActorCritic}[algorithm]
     made = kind(data.observation_space, data.action_space, (8,), **policy)
     metrics = []
 
