@@ -143,10 +143,6 @@ def compare(chosen):
         assert isinstance(one, str) is not good, (name, one)
 
 
-def test_a_share_of_the_kinds_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
-    compare(CASES[::5])
-
-
 def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
     """As on macOS and Windows: the worker imports the module that the id names."""
     before = multiprocessing.get_start_method()
@@ -161,7 +157,6 @@ def test_a_spawned_worker_does_what_one_in_line_does(monkeypatch):
     assert not isinstance(came, str), came
 
 
-@pytest.mark.slow
 def test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers():
     assert len(CASES) > 130
     compare(CASES)
