@@ -184,7 +184,7 @@ def test_an_observed_space_is_checked_evaluated_resumed_and_loaded(name, tmp_pat
         assert len(resumed.load_state_dict(env.state_dict())) == 1
     data = RLDataModule(make, num_envs=2, buffer_size=8, total_env_steps=32, num_eval_episodes=1)
     if name in FOR_AN_ENCODER:
-        with pytest.raises(ConfigurationError, match="NatureCNN|FlattenObservation"):
+        with pytest.raises(ConfigurationError, match=r"NatureCNN|FlattenObservation"):
             ActorCritic(data.observation_space, data.action_space)
         return
     policy = ActorCritic(data.observation_space, data.action_space, hidden_sizes=[4])
