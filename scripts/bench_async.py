@@ -58,7 +58,7 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.collectors.evaluation import run_episodes
 
 WORKLOADS = ("inference", "off_policy", "return", "cpu")
 DELAYS_MS = (100, 200, 500)

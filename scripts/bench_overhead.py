@@ -38,7 +38,7 @@ from tensordict import TensorDict
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.buffers import RolloutBuffer
 from lightning_rl.collectors import SyncCollector
-from lightning_rl.data import RolloutDataset
+from lightning_rl.training.data import RolloutDataset
 
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": {"env": "CartPole-v1", "num_envs": 8, "steps": 128, "n_epochs": 4, "batch_size": 256},

@@ -17,9 +17,9 @@ import time
 import torch
 
 from lightning_rl import ActorCritic, SyncCollector
+from lightning_rl.compiled.choice import Choice, StepsChoice
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
-from lightning_rl.optim.compiled.choice import Choice, StepsChoice
 
 TASKS = (CartPole, PushCube, PointMass)
 

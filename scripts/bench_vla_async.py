@@ -32,10 +32,10 @@ from lightning_rl import (
     SyncCollector,
     VLAPolicy,
 )
-from lightning_rl.checkpoint_format import read_checkpoint
+from lightning_rl.checkpoints.format import read_checkpoint
 from lightning_rl.cli.config_files import find_config
-from lightning_rl.evaluation import run_episodes
-from lightning_rl.runs import find_checkpoint
+from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.system.runs import find_checkpoint
 
 
 def main() -> None:

@@ -38,9 +38,9 @@ from lightning_rl import (
     RLTrainer,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.envs.gym_hil import PickCube, PickCubeExpert
-from lightning_rl.evaluation import run_episodes
-from lightning_rl.offline.episodes import EpisodeWriter
+from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ENV = {"random_block_position": True, "reset_delay_seconds": 0.0}
@@ -162,13 +162,13 @@ def clone(demonstrations: str, seed: int) -> Policy:
 def _wrappers_without_help() -> list[Any]:
     terms = {"terms": {"discrete_penalty": 1.0}}
     penalty = {"class_path": "lightning_rl.envs.PenaltyTerms", "init_args": terms}
-    return [{"class_path": "lightning_rl.envs.gym_hil.PickCube"}, penalty]
+    return [{"class_path": "lightning_rl.envs.people.gym_hil.PickCube"}, penalty]
 
 
 def interventions(checkpoint: Path) -> dict[str, float]:
     """Return the share of the run's steps that somebody intervened in, and how many at its end."""
     from lightning_rl.buffers.replay_files import parts_of, read_part
-    from lightning_rl.checkpoint_format import read_checkpoint
+    from lightning_rl.checkpoints.format import read_checkpoint
 
     state = read_checkpoint(checkpoint)["RLDataModule"]["replays"][0]["online"]
     parts = [read_part(checkpoint.parent / "replay", part) for part in parts_of(state)]

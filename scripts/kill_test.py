@@ -32,7 +32,7 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
-from lightning_rl.checkpoint_format import read_checkpoint
+from lightning_rl.checkpoints.format import read_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 COMPARED = (

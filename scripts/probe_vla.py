@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from lightning_rl import ActionChunk, PolicyWrapper, PushBlocks, VLAPolicy
-from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
+from lightning_rl.collectors.evaluation import run_episodes
 
 
 class Shuffled(PolicyWrapper):

@@ -7,7 +7,7 @@ import argparse
 
 import lightning_rl.envs
 from lightning_rl import EpisodeWriter
-from lightning_rl.offline.demonstrations import expert_episodes
+from lightning_rl.datasets.demonstrations import expert_episodes
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -28,8 +28,8 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.buffers.replay_files import Part, read_part
-from lightning_rl.optim.compiled import graphs
-from lightning_rl.optim.compiled.update import CompiledUpdate
+from lightning_rl.compiled import graphs
+from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim.update import Update
 
 

@@ -6,10 +6,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import cloudpickle
 
-from lightning_rl import ray_cluster
-from lightning_rl.collectors import ray
+from lightning_rl.collectors import ray, ray_cluster
 from lightning_rl.collectors.remote import Answer
-from lightning_rl.process import flush_denormals
+from lightning_rl.system.process import flush_denormals
 
 
 class Process:

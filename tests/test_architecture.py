@@ -19,61 +19,54 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lightning_rl.envs.gymnasium.workers import OF_GYMNASIUM
-from lightning_rl.jsonargparse_private import parsing_settings_kept
-from lightning_rl.lightning_private import OF_LIGHTNING, counter_of_steps, skip_signal_exchange
+from lightning_rl.system.jsonargparse_private import parsing_settings_kept
+from lightning_rl.system.lightning_private import (
+    OF_LIGHTNING,
+    counter_of_steps,
+    skip_signal_exchange,
+)
 from tests.helpers import train
 
 SOURCE = Path(__file__).parents[1] / "src" / "lightning_rl"
 FILES = sorted(SOURCE.rglob("*.py"))
 
 LEVELS = {
-    "errors": 0,
-    "construction": 0,
-    "checkpoint_format": 0,
-    "files": 0,
-    "phases": 0,
-    "process": 0,
-    "registration": 0,
-    "ray_cluster": 0,
-    "runs": 0,
-    "plain_yaml": 0,
-    "permission": 0,
-    "machine": 0,
-    "torch_private": 0,
-    "lightning_private": 0,
-    "jsonargparse_private": 0,
-    "tensorboard_private": 0,
-    "distributed": 0,
-    "rollout": 0,
-    "sequences": 0,
-    "structured_actions": 0,
+    "system": 0,
     "functional": 0,
-    "policies": 1,
-    "envs": 2,
-    "buffers": 2,
-    "optim": 2,
-    "collectors": 3,
-    "evaluation": 3,
-    "acting": 4,
-    "offline": 3,
-    "data": 4,
-    "algorithms": 4,
-    "callbacks": 5,
-    "checking": 5,
-    "reports": 6,
-    "trainer": 6,
-    "cli": 7,
-    "export": 7,
-    "loading": 7,
-    "__main__": 8,
-    "__init__": 8,
+    "checkpoints/format": 0,
+    "rollout": 1,
+    "collectors/statistics": 1,
+    "policies": 2,
+    "envs": 3,
+    "buffers": 3,
+    "optim": 3,
+    "compiled": 3,
+    "collectors": 4,
+    "datasets": 5,
+    "algorithms": 5,
+    "deploy": 6,
+    "training": 7,
+    "audit": 7,
+    "training/trainer": 8,
+    "reports": 7,
+    "checkpoints": 8,
+    "sweeps": 8,
+    "cli": 8,
+    "__main__": 9,
+    "__init__": 9,
 }
-"""The floor of every room (design: imports only go down)."""
-
-APART = {("data", "algorithms"), ("algorithms", "data")}
+"""The floor of each room, or of a file that lies below its room: imports only go down."""
 
 
-UPWARD = {("algorithms/base.py", "loading")}
+def level(file):
+    """Return the floor of a file, `room/name` without its suffix."""
+    return LEVELS.get(file, LEVELS[file.split("/")[0]])
+
+
+APART = {("training/data", "algorithms")}
+
+
+UPWARD = {("algorithms/base", "checkpoints/loading")}
 """Imports that go up, inside a function: `load_from_checkpoint` is Lightning's name, and what it makes
 again is made of all that lies above."""
 
@@ -96,43 +89,6 @@ def tree(path):
 def nodes(path):
     """All nodes of a file's syntax tree."""
     return list(ast.walk(tree(path)))
-
-
-def room(path):
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
-
-
-def imported(path):
-    """Yield the rooms that a file imports, at its top level or inside functions."""
-    for node in nodes(path):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.startswith("lightning_rl.")
-        ):
-            yield node.module.split(".")[1]
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.startswith("lightning_rl."):
-                    yield name.name.split(".")[1]
-
-
-def test_imports_only_go_down():
-    offenders = []
-    for path in FILES:
-        here = room(path)
-        for other in imported(path):
-            up = LEVELS[other] > LEVELS[here] or (here, other) in APART
-            if up and (of_file(path), other) not in UPWARD:
-                offenders.append(f"{of_file(path)} imports {other}")
-    for file, other in UPWARD:
-        at_the_top = [n.module for n in tree(SOURCE / file).body if isinstance(n, ast.ImportFrom)]
-        if f"lightning_rl.{other}" in at_the_top:
-            offenders.append(f"{file} imports {other} at its top")
-        if other not in imported(SOURCE / file):
-            offenders.append(f"{file} imports {other} no more: leave it out of UPWARD")
-    none(offenders)
 
 
 def module_of(path):
@@ -163,13 +119,34 @@ def where_defined(home, name):
     return home
 
 
+def name_of(path):
+    return path.relative_to(SOURCE).with_suffix("").as_posix()
+
+
+def test_imports_only_go_down():
+    """At the top of a file or inside functions; folders re-export what lies in them."""
+    offenders = []
+    for path in FILES:
+        here = name_of(path)
+        for other in {name_of(one) for one in files_imported(path)} - {"__init__"}:
+            up = level(other) > level(here) or (here, other.split("/")[0]) in APART
+            if up and (here, other) not in UPWARD:
+                offenders.append(f"{here} imports {other}")
+    for file, other in UPWARD:
+        at_the_top = [n.module for n in tree(SOURCE / f"{file}.py").body if hasattr(n, "module")]
+        if f"lightning_rl.{other.replace('/', '.')}" in at_the_top:
+            offenders.append(f"{file} imports {other} at its top")
+        if SOURCE / f"{other}.py" not in files_imported(SOURCE / f"{file}.py"):
+            offenders.append(f"{file} imports {other} no more: leave it out of UPWARD")
+    none(offenders)
+
+
 def test_files_do_not_import_each_other_in_a_circle():
     """Nor for type checking: what needs each other belongs into one file."""
     graph = {}
     for path in FILES:
         if path.name != "__init__.py":
-            file = str(path.relative_to(SOURCE))
-            upward = {SOURCE / f"{other}.py" for one, other in UPWARD if one == file}
+            upward = {SOURCE / f"{other}.py" for one, other in UPWARD if one == name_of(path)}
             graph[path] = set(files_imported(path)) - upward - {path}
     done = set()
 
@@ -253,7 +230,7 @@ def test_a_minibatch_goes_through_the_files_that_readme_names(tmp_path):
     model = {"n_epochs": 4, "batch_size": 16, "compile": False}
     quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
     train(tmp_path, model=model, trainer={"callbacks": [Tracer()], **quiet})
-    files = [file for file, _ in entered if not file.startswith("callbacks/")]
+    files = [file for file, _ in entered if not file.startswith("training/callbacks/")]
     assert len(set(files)) <= 26, sorted(set(files))
 
     losses = [i for i, call in enumerate(entered) if call == ("algorithms/ppo.py", "loss")]
@@ -279,7 +256,7 @@ def test_the_table_of_pairs_names_tests_that_are_there():
         assert re.search(rf"\b{code}\b", legend), code
 
 
-PRIVATE = SOURCE / "torch_private.py"
+PRIVATE = SOURCE / "system/torch_private.py"
 
 
 def test_torch_has_what_is_used_of_its_private_parts():
@@ -309,10 +286,10 @@ def test_torch_has_the_private_attributes_that_are_used():
 
 
 PRIVATE_PARTS = {
-    "torch_private.py": "torch",
-    "lightning_private.py": "lightning",
-    "jsonargparse_private.py": "jsonargparse",
-    "tensorboard_private.py": "tensorboard",
+    "system/torch_private.py": "torch",
+    "system/lightning_private.py": "lightning",
+    "system/jsonargparse_private.py": "jsonargparse",
+    "system/tensorboard_private.py": "tensorboard",
     "envs/gymnasium/workers.py": "gymnasium",
     "envs/gymnasium/mujoco_bindings.py": "mujoco",
     "cli/help_pages.py": "argparse",
@@ -343,7 +320,7 @@ def private_uses(path):
             private = any(re.match("_[a-zA-Z]", name) for name in names)
             if private and node.module.split(".")[0] != PRIVATE_PARTS.get(file):
                 yield f"{file}: {ast.unparse(node)}"
-            if "experimental" in names and file != "torch_private.py":
+            if "experimental" in names and file != "system/torch_private.py":
                 yield f"{file}: {ast.unparse(node)}"
         if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
             allowed = ast.unparse(node.value) in ("self", "cls", "super()")
@@ -389,7 +366,7 @@ def test_a_class_uses_nothing_private_of_the_classes_of_others_that_it_derives_f
     offenders = []
     for path in FILES:
         file = of_file(path)
-        if file.startswith("__") or file == "lightning_private.py":
+        if file.startswith("__") or file == "system/lightning_private.py":
             continue
         module = import_module(module_of(path))
         for node in tree(path).body:

@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 import lightning_rl
-from lightning_rl.construction import Constructed
+from lightning_rl.system.construction import Constructed
 
 SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields|Reward terms):$")
 ATTRIBUTES = ("attribute", "data", "property")

@@ -13,10 +13,10 @@ from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, SyncCollector
+from lightning_rl.compiled import cuda_graphs, graphs
+from lightning_rl.compiled.choice import Choice, StepsChoice
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
-from lightning_rl.optim.compiled import cuda_graphs, graphs
-from lightning_rl.optim.compiled.choice import Choice, StepsChoice
 
 TOLERANCE = 1e-5
 """Between two ways to compute the same in float32; a device may sum in any order."""

@@ -24,7 +24,7 @@ from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube, ranks
 from lightning_rl.collectors import Collector, SyncCollector
-from lightning_rl.rollout import rollout_from, rollout_state
+from lightning_rl.rollout.contract import rollout_from, rollout_state
 
 RECORDED, STEPS, ITERATIONS = 16, 16, 3
 """Envs of all ranks together and their steps, in the rollouts that all runs learn the same from."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, Algorithm, PushCube, RLDataModule
 from lightning_rl import RLTrainer as Runner
-from lightning_rl.callbacks.memory import memory_parts
 from lightning_rl.cli.app import run as run_command
+from lightning_rl.training.callbacks.memory import memory_parts
 
 PPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "normalize_reward": True}
 GRPO_MODEL = {"learning_rate": 1e-3, "n_epochs": 3, "group_size": 8}
@@ -175,7 +175,7 @@ def command(findings: Findings, name: str, *arguments: str) -> Watch:
     """Run `rl-cli` in this process, so that its memory can be watched, and return what was seen."""
     watch = Watch(findings, name)
     # It stands where the package's own estimate would: the command line takes no callback objects.
-    with mock.patch("lightning_rl.trainer.MemoryEstimate", return_value=watch):
+    with mock.patch("lightning_rl.training.trainer.MemoryEstimate", return_value=watch):
         run_command([*arguments, "--trainer.accelerator", accelerator(findings.device)])
     return watch
 

@@ -20,11 +20,11 @@ from common import W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 
+from lightning_rl.compiled.choice import Choice
+from lightning_rl.compiled.graphs import compile_graph
+from lightning_rl.compiled.products import choose_products
 from lightning_rl.envs import CartPole, PushCube
 from lightning_rl.envs.gymnasium.mujoco_bindings import set_mujoco_profiler
-from lightning_rl.optim.compiled.choice import Choice
-from lightning_rl.optim.compiled.graphs import compile_graph
-from lightning_rl.optim.compiled.products import choose_products
 
 Action = Callable[[], Any]
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lightning_rl import PPO, ActorCritic, Algorithm, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.envs import CartPole, PushCube
-from lightning_rl.envs.torch_env import TorchEnv
-from lightning_rl.machine import PLAIN
+from lightning_rl.envs.torch.torch_env import TorchEnv
+from lightning_rl.system.machine import PLAIN
 
 
 class PendulumEnv(TorchEnv):

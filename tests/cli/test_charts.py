@@ -23,7 +23,7 @@ from lightning_rl import (
 from lightning_rl.collectors import ray
 from lightning_rl.envs import ActionChunk, PushBlocks, PushCube
 from lightning_rl.policies import TinyVLA, VLAPolicy
-from lightning_rl.rollout import flat_transitions
+from lightning_rl.rollout.contract import flat_transitions
 from tests.equivalence.test_async import background
 from tests.equivalence.test_off_policy import helped_arm
 from tests.helpers import make_data, scalars, train

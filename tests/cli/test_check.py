@@ -10,11 +10,12 @@ import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from rich.console import Console
 
-from lightning_rl import RLTrainer, checking
+from lightning_rl import RLTrainer
 from lightning_rl.__main__ import main
+from lightning_rl.audit import checking, random_play
+from lightning_rl.audit.check_env import Finding
 from lightning_rl.cli.app import run
 from lightning_rl.cli.check_report import print_findings
-from lightning_rl.envs import Finding, random_play
 from tests.helpers import make_data, make_ppo
 
 SMALL = ["--data.num_eval_episodes", "2", "--seconds", "20"]

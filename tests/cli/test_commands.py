@@ -27,7 +27,7 @@ from lightning_rl import (
 from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.offline.demonstrations import expert_episodes
+from lightning_rl.datasets.demonstrations import expert_episodes
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last, load, scalars, train
 
@@ -503,7 +503,7 @@ ALGORITHM = '''
 
 from lightning_rl import OnPolicyAlgorithm, Policy
 from lightning_rl.functional import gae, value_loss
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout.contract import add_transition_field
 
 
 class AWR(OnPolicyAlgorithm):

@@ -143,7 +143,7 @@ def test_what_no_longer_fits_is_not_run_and_is_named_with_the_command(made_up):
 
 def test_graphs_are_counted_where_they_are_captured(monkeypatch):
     """With a stand-in for the GPU, in which what was recorded is run."""
-    from lightning_rl.optim.compiled import cuda_graphs, graphs
+    from lightning_rl.compiled import cuda_graphs, graphs
 
     monkeypatch.syspath_prepend(str(SCRIPTS / "gpu"))
     equality = importlib.import_module("equality")
@@ -180,7 +180,7 @@ def test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts(st
 
 
 def test_compiled_steps_that_differ_are_found(steps_of, monkeypatch):
-    from lightning_rl.collectors.compiled_steps import StepWriter
+    from lightning_rl.compiled.steps import StepWriter
 
     take = StepWriter._take_from
 

@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.help_pages import TITLES
-from lightning_rl.trainer import REFUSED, RLTrainer
+from lightning_rl.training.trainer import REFUSED, RLTrainer
 from tests.commands import rl_cli
 
 

@@ -19,9 +19,9 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 
 from lightning_rl import GRPO, OnPolicyAlgorithm, RLTrainer
-from lightning_rl.callbacks import EnvStepCSV, MetricsWriter
-from lightning_rl.callbacks.progress import EnvStepProgress
 from lightning_rl.cli.app import run
+from lightning_rl.training.callbacks import EnvStepCSV, MetricsWriter
+from lightning_rl.training.callbacks.progress import EnvStepProgress
 from tests.equivalence.test_resume import SignalAt
 from tests.helpers import last, make_data, make_ppo, scalars, train
 
@@ -328,7 +328,7 @@ def test_no_bar_in_ci(variable, bar, tmp_path, monkeypatch):
             super().__init__(metrics)
             self.console = Console(file=io.StringIO(), force_terminal=True)
 
-    monkeypatch.setattr("lightning_rl.trainer.EnvStepProgress", Terminal)
+    monkeypatch.setattr("lightning_rl.training.trainer.EnvStepProgress", Terminal)
     seed_everything(1)
     data = make_data()
     trainer = RLTrainer(run_dir=str(tmp_path), accelerator="cpu", callbacks=[Watch()])

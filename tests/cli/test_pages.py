@@ -24,11 +24,11 @@ from lightning.pytorch import Trainer
 
 import lightning_rl
 from lightning_rl import CustomVLA
-from lightning_rl.acting import TrainedPolicy
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.quick_help import asks_for_help
-from lightning_rl.machine import MachineSettings
+from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, rl_cli
 from tests.helpers import assert_same_run, last
 from tests.markdown import blocks
@@ -260,8 +260,8 @@ def follow_here(arguments):
 def without_trials(arguments):
     """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_rl.cli.sweep._Sweep.run", lambda *_: None)
-        patch.setattr("lightning_rl.cli.sweep.RayTrials", lambda *_: nullcontext())
+        patch.setattr("lightning_rl.sweeps.sweep._Sweep.run", lambda *_: None)
+        patch.setattr("lightning_rl.sweeps.sweep.RayTrials", lambda *_: nullcontext())
         if "TPESampler" in arguments:
             pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
         run(arguments)
@@ -590,7 +590,7 @@ def source_links():
         ("lightning_rl.functional.gae", "def gae("),
         ("lightning_rl.PPO.trains_actor", "@property"),
         ("lightning_rl.Algorithm.load_from_checkpoint", "@classmethod"),
-        ("lightning_rl.rollout", '"""Define the rollout: the one container that flows'),
+        ("lightning_rl.rollout.contract", '"""Define the rollout: the one container that flows'),
         ("lightning_rl.PPO.loss#clipped_value_loss", "critic_loss = clipped_value_loss("),
     ],
 )

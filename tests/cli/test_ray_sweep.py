@@ -13,13 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_rl import ConfigurationError, ray_cluster
-from lightning_rl.cli import ray_trials, trial_node
-from lightning_rl.cli import sweep as sweep_file
+from lightning_rl import ConfigurationError
 from lightning_rl.cli.app import run
-from lightning_rl.cli.ray_trials import RayTrial, RayTrials
-from lightning_rl.cli.trial_node import Order, Outcome, TrialActor
-from lightning_rl.cli.trials import RunningTrial, TrialProcess
+from lightning_rl.collectors import ray_cluster
+from lightning_rl.sweeps import ray_trials, trial_node
+from lightning_rl.sweeps import sweep as sweep_file
+from lightning_rl.sweeps.ray_trials import RayTrial, RayTrials
+from lightning_rl.sweeps.trial_node import Order, Outcome, TrialActor
+from lightning_rl.sweeps.trials import RunningTrial, TrialProcess
 from tests.cli.test_sweep import (
     SMALL,
     alive,
@@ -379,11 +380,11 @@ def test_what_a_node_lacks_is_named(monkeypatch):
 ACTOR = """
 import os, sys, time
 from pathlib import Path
-from lightning_rl.cli import trial_node
+from lightning_rl.sweeps import trial_node
 trial_node.PROGRAM = ("-c", '''
 import os, sys, time
 from pathlib import Path
-from lightning_rl.cli.trials import be_trial
+from lightning_rl.sweeps.trials import be_trial
 def begin(arguments):
     Path("ready").write_text(str(os.getpid()))
     time.sleep(100)

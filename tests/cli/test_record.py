@@ -16,11 +16,11 @@ import yaml
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ConfigurationError, GymnasiumEnv, InterventionSource, PushCube, Said
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
-from lightning_rl.cli.trust import checked_config
-from lightning_rl.evaluation import run_episodes
-from lightning_rl.offline import EpisodeWriter, Recorder, read_episodes
-from lightning_rl.offline.record import neutral_action, script_chooser
+from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.datasets import EpisodeWriter, Recorder, read_episodes
+from lightning_rl.datasets.record import neutral_action, script_chooser
 from tests.commands import Command
 from tests.helpers import last, make_data, make_ppo, train
 from tests.numerics.test_taking_over import GYM_HIL, LENGTH, MARK, ByItself, Schedule, Shows
@@ -480,8 +480,8 @@ def test_it_keeps_the_pace_that_is_asked_for(tmp_path, monkeypatch):
         slept.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr("lightning_rl.envs.intervention.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("lightning_rl.envs.intervention.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.sleep", sleep)
 
     def slow(observation):
         now[0] += 0.025 if observation[0] == 3 else 0.004

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from lightning_rl.cli.app import run
-from lightning_rl.cli.search import Range, Search, check_first, space_of
-from lightning_rl.cli.sweep import _count, _Sweep
-from lightning_rl.cli.sweep_settings import sweep_settings
-from lightning_rl.cli.trials import TrialProcess, cores_of
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import lock_file
+from lightning_rl.sweeps.search import Range, Search, check_first, space_of
+from lightning_rl.sweeps.sweep import _count, _Sweep
+from lightning_rl.sweeps.sweep_settings import sweep_settings
+from lightning_rl.sweeps.trials import TrialProcess, cores_of
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import lock_file
 from tests.commands import ROOT, Command, rl_cli
 
 SMALL = [

@@ -16,12 +16,12 @@ from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from lightning_rl import LSTM, GymnasiumEnv, RLTrainer
-from lightning_rl.callbacks import VideoSettings
-from lightning_rl.callbacks.film import CAPTION, GAP, Film
-from lightning_rl.callbacks.video import _TimeShare
 from lightning_rl.cli.app import run
 from lightning_rl.envs import PushCube, TorchEnv
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.training.callbacks import VideoSettings
+from lightning_rl.training.callbacks.film import CAPTION, GAP, Film
+from lightning_rl.training.callbacks.video import _TimeShare
 from tests.helpers import assert_same, assert_same_run, last, make_data, make_ppo, train
 
 pytestmark = pytest.mark.filterwarnings("error:No videos from here on")
@@ -312,7 +312,7 @@ def test_a_film_never_holds_more_than_its_capacity_evenly_spaced(steps):
 
 def test_films_take_no_more_than_their_share_of_the_time(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("lightning_rl.callbacks.video.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.training.callbacks.video.time.perf_counter", lambda: now[0])
     clock, made = _TimeShare(0.05), 0
     for _ in range(200):  # an evaluation each second; a film of 8 frames takes 0.3 s
         now[0] += 1.0

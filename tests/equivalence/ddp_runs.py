@@ -39,12 +39,12 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.collectors import AsyncCollector, Collector, SyncCollector
-from lightning_rl.distributed import ranks
+from lightning_rl.compiled import graphs
 from lightning_rl.envs.tasks import Pictures
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.machine import MachineSettings
-from lightning_rl.optim.compiled import graphs
 from lightning_rl.optim.update import Update
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.machine import MachineSettings
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED

@@ -8,8 +8,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import PPO, ActionChunk, GymnasiumEnv, Policy
+from lightning_rl.policies.networks.perceptron import flatten_observation
 from lightning_rl.policies.normalization import ObservationNormalizer
-from lightning_rl.policies.perceptron import flatten_observation
 
 WARM_UP = 2
 """Iterations in which the actor stands still."""

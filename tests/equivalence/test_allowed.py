@@ -18,9 +18,9 @@ from lightning_rl import (
     ReplayBuffer,
 )
 from lightning_rl.cli.app import run
+from lightning_rl.datasets import EpisodeWriter
 from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline import EpisodeWriter
+from lightning_rl.system.errors import ConfigurationError
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
 

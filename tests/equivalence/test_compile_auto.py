@@ -13,12 +13,13 @@ import yaml
 from lightning.pytorch import Callback
 
 import lightning_rl
-from lightning_rl import PPO, machine
+from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.machine import MachineSettings
-from lightning_rl.optim.compiled import choice, graphs, products
-from lightning_rl.optim.compiled.choice import PAYS_FROM, Choice
-from lightning_rl.optim.compiled.products import choose_products, find_products, speed_ratio
+from lightning_rl.compiled import choice, graphs, products
+from lightning_rl.compiled.choice import PAYS_FROM, Choice
+from lightning_rl.compiled.products import choose_products, find_products, speed_ratio
+from lightning_rl.system import machine
+from lightning_rl.system.machine import MachineSettings
 from tests.helpers import assert_same_run, last, load, train
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"

@@ -16,6 +16,7 @@ from lightning_rl import (
     TorchEnv,
 )
 from lightning_rl.collectors import EpisodePlan
+from lightning_rl.compiled.choice import Choice, StepsChoice
 from lightning_rl.envs import (
     CartPole,
     MaskProbe,
@@ -26,9 +27,8 @@ from lightning_rl.envs import (
     StructureProbe,
 )
 from lightning_rl.envs.tasks.base import Pictures
-from lightning_rl.optim.compiled.choice import Choice, StepsChoice
-from lightning_rl.policies.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
-from lightning_rl.policies.memory import LSTM
+from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
+from lightning_rl.policies.networks.memory import LSTM
 from tests.helpers import assert_same, load, train
 
 STARTS_APART = ("PointMass", "pictures")

@@ -36,13 +36,13 @@ from lightning_rl import (
     VLAPolicy,
     load_policy,
 )
-from lightning_rl.acting import TrainedPolicy
 from lightning_rl.cli.app import run
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.export.formats import export_policy
-from lightning_rl.export.graph import ports_of
-from lightning_rl.export.metadata import metadata_of
-from lightning_rl.export.parity import port_array
+from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.deploy.export.formats import export_policy
+from lightning_rl.deploy.export.graph import ports_of
+from lightning_rl.deploy.export.metadata import metadata_of
+from lightning_rl.deploy.export.parity import port_array
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, train
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")

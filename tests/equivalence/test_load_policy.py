@@ -25,9 +25,9 @@ from lightning_rl import (
     SquashedActorCritic,
     load_policy,
 )
-from lightning_rl.acting import TrainedPolicy
 from lightning_rl.collectors.loop import FirstEpisodes
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, make_data, train
 
 BUDGET = {"total_env_steps": 64, "num_eval_episodes": 3}

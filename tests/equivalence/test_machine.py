@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lightning_rl import machine
-from lightning_rl.callbacks import graceful_stop
-from lightning_rl.machine import PLAIN, MachineSettings, settings
+from lightning_rl.system import machine
+from lightning_rl.system.machine import PLAIN, MachineSettings, settings
+from lightning_rl.training.callbacks import graceful_stop
 from tests.helpers import assert_same_run, train
 
 SHORT = {"total_env_steps": 4 * 16 * 3}

@@ -25,7 +25,7 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.envs import MaskProbe
-from lightning_rl.policies import q_networks
+from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_resume import stop_and_resume

@@ -18,8 +18,8 @@ OFF_POLICY = '''
     from torch.nn.functional import mse_loss
 
     from lightning_rl import Algorithm, Policy, Replay
-    from lightning_rl.policies.perceptron import flatten_observation, mlp
-    from lightning_rl.rollout import flat_transitions, successors
+    from lightning_rl.policies.networks.perceptron import flatten_observation, mlp
+    from lightning_rl.rollout.contract import flat_transitions, successors
 
 
     class Ring(Replay):
@@ -134,7 +134,7 @@ ON_POLICY = '''
 
     from lightning_rl import OnPolicyAlgorithm, Policy
     from lightning_rl.functional import gae
-    from lightning_rl.rollout import add_transition_field
+    from lightning_rl.rollout.contract import add_transition_field
 
 
     class ToyReinforce(OnPolicyAlgorithm):

@@ -10,11 +10,12 @@ import torch
 from lightning.pytorch import Callback
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from lightning_rl import GRPO, RLTrainer, files
-from lightning_rl.checkpoint_format import SCHEMA, read_checkpoint
+from lightning_rl import GRPO, RLTrainer
+from lightning_rl.checkpoints.format import SCHEMA, read_checkpoint
 from lightning_rl.cli.app import run
-from lightning_rl.errors import ConfigurationError, WriteError
-from lightning_rl.files import write_atomically
+from lightning_rl.system import files
+from lightning_rl.system.errors import ConfigurationError, WriteError
+from lightning_rl.system.files import write_atomically
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
 SMALL = [

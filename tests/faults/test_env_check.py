@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, PushCube, TorchEnv, check_env
-from lightning_rl.envs import TimeLimitProbe, check, random_play
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.audit import check_env as check
+from lightning_rl.audit import random_play
+from lightning_rl.envs import TimeLimitProbe
+from lightning_rl.system.errors import ConfigurationError
 
 
 class Healthy(gymnasium.Env):

@@ -27,14 +27,14 @@ from lightning.pytorch import Callback
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lightning_rl import RLTrainer
-from lightning_rl.callbacks.budget import EnvStepBudget
-from lightning_rl.callbacks.loggers import EnvStepCSV
 from lightning_rl.cli.app import run
-from lightning_rl.distributed import ranks
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, ValueProbe
 from lightning_rl.envs.gymnasium.workers import WorkerDied
-from lightning_rl.errors import ConfigurationError, WriteError
-from lightning_rl.runs import new_run_dir
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, WriteError
+from lightning_rl.system.runs import new_run_dir
+from lightning_rl.training.callbacks.budget import EnvStepBudget
+from lightning_rl.training.callbacks.loggers import EnvStepCSV
 from tests.commands import Command, rl_cli, serving
 from tests.helpers import assert_same_run, last, load, train
 
@@ -370,11 +370,11 @@ def test_a_disk_that_fills_up_ends_the_run_and_leaves_what_was_saved(capsys, mon
             raise OSError(28, "No space left on device")
         real(descriptor)
 
-    monkeypatch.setattr("lightning_rl.files.os.fsync", full)
+    monkeypatch.setattr("lightning_rl.system.files.os.fsync", full)
     error = failure(capsys)
     assert "Cannot write outputs/ppo_" in error
     assert re.search(r"No space left on device \([\d.]+ MiB are free\)\. Free some space", error)
-    monkeypatch.setattr("lightning_rl.files.os.fsync", real)
+    monkeypatch.setattr("lightning_rl.system.files.os.fsync", real)
     run(["fit", "--ckpt_path", "last"])
     (run_dir,) = Path("outputs").iterdir()
     assert load(last(run_dir))["lightning_rl"]["env_steps"] == 320
@@ -422,7 +422,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_message(capsys, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lightning_rl.files.os.fsync", full)
+    monkeypatch.setattr("lightning_rl.system.files.os.fsync", full)
     error = failure(capsys)
     assert error.startswith("rl-cli: error: Cannot write outputs/ppo_")
     assert "No space left on device (" in error
@@ -492,7 +492,7 @@ def test_an_output_directory_that_cannot_be_written_says_so(capsys, monkeypatch)
     def read_only(*args, **kwargs):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("lightning_rl.files.os.replace", read_only)
+    monkeypatch.setattr("lightning_rl.system.files.os.replace", read_only)
     assert "Read-only file system. Set --output_dir" in failure(capsys)
 
 
@@ -508,7 +508,7 @@ def choose(directory, barrier, found):
 
 
 def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
     context = multiprocessing.get_context("fork")
     barrier, found = context.Barrier(4), context.Queue()
     processes = [context.Process(target=choose, args=(tmp_path, barrier, found)) for _ in range(4)]
@@ -523,7 +523,7 @@ def test_runs_that_start_at_once_have_directories_of_their_own(tmp_path, monkeyp
 
 
 def test_two_trainers_made_in_the_same_second_write_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.runs.time.strftime", lambda form: "20260101_000000")
+    monkeypatch.setattr("lightning_rl.system.runs.time.strftime", lambda form: "20260101_000000")
     trainers = [RLTrainer(output_dir=str(tmp_path / "outputs"), exp_name="same") for _ in range(2)]
     names = [trainer.run_dir.name for trainer in trainers]
     assert names == ["same_20260101_000000", "same_20260101_000000_2"]
@@ -565,7 +565,7 @@ def test_ctrl_c_twice_ends_the_run_at_once_without_saving(vectorization, tmp_pat
 
 
 def test_a_second_sigterm_ends_the_run_at_once_without_saving(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.callbacks.graceful_stop.SAME_SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr("lightning_rl.training.callbacks.graceful_stop.SAME_SIGNAL_SECONDS", 0.0)
     twice = {"callbacks": [Interrupt(signal.SIGTERM, signal.SIGTERM)]}
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         train(tmp_path / "run", trainer=twice)
@@ -586,7 +586,7 @@ def test_a_sigterm_that_asks_for_nothing_new_lets_the_run_save(numbers, tmp_path
 def agreement(monkeypatch, function):
     """Have the ranks agree by a function on the signal that any of them has got."""
     stand_in = SimpleNamespace(max_over_ranks=function, world_size=ranks.world_size)
-    monkeypatch.setattr("lightning_rl.callbacks.graceful_stop.ranks", stand_in)
+    monkeypatch.setattr("lightning_rl.training.callbacks.graceful_stop.ranks", stand_in)
 
 
 def test_a_signal_that_comes_while_the_ranks_agree_is_not_lost(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from lightning_rl.callbacks import AtomicCheckpointIO
-from lightning_rl.files import write_atomically
+from lightning_rl.system.files import write_atomically
+from lightning_rl.training.callbacks import AtomicCheckpointIO
 from tests.helpers import last, load, train
 
 

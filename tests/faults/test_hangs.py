@@ -23,7 +23,7 @@ from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
 from lightning_rl.envs.gymnasium import workers
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last, load, make_data, train
 
 TIMEOUT = 1.0

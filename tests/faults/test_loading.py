@@ -27,11 +27,11 @@ from lightning_rl import (
     TinyVLA,
     VLAPolicy,
 )
-from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli.app import run
-from lightning_rl.construction import construction
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.spaces import space_data, space_from
+from lightning_rl.system.construction import construction
+from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import assert_same, last, load, make_data, make_ppo, train, without
 

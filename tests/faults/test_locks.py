@@ -20,11 +20,11 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
 from lightning_rl import Algorithm
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
+from lightning_rl.checkpoints.trust import FAMILIES, checked_config
 from lightning_rl.cli.app import run
-from lightning_rl.cli.trust import FAMILIES, checked_config
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.plain_yaml import MOST_VALUES, check_size
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, train, without
@@ -272,7 +272,7 @@ OUTSIDE = {
     "PeriodicCheckpoint": (
         "callbacks",
         {
-            "class_path": "lightning_rl.callbacks.PeriodicCheckpoint",
+            "class_path": "lightning_rl.training.callbacks.PeriodicCheckpoint",
             "init_args": {
                 "directory": "{outside}/target",
                 "every_n_iterations": 1,
@@ -284,7 +284,7 @@ OUTSIDE = {
     "LastCheckpoint": (
         "callbacks",
         {
-            "class_path": "lightning_rl.callbacks.LastCheckpoint",
+            "class_path": "lightning_rl.training.callbacks.LastCheckpoint",
             "init_args": {"directory": "{outside}"},
         },
     ),
@@ -298,7 +298,7 @@ OUTSIDE = {
     "EnvStepCSV": (
         "logger",
         {
-            "class_path": "lightning_rl.callbacks.EnvStepCSV",
+            "class_path": "lightning_rl.training.callbacks.EnvStepCSV",
             "init_args": {"path": "{outside}/target/evil.py"},
         },
     ),

@@ -9,9 +9,9 @@ import torch
 import yaml
 
 from lightning_rl import PPO, load_vla_model
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
 from lightning_rl.cli.app import run
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import without
 
 MARK = "from pathlib import Path\nPath({mark!r}).touch()\n"

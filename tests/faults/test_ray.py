@@ -19,9 +19,10 @@ import pytest
 from lightning.pytorch import Callback
 
 import lightning_rl
-from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector, ray_cluster
+from lightning_rl import ConfigurationError, GymnasiumEnv, SyncCollector
 from lightning_rl.cli import app
 from lightning_rl.collectors import ray as by_ray
+from lightning_rl.collectors import ray_cluster
 from tests.commands import Command, rl_cli
 from tests.equivalence.test_ray import assert_same_training, remote
 from tests.helpers import last, load, scalars, train

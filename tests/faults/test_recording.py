@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import EpisodeWriter, read_episodes
+from lightning_rl.datasets.episodes import EpisodeWriter, read_episodes
+from lightning_rl.system.errors import ConfigurationError
 
 pytest.importorskip("pyarrow", reason="needs the extra data")
 pytest.importorskip("av", reason="needs the extra data")

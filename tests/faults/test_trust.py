@@ -9,10 +9,10 @@ import torch
 import yaml
 
 from lightning_rl import Algorithm
-from lightning_rl.checkpoint_format import CONFIG_KEY, SPACES_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
+from lightning_rl.checkpoints.trust import Checked, checked_config
 from lightning_rl.cli.app import run
-from lightning_rl.cli.trust import Checked, checked_config
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import load, without
 
 SETTINGS = """
@@ -274,7 +274,9 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
 
 def test_the_parser_is_locked_in_python_too(checkpoint, monkeypatch):
     name = checkpoint()
-    monkeypatch.setattr("lightning_rl.loading.checked_config", lambda *args: Checked("", {}, {}))
+    monkeypatch.setattr(
+        "lightning_rl.checkpoints.loading.checked_config", lambda *args: Checked("", {}, {})
+    )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for key in ("model.class_path", "model.init_args.policy.class_path"):
         checkpoint(set_at(key, f"{name}.MyPPO"))

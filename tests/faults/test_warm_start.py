@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_rl import GRPO, PPO, ActorCritic, ActorOnly, VLAPolicy
 from lightning_rl.envs import ActionProbe
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last, load, make_data, train
 
 SHORT = {"total_env_steps": 64}

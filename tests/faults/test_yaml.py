@@ -6,10 +6,10 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs, shipped_parts
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last, load, train
 
 CONFIG = """\

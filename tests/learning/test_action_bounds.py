@@ -10,9 +10,13 @@ from gymnasium.spaces import Box
 from tensordict import TensorDict
 
 from lightning_rl import GRPO, ActorCritic, AsyncCollector, GymnasiumEnv
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs import ActionProbe
-from lightning_rl.evaluation import run_episodes
-from lightning_rl.policies.gaussians import DiagonalGaussian, TanhGaussian, distribution_for
+from lightning_rl.policies.distributions.gaussians import (
+    DiagonalGaussian,
+    TanhGaussian,
+    distribution_for,
+)
 from tests.helpers import assert_same_run, last, load, train
 
 LOW, HIGH = (0.0, -2.0), (512.0, -1.0)

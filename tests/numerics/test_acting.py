@@ -13,9 +13,9 @@ from torch import nn
 from lightning_rl import ActorCritic, GymnasiumEnv
 from lightning_rl.envs.gymnasium.inline import InlineVectorEnv
 from lightning_rl.envs.gymnasium.replay import ReplayableEpisode
+from lightning_rl.policies.acting import MAX_ENVS, NumpyActor
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.policies.numpy_acting import MAX_ENVS, NumpyActor
-from lightning_rl.rollout import allocate_rollout
+from lightning_rl.rollout.contract import allocate_rollout
 
 N, T = 6, 40
 OBSERVATIONS = Box(-np.inf, np.inf, (5,))

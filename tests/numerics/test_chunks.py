@@ -11,13 +11,13 @@ from tensordict import TensorDict
 from lightning_rl import ActionChunk, ActorCritic, GymnasiumEnv, SyncCollector, TorchEnv
 from lightning_rl.algorithms.action_parts import add_part_weights, weigh_parts, whole_action
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import VectorEnv
-from lightning_rl.envs.chunk_wrapper import repeated
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.envs.wrappers.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
-from lightning_rl.rollout import discount_of, env_steps
+from lightning_rl.rollout.contract import discount_of, env_steps
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import take_in
 
 K, GAMMA = 4, 0.9

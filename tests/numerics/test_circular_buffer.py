@@ -13,8 +13,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, WriterError
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     clear_final_observations,
     final_observations,
@@ -22,6 +21,7 @@ from lightning_rl.rollout import (
     time_major,
     validate,
 )
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
 
 N, T = 2, 3

@@ -10,21 +10,21 @@ from gymnasium.spaces import Box, Dict, Discrete
 from tensordict import TensorDict
 from torch import nn
 
-from lightning_rl import ActorCritic, evaluation
+from lightning_rl import ActorCritic
 from lightning_rl.buffers import RolloutBuffer
-from lightning_rl.collectors import SyncCollector
+from lightning_rl.collectors import SyncCollector, evaluation
+from lightning_rl.collectors.evaluation import bootstrap_interval, run_episodes, summarize
 from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.data import EpisodeSeeds, RolloutDataset
 from lightning_rl.envs import ActionProbe, GymnasiumEnv, TimeLimitProbe, ValueProbe, VectorEnv
-from lightning_rl.evaluation import bootstrap_interval, run_episodes, summarize
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     allocate_rollout,
     rollout_from,
     rollout_state,
     successors,
     validate,
 )
+from lightning_rl.training.data import EpisodeSeeds, RolloutDataset
 from tests.helpers import assert_same, take_in
 
 

@@ -30,9 +30,9 @@ from lightning_rl.functional import (
     least_of_subset,
     outputs_of_least,
 )
+from lightning_rl.policies.networks.perceptron import mlp
+from lightning_rl.policies.networks.q_networks import QEnsemble
 from lightning_rl.policies.normalization import ReturnNormalizer
-from lightning_rl.policies.perceptron import mlp
-from lightning_rl.policies.q_networks import QEnsemble
 from tests.helpers import train
 from tests.numerics.test_sac import OBSERVATION_SPACE, SPACE, actor_layers, built, critic_layers
 from tests.q_references import DiscreteSACReference, forward, log_softmax, projected

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lightning_rl import machine
-from lightning_rl.machine import MachineSettings
-from lightning_rl.optim.compiled import cuda_graphs, graphs
-from lightning_rl.optim.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
+from lightning_rl.compiled import cuda_graphs, graphs
+from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
+from lightning_rl.system import machine
+from lightning_rl.system.machine import MachineSettings
 from tests.helpers import last, train
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from lightning_rl import PPO, AsyncCollector, Policy
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.envs import ActionProbe
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
 from tests.helpers import train as train_run
 

@@ -10,12 +10,12 @@ import torch
 import yaml
 
 from lightning_rl import CustomVLA
-from lightning_rl.checkpoint_format import CONFIG_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.collectors import ray
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla.loading import fill_with_weights
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, load, scalars
 from tests.remote import Threads
 
@@ -355,7 +355,7 @@ def test_a_forged_checkpoint_imports_nothing_though_the_first_look_be_blind(
     config = write_config()
     run_dir = fit("run")
     sys.modules.pop("my_vla")
-    from lightning_rl.cli.trust import Checked
+    from lightning_rl.checkpoints.trust import Checked
 
     blind = Checked(load(last(run_dir))[CONFIG_KEY], {}, {})
     monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)

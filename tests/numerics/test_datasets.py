@@ -13,10 +13,10 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from lightning_rl import ActorCritic, Demonstrations, GymnasiumEnv, ReplayBuffer
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import EpisodeWriter, read_episodes, write_minari
-from lightning_rl.offline.replays import read_replay, write_replay
-from lightning_rl.rollout import successors
+from lightning_rl.datasets.episodes import EpisodeWriter, read_episodes, write_minari
+from lightning_rl.datasets.replays import read_replay, write_replay
+from lightning_rl.rollout.contract import successors
+from lightning_rl.system.errors import ConfigurationError
 from tests.numerics.test_replay import ACTION as OF_STREAMS
 from tests.numerics.test_replay import NESTED, VECTOR, Stream
 

@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import distributions as reference
 
-from lightning_rl.policies.gaussians import distribution_for
+from lightning_rl.policies.distributions.gaussians import distribution_for
 
 SAMPLES = 100_000
 LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([2.0, 3.0, 0.75], np.float32)

@@ -39,13 +39,13 @@ from lightning_rl import (
     SpatialSoftmaxCNN,
     SquashedActorCritic,
 )
-from lightning_rl.cli.trust import checked_config
-from lightning_rl.construction import construction
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.envs.tasks import Pictures
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies.description import describe
-from lightning_rl.rollout import allocate_rollout, final_storage, flat_transitions
+from lightning_rl.rollout.contract import allocate_rollout, final_storage, flat_transitions
+from lightning_rl.system.construction import construction
+from lightning_rl.system.errors import ConfigurationError
 from tests.arms import Arm
 from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_async import assert_same_training

@@ -12,17 +12,17 @@ from lightning_rl import ActionChunk, ActorCritic, ActorOnly, GymnasiumEnv, Sync
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.buffers import WriterError
 from lightning_rl.collectors import AsyncCollector, EpisodePlan
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.statistics import EpisodeStatistics
 from lightning_rl.envs import TorchEnv, VectorEnv
 from lightning_rl.envs.tasks import gymnasium_tasks
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     allocate_rollout,
     final_observations,
     successors,
 )
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, take_in
 from tests.numerics.test_collection import episodes_by_hand
 

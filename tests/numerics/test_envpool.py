@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 
 from lightning_rl import EnvPoolEnv
 from lightning_rl.cli.app import run
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.collectors.evaluation import run_episodes
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, make_data, make_ppo, train
 from tests.numerics.test_envs import plain, play, random_actions, row
 

@@ -23,7 +23,7 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs.gymnasium import adapter
 from lightning_rl.envs.gymnasium.inline import QuickDiscrete
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same
 
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from lightning_rl import ActorOnly, AsyncCollector, SyncCollector
 from lightning_rl.algorithms.rollout_evaluation import write_values
 from lightning_rl.envs import TorchEnv
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     FinalObservations,
     FinalObservationWriter,

@@ -11,9 +11,9 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import GRPO, PPO
+from lightning_rl.compiled import graphs
+from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim import update as stepping
-from lightning_rl.optim.compiled import graphs
-from lightning_rl.optim.compiled.update import CompiledValues
 from lightning_rl.optim.gradients import FlatGradient
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 

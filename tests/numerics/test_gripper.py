@@ -25,13 +25,13 @@ from lightning_rl import (
     SquashedActorCritic,
 )
 from lightning_rl.envs import PenaltyTerms
-from lightning_rl.envs.gym_hil import PickCube, PickCubeExpert, ScriptedHelp
-from lightning_rl.errors import EnvFaultError
+from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert, ScriptedHelp
 from lightning_rl.functional import double_q_target
 from lightning_rl.optim.update import Update
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
-from lightning_rl.rollout import allocate_rollout
+from lightning_rl.rollout.contract import allocate_rollout
+from lightning_rl.system.errors import EnvFaultError
 from tests import arms
 from tests.helpers import last, train
 

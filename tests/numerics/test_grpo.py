@@ -15,8 +15,8 @@ from lightning_rl.algorithms.on_policy import Transitions, epochs
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import flat_transitions
+from lightning_rl.rollout.contract import flat_transitions
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
 

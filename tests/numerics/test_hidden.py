@@ -6,7 +6,7 @@ import pytest
 from gymnasium.spaces import Box
 
 from lightning_rl.envs import HideEntries
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("entries", [[1, 3], [-1, 1]])

@@ -12,8 +12,8 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
 from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
+from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
-from lightning_rl.evaluation import run_episodes, summarize
 
 LENGTH = 6
 

@@ -19,8 +19,8 @@ from lightning_rl import (
     TorchEnv,
     VectorEnv,
 )
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import rollout_state, successors
+from lightning_rl.rollout.contract import rollout_state, successors
+from lightning_rl.system.errors import ConfigurationError
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, train
 

@@ -12,17 +12,17 @@ from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ActorCritic, Conditioned, Demonstrations, EpisodeWriter, GymnasiumEnv
 from lightning_rl.cli.app import run
-from lightning_rl.envs.condition import conditioned, unconditioned, with_condition
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline import LabelSettings, label_dataset, read_episodes, write_minari
-from lightning_rl.offline.label import (
+from lightning_rl.datasets import LabelSettings, label_dataset, read_episodes, write_minari
+from lightning_rl.datasets.label import (
     fit_values,
     positive_steps,
     return_to_go,
     step_advantage,
     success_reward,
 )
-from lightning_rl.offline.mixed_replay import _Dataset
+from lightning_rl.datasets.mixed_replay import _Dataset
+from lightning_rl.envs.wrappers.condition import conditioned, unconditioned, with_condition
+from lightning_rl.system.errors import ConfigurationError
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")

@@ -17,11 +17,11 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
+from lightning_rl.collectors.evaluation import chooser_of, run_episodes
 from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
-from lightning_rl.errors import ConfigurationError, EnvFaultError
-from lightning_rl.evaluation import chooser_of, run_episodes
-from lightning_rl.policies.gaussians import distribution_for
-from lightning_rl.rollout import allocate_rollout, check_allowed
+from lightning_rl.policies.distributions.gaussians import distribution_for
+from lightning_rl.rollout.contract import allocate_rollout, check_allowed
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 from tests.references import masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))

@@ -3,8 +3,8 @@
 import torch
 
 from lightning_rl import ActorOnly, AsyncCollector, GymnasiumEnv, RLTrainer, SyncCollector
-from lightning_rl.callbacks import memory
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
+from lightning_rl.training.callbacks import memory
 from tests.helpers import make_data, make_ppo
 
 

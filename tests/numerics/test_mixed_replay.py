@@ -8,8 +8,8 @@ import torch
 from gymnasium.spaces import Box
 
 from lightning_rl import ConfigurationError, GymnasiumEnv, MixedReplay, ReplayBuffer
+from lightning_rl.datasets import EpisodeWriter
 from lightning_rl.envs import PenaltyTerms
-from lightning_rl.offline import EpisodeWriter
 from tests.helpers import last, train
 from tests.numerics.test_replay import ACTION, NESTED, VECTOR, SlowReplay, Stream, fixed_rollout
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_rl import GymnasiumEnv, machine
+from lightning_rl import GymnasiumEnv
 from lightning_rl.envs.gymnasium.mujoco_bindings import (
     has_mujoco_profiler,
     hear_mujoco,
     set_mujoco_profiler,
 )
-from lightning_rl.machine import MachineSettings
+from lightning_rl.system import machine
+from lightning_rl.system.machine import MachineSettings
 from tests.helpers import train
 
 mujoco = pytest.importorskip("mujoco")

@@ -7,20 +7,20 @@ from tensordict import TensorDict
 from torch import nn
 
 from lightning_rl import ActorCritic, ActorOnly
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies import (
     DeterministicActorCritic,
     DiscreteActorCritic,
     GripperActorCritic,
     SquashedActorCritic,
 )
-from lightning_rl.policies.perceptron import (
+from lightning_rl.policies.networks.perceptron import (
     ACTIVATIONS,
     flat_observation_size,
     flatten_observation,
     mlp,
 )
-from lightning_rl.policies.q_networks import QEnsemble
+from lightning_rl.policies.networks.q_networks import QEnsemble
+from lightning_rl.system.errors import ConfigurationError
 
 STATE = Box(-1.0, 1.0, (3,))
 

@@ -13,11 +13,11 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.policies.base import StepwiseActor, first_state
-from lightning_rl.policies.gaussians import distribution_for
-from lightning_rl.structured_actions import flat_actions
+from lightning_rl.policies.distributions.gaussians import distribution_for
+from lightning_rl.rollout.structured_actions import flat_actions
+from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl.optim.compiled import graphs, onednn
+from lightning_rl.compiled import graphs, onednn
 
 
 @pytest.fixture

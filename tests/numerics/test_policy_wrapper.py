@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.rollout import allocate_rollout
+from lightning_rl.rollout.contract import allocate_rollout
 from tests.helpers import make_data
 
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))

@@ -11,11 +11,11 @@ from lightning_rl.algorithms.checks import check_trainer
 from lightning_rl.collectors import AsyncCollector, SyncCollector
 from lightning_rl.envs import ActionChunk, ActionProbe
 from lightning_rl.envs.tasks import PushBlocks
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import gae
 from lightning_rl.policies import VLAPolicy
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import discounted_reward
+from lightning_rl.rollout.contract import discounted_reward
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, train
 
 BF16 = {"precision": "bf16-mixed"}

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from lightning_rl import PPO, AsyncCollector, SyncCollector
-from lightning_rl.policies.numpy_acting import NumpyActor
-from lightning_rl.process import flush_denormals, flushes_denormals
+from lightning_rl.policies.acting import NumpyActor
+from lightning_rl.system.process import flush_denormals, flushes_denormals
 from tests.commands import rl_cli
 from tests.helpers import train
 
 FAULTS = """
 import resource, torch
-from lightning_rl.process import keep_freed_memory
+from lightning_rl.system.process import keep_freed_memory
 print(int(keep_freed_memory()))
 def allocate():
     blocks = [torch.ones(2**22) for _ in range(4)]  # 16 MiB each

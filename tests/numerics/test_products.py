@@ -7,10 +7,8 @@ from itertools import chain, repeat
 import pytest
 import torch
 
-from lightning_rl import machine
-from lightning_rl.machine import MachineSettings
-from lightning_rl.optim.compiled import choice, products
-from lightning_rl.optim.compiled.products import (
+from lightning_rl.compiled import choice, products
+from lightning_rl.compiled.products import (
     FASTER,
     SHAPES,
     Products,
@@ -18,6 +16,8 @@ from lightning_rl.optim.compiled.products import (
     find_products,
     speed_ratio,
 )
+from lightning_rl.system import machine
+from lightning_rl.system.machine import MachineSettings
 
 
 @pytest.fixture

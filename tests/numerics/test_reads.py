@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import PPO, OnPolicyAlgorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
-from lightning_rl.optim.compiled.graphs import MOST_GRAPHS, compile_graph
-from lightning_rl.optim.compiled.reads import Reads
+from lightning_rl.compiled.graphs import MOST_GRAPHS, compile_graph
+from lightning_rl.compiled.reads import Reads
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.numerics.test_gradients import minibatch_for
 

@@ -31,12 +31,12 @@ from lightning_rl import (
 from lightning_rl.algorithms.on_policy import drawing_of, epochs
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
 from lightning_rl.envs import RecallProbe
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.policies.encoders import Encoder
-from lightning_rl.rollout import add_transition_field, final_observations
-from lightning_rl.sequences import sequences_of
+from lightning_rl.policies.networks.encoders import Encoder
+from lightning_rl.rollout.contract import add_transition_field, final_observations
+from lightning_rl.rollout.sequences import sequences_of
+from lightning_rl.system.errors import ConfigurationError
 from tests.equivalence.features import make_env
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import (

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Text
 
 from lightning_rl import ConfigurationError, ReplayBuffer
 from lightning_rl.buffers import replay_buffer
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FinalObservationWriter,
     allocate_rollout,
     final_observations,

@@ -23,8 +23,8 @@ from lightning_rl import (
     SyncCollector,
     TorchEnv,
 )
-from lightning_rl.rollout import final_observations
-from lightning_rl.sequences import sequences_of
+from lightning_rl.rollout.contract import final_observations
+from lightning_rl.rollout.sequences import sequences_of
 from tests.arms import ACTION as GRIP
 from tests.helpers import load, train
 from tests.numerics.test_recurrence import Double, numerical_gradient
@@ -211,7 +211,7 @@ def random_sequences(count, length, state_size, n_steps=1, seed=1):
 
 
 def minibatch_of(batch, steps, further, length):
-    from lightning_rl.sequences import Sequences, with_sequences
+    from lightning_rl.rollout.sequences import Sequences, with_sequences
 
     fields = {key: torch.as_tensor(value) for key, value in batch.items() if key != "unit_action"}
     fields["action"] = torch.as_tensor(batch["unit_action"])

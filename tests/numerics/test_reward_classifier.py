@@ -28,8 +28,8 @@ from lightning_rl import (
     read_episodes,
 )
 from lightning_rl.cli.app import run
-from lightning_rl.offline import Recorder
-from lightning_rl.offline.record import script_chooser
+from lightning_rl.datasets import Recorder
+from lightning_rl.datasets.record import script_chooser
 from tests.helpers import assert_same_run, last, load, train, uncompiled_traces
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")

@@ -5,9 +5,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from lightning_rl.algorithms.on_policy import Transitions, epochs
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     STEP_FIELDS,
     FinalObservationWriter,
     add_transition_field,
@@ -21,6 +19,8 @@ from lightning_rl.rollout import (
     transition_view,
     validate,
 )
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError
 
 N, T = 3, 5
 NESTED = Dict(

@@ -15,8 +15,8 @@ from lightning_rl import (
     GripperSAC,
     SquashedActorCritic,
 )
-from lightning_rl.optim.compiled.graphs import Graphs
-from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
+from lightning_rl.compiled.graphs import Graphs
+from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.update import Update
 from lightning_rl.optim.update_sequence import UpdateSequence
 from tests.q_references import DoubleQReference, SACReference, TD3Reference

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from lightning_rl.distributed import shared_memory
-from lightning_rl.distributed.shared_memory import HEADER, LostRankError, SharedTable, open_table
+from lightning_rl.system import shared_memory
+from lightning_rl.system.shared_memory import HEADER, LostRankError, SharedTable, open_table
 
 pytestmark = pytest.mark.skipif(not shared_memory._possible(), reason="needs Linux on x86-64")
 

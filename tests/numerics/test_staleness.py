@@ -29,9 +29,9 @@ from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.buffers import ReadInterrupted, WriterError
 from lightning_rl.collectors import SyncCollector
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
-from lightning_rl.policies.numpy_acting import NumpyActor
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import make_data, make_ppo, scalars, train
 
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)

@@ -17,9 +17,9 @@ from lightning_rl import (
     TorchEnv,
 )
 from lightning_rl.collectors import EpisodePlan
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.loop import FirstEpisodes, step_through
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, make_data
 
 ENDS = 5

@@ -27,8 +27,8 @@ from lightning_rl import (
     SyncCollector,
     VectorEnv,
 )
-from lightning_rl.envs.intervention import Pace
-from lightning_rl.rollout import successors
+from lightning_rl.envs.people.intervention import Pace
+from lightning_rl.rollout.contract import successors
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
 
@@ -630,8 +630,8 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    monkeypatch.setattr("lightning_rl.envs.intervention.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("lightning_rl.envs.intervention.time.sleep", sleep)
+    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("lightning_rl.envs.people.intervention.time.sleep", sleep)
     pace = Pace(10)
     pace.wait()
     for worked in (0.03, 0.0, 0.25, 0.04):

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs import CartPole, GymnasiumEnv, PointMass, PushCube
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last
 
 TASKS = {"CartPole": CartPole, "PushCube": PushCube, "PointMass": PointMass}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_rl.envs import CartPole, PointMass, PushCube, TorchEnv
-from lightning_rl.envs.counter_random import hash32, key_of, uniforms
+from lightning_rl.envs.torch.counter_random import hash32, key_of, uniforms
 
 TASKS = [CartPole, PushCube, PointMass]
 

@@ -23,7 +23,7 @@ from lightning_rl import (
 )
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.teacher import MixedActor, Teacher
-from lightning_rl.rollout import allocate_rollout
+from lightning_rl.rollout.contract import allocate_rollout
 from tests.helpers import (
     assert_same,
     last,

@@ -17,7 +17,7 @@ from lightning_rl import (
     TensorSimulator,
 )
 from lightning_rl.functional import explained_variance
-from lightning_rl.rollout import final_observations
+from lightning_rl.rollout.contract import final_observations
 from tests.helpers import last, load, train
 
 LIMIT, EDGE = 5, 2.0

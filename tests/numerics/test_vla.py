@@ -25,10 +25,10 @@ from lightning_rl import (
     VLAPolicy,
 )
 from lightning_rl.collectors import ray
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.demonstrations import expert_episodes, record
-from lightning_rl.offline.episodes import EpisodeWriter
-from lightning_rl.rollout import successors
+from lightning_rl.datasets.demonstrations import expert_episodes, record
+from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.rollout.contract import successors
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same_run, last, load, scalars
 from tests.remote import Threads
 

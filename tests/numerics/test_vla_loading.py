@@ -19,7 +19,7 @@ from lightning_rl import PPO, TransformersBackbone, VLAPolicy, load_policy, load
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, assert_same_run, last, scalars
 from tests.numerics.test_vla import WatchedGRPO, WatchedPPO, data_module, fit, make_env, make_policy
 from tests.test_architecture import FILES

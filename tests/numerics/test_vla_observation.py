@@ -9,8 +9,8 @@ import torch
 
 from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservation, VLAPolicy
 from lightning_rl.cli.app import run as run_cli
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla.heads import action_bounds
+from lightning_rl.system.errors import ConfigurationError
 
 
 class Kitchen(gymnasium.Env):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box
 
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 
 pa = pytest.importorskip("pyarrow", reason="needs the extra data")
 pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra data")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_rl import load_vla_model
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla import adapters
+from lightning_rl.system.errors import ConfigurationError
 from tests.numerics.test_vla_loading import CONFIGS, TEXT
 
 pytest.importorskip("peft")

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, write_minari
-from lightning_rl.offline.label import LabelSettings, label_dataset
+from lightning_rl.datasets.label import LabelSettings, label_dataset
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, pa, pq, refused
 
 CAMERA = "observation.images.front"

@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from lightning_rl.cli.parsing import with_whole_number
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import expanded, read_text
-from lightning_rl.jsonargparse_private import load_config
-from lightning_rl.plain_yaml import QuotedText, dump_yaml, load_yaml
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.jsonargparse_private import load_config
+from lightning_rl.system.plain_yaml import QuotedText, dump_yaml, load_yaml
 from tests.commands import rl_cli
 
 TEXTS = ["1.0", "off", "null", "1e3", "0x10", "true", "1_000", "{a: 1}", "- a", "~", "", "5"]

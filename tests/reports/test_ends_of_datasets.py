@@ -9,8 +9,8 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, read_replay, write_minari
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import Episode, Episodes
+from lightning_rl.datasets.episodes import Episode, Episodes
+from lightning_rl.system.errors import ConfigurationError
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, refused
 
 LAST = np.array([0, 0, 0, 1, 0, 0, 1], bool)
@@ -225,7 +225,7 @@ def test_a_copy_does_not_know_more_than_its_source(tmp_path, pictures):
 def by_minari(path, **fields):
     """Write one episode of five steps as Minari's buffer would, with fields that deviate."""
     pytest.importorskip("minari", reason="needs the extra data")
-    from lightning_rl.offline.minari_format import write_minari_files
+    from lightning_rl.datasets.minari_format import write_minari_files
 
     episode = {
         "observations": np.zeros((6, 2), np.float32),

@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from lightning_rl import ActorCritic, DictEncoder, GymnasiumEnv, RLDataModule, check_env
+from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.envs.factories import make_env
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.evaluation import run_episodes
+from lightning_rl.system.errors import ConfigurationError
 from tests.reports.odd import Odd, making, odd
 
 

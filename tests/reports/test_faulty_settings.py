@@ -9,13 +9,13 @@ import gymnasium
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from lightning_rl import files
 from lightning_rl.cli.app import run
 from lightning_rl.cli.record import _Interrupt
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium import making
 from lightning_rl.envs.watch import EnvTimeoutError, EnvWatch
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system import files
+from lightning_rl.system.errors import ConfigurationError
 
 PPO = (
     *("fit", "--model", "PPO", "--model.policy", "ActorCritic", "--data.env", "CartPole"),

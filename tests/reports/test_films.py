@@ -9,9 +9,9 @@ import pytest
 from lightning.pytorch.loggers import Logger
 
 from lightning_rl import GymnasiumEnv
-from lightning_rl.callbacks import VideoSettings
 from lightning_rl.cli.app import run
 from lightning_rl.envs.gymnasium.making import spec_of
+from lightning_rl.training.callbacks import VideoSettings
 from tests.helpers import train
 
 MODULE = """

@@ -12,11 +12,11 @@ from gymnasium.spaces import Box
 
 from lightning_rl.algorithms.checks import check_optimizer_state
 from lightning_rl.buffers import ReplayBuffer
-from lightning_rl.checkpoint_format import check_tensors, restoring
-from lightning_rl.cli.trust import checked_config
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.checkpoints.format import check_tensors, restoring
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.policies import ActorCritic, NatureCNN, SquashedActorCritic
-from lightning_rl.policies.memory import GRU
+from lightning_rl.policies.networks.memory import GRU
+from lightning_rl.system.errors import ConfigurationError
 from tests.faults.test_trust import SETTINGS
 from tests.helpers import last, load, train
 

@@ -6,10 +6,10 @@ import shutil
 import pytest
 from jsonargparse import Namespace
 
+from lightning_rl.checkpoints.loading import _parsed, _parser
 from lightning_rl.cli.app import run
 from lightning_rl.cli.parsing import check_classes
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.loading import _parsed, _parser
+from lightning_rl.system.errors import ConfigurationError
 
 
 def system(command):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lightning_rl.envs.devices import _BOX_KEYS
+from lightning_rl.envs.people.devices import _BOX_KEYS
 from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
 
 PAGES = Path(__file__).parents[2] / "docs"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lightning_rl.cli.sweep import _resumed, _Sweep
-from lightning_rl.cli.sweep_settings import SweepSettings
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import DEEPEST, MOST_BYTES, read_json
-from lightning_rl.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
 from lightning_rl.reports import compare
+from lightning_rl.sweeps.sweep import _resumed, _Sweep
+from lightning_rl.sweeps.sweep_settings import SweepSettings
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
+from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
 from tests.cli.test_report import STEPS, make_run, report
 
 SECRET = "what nobody may read"
@@ -205,7 +205,7 @@ def test_json_beyond_all_bounds_is_refused_with_one_message(name, tmp_path):
 
 
 def test_json_of_models_is_bounded_too(tmp_path):
-    from lightning_rl.export.weights import read_exported
+    from lightning_rl.deploy.export.weights import read_exported
     from lightning_rl.policies.vla.weights import read_json as settings_of_model
 
     path, beside = tmp_path / "a.safetensors", tmp_path / "a.safetensors.json"

@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Dict
 from tensordict import TensorDict
 
 from lightning_rl import TinyVLA, TransformersBackbone, VLAPolicy
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.numerics.test_vla_loading import CONFIGS
 
 ACTIONS = Box(-1, 1, (2, 2))

@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 
 from lightning_rl import SAC, ConfigurationError, ReplayBuffer, SquashedActorCritic
-from lightning_rl.optim.compiled.graphs import Graphs
-from lightning_rl.optim.compiled.update import CompiledUpdate
+from lightning_rl.compiled.graphs import Graphs
+from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim.update import Update
 from tests.helpers import train, uncompiled_traces
 

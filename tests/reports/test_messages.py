@@ -18,7 +18,7 @@ from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.help_pages import PROBES
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 from tests.commands import rl_cli
 from tests.helpers import make_data
 

@@ -13,9 +13,9 @@ from lightning_rl import (
     DeterministicActorCritic,
     SquashedActorCritic,
 )
+from lightning_rl.compiled.graphs import Graphs
+from lightning_rl.compiled.update import CompiledUpdate
 from lightning_rl.optim import update as updates
-from lightning_rl.optim.compiled.graphs import Graphs
-from lightning_rl.optim.compiled.update import CompiledUpdate
 from lightning_rl.optim.update import Update
 from tests.helpers import uncompiled_traces
 

@@ -7,8 +7,8 @@ import torch
 
 from lightning_rl import ConfigurationError, RLTrainer, load_policy
 from lightning_rl.cli.app import run
-from lightning_rl.export.formats import export_policy
-from lightning_rl.export.graph import ports_of
+from lightning_rl.deploy.export.formats import export_policy
+from lightning_rl.deploy.export.graph import ports_of
 from tests.helpers import last, make_data, make_ppo
 
 TOLD = r"weights of ActorCritic.* are not all finite numbers: policy\.|weights of ActorCritic.* finite numbers: actor"
@@ -126,7 +126,7 @@ def test_in_python_it_is_neither_evaluated_nor_exported_nor_trained(tmp_path):
 def test_running_statistics_count_and_an_infinite_buffer_does_not():
     data = make_data("CartPole-v1", **SHORT)
     policy = make_ppo(data, {"normalize_observation": True}).policy
-    from lightning_rl.acting import TrainedPolicy
+    from lightning_rl.deploy.acting import TrainedPolicy
 
     policy.register_buffer("mask", torch.full((2,), -torch.inf))
     TrainedPolicy(policy)

@@ -26,12 +26,12 @@ from lightning_rl import (
     TensorSimulator,
 )
 from lightning_rl.algorithms.base import IterationScalars
-from lightning_rl.distributed import ranks
-from lightning_rl.offline import EpisodeWriter
-from lightning_rl.offline.episodes import Episode
-from lightning_rl.policies.encoders import NatureCNN
+from lightning_rl.datasets import EpisodeWriter
+from lightning_rl.datasets.episodes import Episode
+from lightning_rl.policies.networks.encoders import NatureCNN
+from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, ReturnNormalizer
-from lightning_rl.policies.q_networks import ValueAtoms
+from lightning_rl.system import ranks
 from tests.helpers import last, load
 
 # --- demonstrations in a mixed replay ---

@@ -22,7 +22,7 @@ from lightning_rl import (
     write_minari,
     write_replay,
 )
-from lightning_rl.offline.record import Recorder, script_chooser
+from lightning_rl.datasets.record import Recorder, script_chooser
 from tests.reports.datasets import STATE, make, numbers, pq, refused
 
 SINGLE = Discrete(3, start=1)

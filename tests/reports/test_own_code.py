@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.__main__ import SUBCOMMANDS
-from lightning_rl.cli import app, trust
-from lightning_rl.cli import sweep as sweeps
+from lightning_rl.checkpoints import trust
+from lightning_rl.cli import app
+from lightning_rl.sweeps import sweep as sweeps
 
 MODULE = '''
 import gymnasium

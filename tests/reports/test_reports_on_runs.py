@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.reports import (
     compare,
     interval_of_improvement,
@@ -16,6 +15,7 @@ from lightning_rl.reports import (
     iqm_curve,
     probability_of_improvement,
 )
+from lightning_rl.system.errors import ConfigurationError
 from tests.cli.test_report import make_run, report
 
 WHOLE = {

@@ -8,8 +8,8 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium.making import from_environment
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.permission import withheld
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.permission import withheld
 from tests.helpers import train
 
 NAME = "TakesToken-v0"

@@ -10,9 +10,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import Episode, EpisodeWriter, read_episodes, write_minari
-from lightning_rl.offline.label import label_dataset
+from lightning_rl.datasets.episodes import Episode, EpisodeWriter, read_episodes, write_minari
+from lightning_rl.datasets.label import label_dataset
+from lightning_rl.system.errors import ConfigurationError
 from tests.reports.datasets import film, greys, make, pa, pq, refused
 
 SPACES = Box(-1, 1, (2,)), Box(-1, 1, (1,))
@@ -132,7 +132,7 @@ def test_links_inside_a_dataset_are_refused_for_writing(name, tmp_path):
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
-    from lightning_rl.files import lock_file
+    from lightning_rl.system.files import lock_file
 
     put(tmp_path / "victim", "secret")
     (tmp_path / ".lock").symlink_to(tmp_path / "victim")
@@ -310,16 +310,16 @@ def test_sixty_million_rows_are_refused(name, words, tmp_path):
 
 @pytest.mark.parametrize("name", [DATA, EPISODES, TASKS])
 def test_tables_that_grow_are_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 100)
+    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 100)
     narrow(tmp_path)
     if name != DATA:
-        monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 2**30)
-        monkeypatch.setattr("lightning_rl.offline.tables.MOST_ROWS", 0)
+        monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**30)
+        monkeypatch.setattr("lightning_rl.datasets.tables.MOST_ROWS", 0)
     refused(lambda: list(read_episodes(tmp_path)), "file-000" if name != TASKS else "", "at most")
 
 
 def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_rl.offline.tables.MOST_BYTES", 2**20)
+    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**20)
     table = pa.table({"task_index": range(1000), "task": ["x" * 10_000] * 1000})
     pq.write_table(table, narrow(tmp_path) / TASKS)
     assert (tmp_path / TASKS).stat().st_size < 2**15
@@ -328,7 +328,7 @@ def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypat
 
 def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
     with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
-    monkeypatch.setattr("lightning_rl.offline.episodes.available_bytes", lambda *_: 1000)
+    monkeypatch.setattr("lightning_rl.datasets.episodes.available_bytes", lambda *_: 1000)
     refused(lambda: read_episodes(tmp_path)[0], "2 pictures", CAMERA, "leave the camera out")
 
 

@@ -19,8 +19,8 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.offline.episodes import Episode, EpisodeWriter
+from lightning_rl.datasets.episodes import Episode, EpisodeWriter
+from lightning_rl.system.errors import ConfigurationError
 
 SEEN, CHUNKS = Box(-1, 1, (3,)), Box(-2, 2, (4, 2))
 POLICIES = {

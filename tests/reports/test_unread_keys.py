@@ -18,8 +18,8 @@ from lightning_rl import (
     TinyVLA,
     VLAPolicy,
 )
-from lightning_rl.errors import ConfigurationError
 from lightning_rl.policies.vla import Features
+from lightning_rl.system.errors import ConfigurationError
 
 ACTIONS = Box(-1, 1, (2, 2))
 SEEN = {"rgb": Box(0, 255, (16, 16, 3), np.uint8), "language": Box(0, 8, (3,), np.int64)}

@@ -11,7 +11,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lightning_rl import MixedReplay, read_episodes, read_replay
-from lightning_rl.structured_actions import StructuredActions
+from lightning_rl.rollout.structured_actions import StructuredActions
 from tests.numerics.test_replay import Stream
 from tests.reports.datasets import ACTION, STATE, make, numbers, pa, refused
 

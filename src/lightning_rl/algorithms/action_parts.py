@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.distributed import ranks
+from lightning_rl.system import ranks
 
 
 class RatioTerms(NamedTuple):

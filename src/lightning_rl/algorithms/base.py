@@ -24,7 +24,7 @@ from lightning_rl.algorithms.checks import (
     warn_of_unreached,
 )
 from lightning_rl.buffers import Replay
-from lightning_rl.checkpoint_format import (
+from lightning_rl.checkpoints.format import (
     DESCRIPTION_KEY,
     SPACES_KEY,
     STATE_KEY,
@@ -33,15 +33,17 @@ from lightning_rl.checkpoint_format import (
     restoring,
 )
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.construction import Constructed
-from lightning_rl.distributed import ranks
+from lightning_rl.collectors.evaluation import (
+    Episode,
+    Watcher,
+    logged_values,
+    run_episodes,
+    summarize,
+)
+from lightning_rl.compiled.choice import Choice, Setting, StepsChoice
+from lightning_rl.compiled.graphs import Graphs
+from lightning_rl.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.evaluation import Episode, Watcher, logged_values, run_episodes, summarize
-from lightning_rl.lightning_private import counter_of_steps
-from lightning_rl.optim.compiled.choice import Choice, Setting, StepsChoice
-from lightning_rl.optim.compiled.graphs import Graphs
-from lightning_rl.optim.compiled.update import CompiledSequence, CompiledUpdate
 from lightning_rl.optim.learning_rate import LearningRateSchedule, ScheduleKind
 from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
@@ -53,19 +55,23 @@ from lightning_rl.optim.update import (
     Update,
 )
 from lightning_rl.optim.update_sequence import UpdateSequence
-from lightning_rl.phases import PhaseTimer, no_phases, phases_of
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.description import describe
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import spaces_of
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     check_allowed,
     check_finite,
     check_time,
     env_steps_in,
     without_padding,
 )
+from lightning_rl.system import ranks
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.lightning_private import counter_of_steps
+from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
@@ -658,7 +664,7 @@ class Algorithm(LightningModule, ABC, Constructed):
                 other classes, and one of a run in Python that could not say how its policy is made.
         """
         # Upwards, at the call alone: what is made here is made of all that lies above.
-        from lightning_rl.loading import load_algorithm
+        from lightning_rl.checkpoints.loading import load_algorithm
 
         arguments = (checkpoint_path, map_location, trust_code, output_dir, kwargs)
         return cast(Self, load_algorithm(cls, *arguments))

@@ -17,19 +17,19 @@ from lightning_rl.algorithms.checks import check_batch_size, check_sequences
 from lightning_rl.algorithms.on_policy import drawing_of, epochs
 from lightning_rl.algorithms.rollout_evaluation import states_of
 from lightning_rl.algorithms.sequence_cut import SequenceLength, most_minibatches
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.offline import Demonstrations
+from lightning_rl.datasets import Demonstrations
 from lightning_rl.optim.update import Objective, micro_batches
-from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.teacher import Teacher
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     add_transition_field,
     check_time,
     flat_transitions,
     map_tree,
     time_major,
 )
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.permission import granted
 
 
 class BehaviorCloning(Algorithm):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
-from lightning_rl.checkpoint_format import (
+from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
     DESCRIPTION_KEY,
     STATE_KEY,
@@ -22,14 +22,14 @@ from lightning_rl.checkpoint_format import (
     check_schema,
     restoring,
 )
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.lightning_private import start_method_of, trainer_of
 from lightning_rl.optim.objective_checks import WHOLE, quoted
 from lightning_rl.optim.update import Objective
-from lightning_rl.plain_yaml import read_yaml
 from lightning_rl.policies import Policy
 from lightning_rl.policies.description import describe, differences
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.lightning_private import start_method_of, trainer_of
+from lightning_rl.system.plain_yaml import read_yaml
 
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that are tested."""

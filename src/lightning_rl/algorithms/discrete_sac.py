@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.algorithms.sac import SoftActorCritic
-from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     ensemble_loss,
     expected_soft_value,
@@ -16,6 +15,7 @@ from lightning_rl.functional import (
     temperature_loss,
 )
 from lightning_rl.policies import DiscreteActorCritic, QActorCritic
+from lightning_rl.system.errors import check_range
 
 
 class DiscreteSAC(SoftActorCritic):

@@ -10,8 +10,6 @@ from lightning_rl.algorithms.action_parts import ratio_terms
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
 from lightning_rl.algorithms.reference import ReferencePolicy
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import (
     approx_kl,
     clip_fraction,
@@ -21,7 +19,9 @@ from lightning_rl.functional import (
 )
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies import ActorCritic, Policy
-from lightning_rl.rollout import add_transition_field, discount_of, env_steps
+from lightning_rl.rollout.contract import add_transition_field, discount_of, env_steps
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class GRPO(OnPolicyAlgorithm):

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_sequences
 from lightning_rl.algorithms.sequence_cut import SEQUENCE_LENGTH
-from lightning_rl.checkpoint_format import STATE_KEY
+from lightning_rl.checkpoints.format import STATE_KEY
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError, check_range, require
 from lightning_rl.functional import shift_pictures
 from lightning_rl.policies import Policy
-from lightning_rl.policies.encoders import picture_keys
+from lightning_rl.policies.networks.encoders import picture_keys
 from lightning_rl.policies.q_actor_critic import QActorCritic
-from lightning_rl.rollout import check_time, env_steps_in
+from lightning_rl.rollout.contract import check_time, env_steps_in
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 
 class OffPolicyAlgorithm(Algorithm):

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import RatioTerms, whole_action
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of
-from lightning_rl.errors import check_range
 from lightning_rl.functional import (
     approx_kl,
     behavior_weight,
@@ -18,7 +17,8 @@ from lightning_rl.functional import (
     loglinear_proximal,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field
+from lightning_rl.rollout.contract import add_transition_field
+from lightning_rl.system.errors import check_range
 
 Correction = Literal["decoupled", "loglinear", "vtrace", "bypass"]
 """Of `off_policy_correction`."""

@@ -24,14 +24,14 @@ from lightning_rl.algorithms.sequence_cut import (
     SequenceLength,
     most_minibatches,
 )
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import check_range
-from lightning_rl.lightning_private import trainer_of
-from lightning_rl.optim.compiled.update import CompiledValues
+from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies import Policy, RewardNormalizer
-from lightning_rl.rollout import discounted_reward, flat_transitions, loss_fields
+from lightning_rl.rollout.contract import discounted_reward, flat_transitions, loss_fields
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import check_range
+from lightning_rl.system.lightning_private import trainer_of
 
 Draw = Callable[[TensorDict, Tensor, Sequence[int]], dict[str, Tensor]]
 """Makes fields of the samples drawn: see `OnPolicyAlgorithm.drawn_fields`."""

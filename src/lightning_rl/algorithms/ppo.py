@@ -10,8 +10,6 @@ from torch import Tensor
 
 from lightning_rl.algorithms.action_parts import add_part_weights, ratio_terms
 from lightning_rl.algorithms.on_policy import OnPolicyAlgorithm
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
     approx_kl,
     clip_fraction,
@@ -24,7 +22,9 @@ from lightning_rl.functional import (
     vtrace,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import add_transition_field, discount_of
+from lightning_rl.rollout.contract import add_transition_field, discount_of
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import check_range, require
 
 
 class PPO(OnPolicyAlgorithm):

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.base import RankState
 from lightning_rl.algorithms.off_policy import OffPolicyAlgorithm, check_q_policy, slow_copy
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import check_range, require
 from lightning_rl.functional import (
     categorical_loss,
     categorical_target,
@@ -22,6 +20,8 @@ from lightning_rl.functional import (
 from lightning_rl.optim.update import Objective
 from lightning_rl.policies.normalization import ReturnNormalizer
 from lightning_rl.policies.q_actor_critic import QActorCritic
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import check_range, require
 
 
 class Following(NamedTuple):

@@ -12,18 +12,18 @@ from torch import Tensor
 from lightning_rl.algorithms.base import Algorithm
 from lightning_rl.algorithms.checks import check_batch_size
 from lightning_rl.algorithms.on_policy import Transitions, epochs
-from lightning_rl.distributed import ranks
+from lightning_rl.collectors.evaluation import logged_values, summarize
+from lightning_rl.datasets import LabelledFrames
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.errors import check_range, require
-from lightning_rl.evaluation import logged_values, summarize
-from lightning_rl.offline import LabelledFrames
 from lightning_rl.optim.update import Objective
-from lightning_rl.permission import granted
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
 from lightning_rl.policies.precision import autocast
 from lightning_rl.policies.spaces import fits
-from lightning_rl.rollout import flat_transitions
+from lightning_rl.rollout.contract import flat_transitions
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.permission import granted
 
 FRAMES_AT_ONCE = 256
 """Frames that are judged together in an evaluation."""

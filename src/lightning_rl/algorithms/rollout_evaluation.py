@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_rl.optim.update import micro_batches
 from lightning_rl.policies.base import Policy
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FieldSpec,
     final_observations,
     flat_transitions,

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import flat_transitions
-from lightning_rl.sequences import Sequences, with_sequences
+from lightning_rl.rollout.contract import flat_transitions
+from lightning_rl.rollout.sequences import Sequences, with_sequences
 
 SequenceLength = int | Literal["rollout"] | None
 """Of the setting `sequence_length`."""

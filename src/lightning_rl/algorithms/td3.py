@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import slow_copy
 from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
-from lightning_rl.errors import check_range
 from lightning_rl.optim.update import Objective, OptimizerFactory
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
+from lightning_rl.system.errors import check_range
 
 
 class TD3(QAlgorithm):

@@ -10,8 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import validate
+from lightning_rl.rollout.contract import validate
+from lightning_rl.system.errors import ConfigurationError
 
 
 class BufferClosed(RuntimeError):  # noqa: N818  # no error, but a stop that was asked for
@@ -151,10 +151,10 @@ class Replay(ABC):
     ) -> Iterator[TensorDict]:
         """Yield minibatches [S*L] like those of `batches`, of sequences of L steps in a row.
 
-        Beside the samples lie the steps that lead to them and to what followed them, see
-        `lightning_rl.sequences`. A sequence goes on from an episode into the next, whose state is
-        zero; it begins with the state that was stored before its first step. One that the stream
-        breaks in is not drawn.
+        Next to the samples lie the steps before and after them, see
+        `lightning_rl.rollout.sequences`. A sequence may continue from one episode into the next,
+        whose state is zero; it begins with the state that was stored before its first step. A
+        sequence that contains a break of the stream is not drawn.
 
         Args:
             count: of the minibatches.

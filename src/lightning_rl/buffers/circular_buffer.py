@@ -19,8 +19,8 @@ from lightning_rl.buffers.segments import (
     saved_rollout,
 )
 from lightning_rl.buffers.waiting import wait_for
-from lightning_rl.errors import require
-from lightning_rl.rollout import FieldSpec, clear_bootstrap_slot, copy_rollout
+from lightning_rl.rollout.contract import FieldSpec, clear_bootstrap_slot, copy_rollout
+from lightning_rl.system.errors import require
 
 
 class CircularBuffer:

@@ -15,7 +15,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from lightning_rl.rollout import FieldSpec, space_spec
+from lightning_rl.rollout.contract import FieldSpec, space_spec
 
 Place = Literal["cpu", "device", "disk"]
 """Where columns lie."""

@@ -27,9 +27,9 @@ from lightning_rl.buffers.columns import (
     reserve,
 )
 from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.rollout import FieldSpec, final_observations, validate
-from lightning_rl.sequences import Sequences, with_sequences
+from lightning_rl.rollout.contract import FieldSpec, final_observations, validate
+from lightning_rl.rollout.sequences import Sequences, with_sequences
+from lightning_rl.system.errors import ConfigurationError, check_range, require
 
 GATHER_BYTES = 2**22
 """How much is gathered at once for minibatches."""

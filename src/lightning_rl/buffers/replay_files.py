@@ -16,10 +16,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_rl.buffers.columns import Column
-from lightning_rl.checkpoint_format import check_tensors, read_checkpoint
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import remove_leftovers, write_atomically
+from lightning_rl.checkpoints.format import check_tensors, read_checkpoint
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import remove_leftovers, write_atomically
 
 REPLAY_FOLDER = "replay"
 """The folder of the files, beside the checkpoints."""

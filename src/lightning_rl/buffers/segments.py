@@ -8,7 +8,7 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FieldSpec,
     allocate_final_storage,
     allocate_rollout,

@@ -17,8 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
-from lightning_rl.callbacks import SettingsWriter
-from lightning_rl.checkpoint_format import CONFIG_KEY, SECTIONS
+from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
+from lightning_rl.checkpoints.trust import checked_config, find_code_here, only_allowed_imports
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.collect import collect
@@ -42,20 +42,20 @@ from lightning_rl.cli.parsing import (
 )
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
-from lightning_rl.cli.sweep import sweep
-from lightning_rl.cli.trust import checked_config, find_code_here, only_allowed_imports
 from lightning_rl.cli.values import check_values
-from lightning_rl.data import RLDataModule
-from lightning_rl.distributed import ranks
-from lightning_rl.distributed.shared_memory import LostRankError
-from lightning_rl.errors import ConfigurationError, EnvFaultError, check_range
-from lightning_rl.files import check_writable, read_text, write_atomically
-from lightning_rl.jsonargparse_private import PARSER_MODE, take_yaml
-from lightning_rl.lightning_private import CommandLineAlone
-from lightning_rl.permission import has_granted
-from lightning_rl.plain_yaml import dump_yaml, load_yaml, read_yaml
-from lightning_rl.runs import find_checkpoint, refuse_live_run, run_dir_of
-from lightning_rl.trainer import RLTrainer, quieten_framework
+from lightning_rl.sweeps.sweep import sweep
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
+from lightning_rl.system.files import check_writable, read_text, write_atomically
+from lightning_rl.system.jsonargparse_private import PARSER_MODE, take_yaml
+from lightning_rl.system.lightning_private import CommandLineAlone
+from lightning_rl.system.permission import has_granted
+from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
+from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
+from lightning_rl.system.shared_memory import LostRankError
+from lightning_rl.training.callbacks import SettingsWriter
+from lightning_rl.training.data import RLDataModule
+from lightning_rl.training.trainer import RLTrainer, quieten_framework
 
 MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not met"
 """How the parser passes on that a class lacks a package."""

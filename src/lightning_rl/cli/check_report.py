@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightning_rl.envs.check import LEVELS, Finding
+from lightning_rl.audit.check_env import LEVELS, Finding
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 """How a level is written in a terminal that has colours."""

@@ -12,14 +12,14 @@ from typing import Any
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.collectors.ray import resource_of
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.ray_cluster import (
+from lightning_rl.collectors.ray_cluster import (
     check_answers,
     hide_token,
     prepare_environment,
     refuse_without_ray,
     why_not_joined,
 )
+from lightning_rl.system.errors import ConfigurationError
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "address": (str, None, "of the cluster's head, host:port, as `ray start --head` says it"),

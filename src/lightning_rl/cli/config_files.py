@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from lightning_rl.cli.parsing import UsageError
-from lightning_rl.errors import closest
-from lightning_rl.files import expanded
+from lightning_rl.system.errors import closest
+from lightning_rl.system.files import expanded
 
 
 def find_config(name: str) -> Path:

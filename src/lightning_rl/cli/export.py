@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_rl.checkpoints.loading import Trained, env_of, load_trained
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
+from lightning_rl.deploy.export.formats import SUFFIXES, Exported, Format, export_policy
+from lightning_rl.deploy.export.graph import ports_of, why_not_traced
+from lightning_rl.deploy.export.metadata import directory_of, metadata_of
+from lightning_rl.deploy.export.weights import making_of
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.export.formats import SUFFIXES, Exported, Format, export_policy
-from lightning_rl.export.graph import ports_of, why_not_traced
-from lightning_rl.export.metadata import directory_of, metadata_of
-from lightning_rl.export.weights import making_of
-from lightning_rl.files import expanded
-from lightning_rl.loading import Trained, env_of, load_trained
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "ckpt_path": (str, None, "a checkpoint, a run directory, or last or best of the newest run"),

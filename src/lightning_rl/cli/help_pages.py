@@ -15,7 +15,7 @@ from jsonargparse import DefaultHelpFormatter
 
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.envs import probes
-from lightning_rl.trainer import REFUSED, RLTrainer
+from lightning_rl.training.trainer import REFUSED, RLTrainer
 
 RUN = (
     *("help", "config", "ckpt_path", "exp_name", "output_dir", "trust_code", "restore_replay"),
@@ -121,7 +121,7 @@ def _names(found: re.Match[str]) -> str:
 
 def _is_offered(path: str) -> bool:
     package, _, name = path.rpartition(".")
-    ours = package == "lightning_rl.callbacks"
+    ours = package == "lightning_rl.training.callbacks"
     return not (name in BUILDING_BLOCKS or ours or name.startswith("XLA") or name in PROBES)
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_rl.checkpoint_format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
 from lightning_rl.cli.parsing import check_duplicate_keys
-from lightning_rl.errors import require
-from lightning_rl.plain_yaml import read_yaml
+from lightning_rl.system.errors import require
+from lightning_rl.system.plain_yaml import read_yaml
 
 SCRIPT = "__main__."
 """How the paths of what the script that was run defines begin: elsewhere it is another script."""

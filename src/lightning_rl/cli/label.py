@@ -5,8 +5,7 @@ from typing import Any
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
-from lightning_rl.errors import require
-from lightning_rl.offline.label import (
+from lightning_rl.datasets.label import (
     Chosen,
     Labelled,
     LabelSettings,
@@ -14,6 +13,7 @@ from lightning_rl.offline.label import (
     Values,
     label_dataset,
 )
+from lightning_rl.system.errors import require
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "success": (str, [], "numbers of episodes that succeeded; all: those not in --failure"),

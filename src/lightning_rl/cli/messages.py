@@ -21,12 +21,12 @@ from lightning_rl.buffers import Replay
 from lightning_rl.cli.help_pages import PROBES
 from lightning_rl.cli.parsing import Given
 from lightning_rl.collectors import Collector
-from lightning_rl.data import RLDataModule
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import closest
-from lightning_rl.permission import CURE
 from lightning_rl.policies import Encoder, Memory, Policy
-from lightning_rl.trainer import RLTrainer
+from lightning_rl.system.errors import closest
+from lightning_rl.system.permission import CURE
+from lightning_rl.training.data import RLDataModule
+from lightning_rl.training.trainer import RLTrainer
 
 FAMILIES: dict[str, type] = {
     "model": Algorithm,

@@ -9,7 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import Refusal
-from lightning_rl.errors import closest
+from lightning_rl.system.errors import closest
 
 
 class OptionParser(LightningArgumentParser):

@@ -14,10 +14,10 @@ import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.files import read_text
-from lightning_rl.jsonargparse_private import whole_number
-from lightning_rl.plain_yaml import check_size, read_yaml
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import read_text
+from lightning_rl.system.jsonargparse_private import whole_number
+from lightning_rl.system.plain_yaml import check_size, read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""

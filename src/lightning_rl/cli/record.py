@@ -13,25 +13,25 @@ from typing import Any, Literal, cast
 
 from jsonargparse import Namespace
 
-from lightning_rl.checkpoint_format import CONFIG_KEY, read_checkpoint
+from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
+from lightning_rl.checkpoints.loading import load_trained
+from lightning_rl.checkpoints.trust import checked_config, only_allowed_imports
 from lightning_rl.cli.arguments import is_trusted, value_of
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.kept_config import config_of
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
-from lightning_rl.cli.trust import checked_config, only_allowed_imports
+from lightning_rl.collectors.evaluation import chooser_of
 from lightning_rl.collectors.loop import Chooser
+from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_chooser
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
-from lightning_rl.errors import require
-from lightning_rl.evaluation import chooser_of
-from lightning_rl.files import read_text
-from lightning_rl.loading import load_trained
-from lightning_rl.offline.episodes import EpisodeWriter
-from lightning_rl.offline.record import Recorded, Recorder, neutral_action, script_chooser
-from lightning_rl.plain_yaml import read_yaml
-from lightning_rl.runs import find_checkpoint
+from lightning_rl.system.errors import require
+from lightning_rl.system.files import read_text
+from lightning_rl.system.plain_yaml import read_yaml
+from lightning_rl.system.runs import find_checkpoint
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "path": (str, None, "directory of the dataset; one that is there is gone on with"),

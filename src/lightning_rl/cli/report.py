@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
-from lightning_rl.errors import check_range, require
-from lightning_rl.files import expanded, write_atomically
 from lightning_rl.reports.comparison import METRIC, Comparison, compare
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
+from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.files import expanded, write_atomically
 
 Format = Literal["html", "md", "json"]
 

@@ -18,9 +18,9 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import check_range
 from lightning_rl.policies import Policy
-from lightning_rl.process import flush_denormals, flushes_denormals
+from lightning_rl.system.errors import check_range
+from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 JOIN_SECONDS = 5.0
 """How long `close` waits for the thread, which stops between two env steps."""

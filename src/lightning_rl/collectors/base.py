@@ -11,13 +11,13 @@ from tensordict import TensorDict
 from lightning_rl.buffers import allocate_segments
 from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
-from lightning_rl.distributed import ranks
+from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.optim.compiled.choice import StepsChoice
-from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
-from lightning_rl.rollout import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
+from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
+from lightning_rl.system import ranks
+from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
 class Collector(ABC):

@@ -11,26 +11,22 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import Segment
-from lightning_rl.collectors.compiled_steps import (
+from lightning_rl.collectors.statistics import EnvReports
+from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.steps import (
     CompiledActor,
     CompiledStepper,
     CompiledSteps,
     StepWriter,
     UntraceableError,
 )
-from lightning_rl.collectors.statistics import EnvReports
-from lightning_rl.distributed import ranks
 from lightning_rl.envs import RestoreError, TorchEnv, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
-from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.machine import settings
-from lightning_rl.optim.compiled.choice import StepsChoice
-from lightning_rl.phases import PhaseTimer, no_phases
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import RolloutActor, UniformActor
 from lightning_rl.policies.teacher import MixedActor, Teacher
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     LOOK_EVERY,
     MASK,
     clear_final_observations,
@@ -40,6 +36,10 @@ from lightning_rl.rollout import (
     refuse_empty_masks,
     time_major,
 )
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.machine import settings
+from lightning_rl.system.phases import PhaseTimer, no_phases
 
 Chooser = Callable[[Observation, Tensor], Tensor]
 """Gives the actions [N, *A] for an observation [N, ...] and the rows [N] bool that still run."""

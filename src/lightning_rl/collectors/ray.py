@@ -19,23 +19,19 @@ from lightning_rl.buffers import BufferClosed
 from lightning_rl.buffers.segments import allocate_segments, check_fits
 from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
-from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
-from lightning_rl.collectors.statistics import EpisodeStatistics
-from lightning_rl.collectors.weights import acting_copy, changing_weights
-from lightning_rl.distributed import ranks
-from lightning_rl.envs import VectorEnv
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.machine import MachineSettings, put_in_force, settings
-from lightning_rl.policies import Policy
-from lightning_rl.process import flush_denormals, flushes_denormals
-from lightning_rl.ray_cluster import (
+from lightning_rl.collectors.ray_cluster import (
     Connection,
     Member,
     check_versions,
     refuse_without_ray,
     versions,
 )
-from lightning_rl.rollout import (
+from lightning_rl.collectors.remote import Answer, RemoteCollectors, Rules
+from lightning_rl.collectors.statistics import EpisodeStatistics
+from lightning_rl.collectors.weights import acting_copy, changing_weights
+from lightning_rl.envs import VectorEnv
+from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import (
     clear_bootstrap_slot,
     copy_rollout,
     final_storage,
@@ -44,6 +40,10 @@ from lightning_rl.rollout import (
     rollout_from,
     time_major,
 )
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.machine import MachineSettings, put_in_force, settings
+from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 CLOSE_SECONDS = 5.0
 """How long collectors may take to stop between two env steps and to close their envs."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from lightning_rl.buffers import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.waiting import LOOK_SECONDS
-from lightning_rl.errors import ConfigurationError
+from lightning_rl.system.errors import ConfigurationError
 
 MOST_TOLD = 8
 """To how many collectors a publication goes: each is a call of about a millisecond."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
 from lightning_rl.policies import Policy
-from lightning_rl.torch_private import copy_all
+from lightning_rl.system.torch_private import copy_all
 
 
 class PublishedWeights:

@@ -1,16 +1,10 @@
 """Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
-from lightning_rl.envs.action_mask import ActionMask
-from lightning_rl.envs.check import Finding, check_env
 from lightning_rl.envs.chunks import ActionChunk, HoldsRows
-from lightning_rl.envs.condition import Conditioned
-from lightning_rl.envs.devices import Gamepad, Keyboard, SpaceMouse
-from lightning_rl.envs.encoded import EncodedObservations
-from lightning_rl.envs.envpool_env import EnvPoolEnv
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
-from lightning_rl.envs.hide import HideEntries
-from lightning_rl.envs.intervention import Intervention, InterventionSource, Said, Script
-from lightning_rl.envs.penalty import PenaltyTerms
+from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv
+from lightning_rl.envs.people.devices import Gamepad, Keyboard, SpaceMouse
+from lightning_rl.envs.people.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.probes import (
     ActionProbe,
     MaskProbe,
@@ -19,13 +13,18 @@ from lightning_rl.envs.probes import (
     TimeLimitProbe,
     ValueProbe,
 )
-from lightning_rl.envs.rsl_rl_env import RslRlVecEnv
 from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
-from lightning_rl.envs.tensor_simulator import TensorSimulator
-from lightning_rl.envs.torch_env import TorchEnv
+from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv
+from lightning_rl.envs.torch.tensor_simulator import TensorSimulator
+from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv, VectorEnvWrapper
-from lightning_rl.envs.vla_observation import VLAObservation
-from lightning_rl.structured_actions import FlatAction
+from lightning_rl.envs.wrappers.action_mask import ActionMask
+from lightning_rl.envs.wrappers.condition import Conditioned
+from lightning_rl.envs.wrappers.encoded import EncodedObservations
+from lightning_rl.envs.wrappers.hide import HideEntries
+from lightning_rl.envs.wrappers.penalty import PenaltyTerms
+from lightning_rl.envs.wrappers.vla_observation import VLAObservation
+from lightning_rl.rollout.structured_actions import FlatAction
 
 __all__ = [
     "ActionChunk",
@@ -35,7 +34,6 @@ __all__ = [
     "Conditioned",
     "EncodedObservations",
     "EnvPoolEnv",
-    "Finding",
     "FlatAction",
     "Gamepad",
     "GymnasiumEnv",
@@ -63,5 +61,4 @@ __all__ = [
     "ValueProbe",
     "VectorEnv",
     "VectorEnvWrapper",
-    "check_env",
 ]

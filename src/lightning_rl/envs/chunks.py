@@ -9,7 +9,6 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.chunk_wrapper import ChunkWrapper, repeated
 from lightning_rl.envs.vector_env import (
     Observation,
     Seed,
@@ -17,8 +16,9 @@ from lightning_rl.envs.vector_env import (
     VectorEnvWrapper,
     interventions,
 )
-from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.envs.wrappers.chunk_wrapper import ChunkWrapper, repeated
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.errors import ConfigurationError, require
 
 
 @runtime_checkable

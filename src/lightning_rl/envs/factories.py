@@ -12,7 +12,7 @@ from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.step_results import check_space
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.errors import ConfigurationError, closest, require
+from lightning_rl.system.errors import ConfigurationError, closest, require
 
 EnvFactory = Callable[[int], VectorEnv]
 """Makes an env from `num_envs`.

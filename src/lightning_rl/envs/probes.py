@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.torch_env import TorchEnv
+from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import Observation
 
 

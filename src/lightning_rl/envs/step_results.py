@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.errors import ConfigurationError, EnvFaultError
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 
 TREES = ("rewards", "metrics")
 """Those that are dicts of numbers by name."""

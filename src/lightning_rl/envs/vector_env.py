@@ -14,8 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.step_results import ObservedChoices, check_info, check_like
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import (
+from lightning_rl.rollout.contract import (
     FieldSpec,
     FinalObservationWriter,
     copy_tree,
@@ -23,6 +22,7 @@ from lightning_rl.rollout import (
     step_views,
     time_major,
 )
+from lightning_rl.system.errors import ConfigurationError
 
 Observation = Tensor | TensorDict
 """[N, ...], or a tree of such."""

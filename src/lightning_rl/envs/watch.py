@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from lightning_rl.envs.vector_env import VectorEnv
-from lightning_rl.errors import EnvFaultError
-from lightning_rl.process import end_process
+from lightning_rl.system.errors import EnvFaultError
+from lightning_rl.system.process import end_process
 
 TICK_SECONDS = 1.0
 """How often the thread looks; where more than twice that has passed, the process stood still."""

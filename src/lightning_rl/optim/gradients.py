@@ -14,7 +14,7 @@ from functools import cached_property, partial, reduce
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.torch_private import flatten, unflatten
+from lightning_rl.system.torch_private import flatten, unflatten
 
 
 def flattened(

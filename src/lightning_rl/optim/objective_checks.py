@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, require
+from lightning_rl.system.errors import ConfigurationError, require
 
 WHOLE = sys.maxsize
 """The `micro_batch_size` that keeps every minibatch whole."""

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
-from lightning_rl.distributed import ranks
-from lightning_rl.errors import require
 from lightning_rl.optim import objective_checks as checks
 from lightning_rl.optim.gradients import FlatGradient
 from lightning_rl.optim.learning_rate import LearningRateSchedule
 from lightning_rl.optim.lightning_hooks import LightningHooks
-from lightning_rl.phases import PhaseTimer, no_phases
-from lightning_rl.sequences import split_sequences
+from lightning_rl.rollout.sequences import split_sequences
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import require
+from lightning_rl.system.phases import PhaseTimer, no_phases
 
 OptimizerFactory = Callable[[Iterable[Any]], Optimizer]
 """Makes an optimizer from parameters.

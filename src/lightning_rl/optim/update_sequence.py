@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.errors import require
 from lightning_rl.optim.objective_checks import passed_scalars
 from lightning_rl.optim.update import Update
+from lightning_rl.system.errors import require
 
 
 class UpdateSequence:

@@ -3,7 +3,8 @@
 from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic
-from lightning_rl.policies.encoders import (
+from lightning_rl.policies.gripper import GripperActorCritic
+from lightning_rl.policies.networks.encoders import (
     DictEncoder,
     Encoder,
     FrozenEncoder,
@@ -13,15 +14,14 @@ from lightning_rl.policies.encoders import (
     PerceptronEncoder,
     SpatialSoftmaxCNN,
 )
-from lightning_rl.policies.gripper import GripperActorCritic
-from lightning_rl.policies.memory import GRU, LSTM, Memory
+from lightning_rl.policies.networks.memory import GRU, LSTM, Memory
+from lightning_rl.policies.networks.q_networks import QEnsemble, ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
     DeterministicActorCritic,
     QActorCritic,
     SquashedActorCritic,
 )
-from lightning_rl.policies.q_networks import QEnsemble, ValueAtoms
 from lightning_rl.policies.slow import SlowPolicy
 from lightning_rl.policies.vla import (
     Backbone,

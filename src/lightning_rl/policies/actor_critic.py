@@ -5,10 +5,10 @@ from typing import Any
 
 import gymnasium
 
-from lightning_rl.policies.encoders import EncoderFactory
-from lightning_rl.policies.gaussians import distribution_for
-from lightning_rl.policies.memory import MemoryFactory
-from lightning_rl.policies.perceptron import (
+from lightning_rl.policies.distributions.gaussians import distribution_for
+from lightning_rl.policies.networks.encoders import EncoderFactory
+from lightning_rl.policies.networks.memory import MemoryFactory
+from lightning_rl.policies.networks.perceptron import (
     Initialization,
     flat_observation_size,
     mlp,

@@ -13,14 +13,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.construction import Constructed
-from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.policies.distributions import NEVER
-from lightning_rl.policies.gumbel import gumbel_
+from lightning_rl.policies.distributions.base import NEVER
+from lightning_rl.policies.distributions.gumbel import gumbel_
 from lightning_rl.policies.precision import autocast
-from lightning_rl.rollout import MASK, FieldSpec, step_views, time_major
-from lightning_rl.structured_actions import flat_actions
-from lightning_rl.torch_private import version_of
+from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
+from lightning_rl.rollout.structured_actions import flat_actions
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.torch_private import version_of
 
 
 class Policy(nn.Module, ABC, Constructed):
@@ -48,8 +48,8 @@ class Policy(nn.Module, ABC, Constructed):
         version: int64 buffer, the number of updates behind these weights. Written by the learner
             alone; it travels with the weights into checkpoints and copies.
         has_critic: whether `value` means anything; an algorithm that needs it refuses others.
-        evaluates_sequences: whether it has a memory, and `evaluate_actions` goes through the
-            `sequences` that then lie beside a minibatch (`lightning_rl.sequences`), so that it
+        evaluates_sequences: whether it has a memory, and `evaluate_actions` runs over the
+            `sequences` that a minibatch then holds (`lightning_rl.rollout.sequences`), so that it
             learns what to remember.
         joint_ratio: where `sample_log_prob` is that of the parts of an action, [N, L], whether the
             update takes the ratio of the whole action instead of one per part.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from lightning_rl.policies.base import Policy
-from lightning_rl.torch_private import non_persistent_buffers_of
+from lightning_rl.system.torch_private import non_persistent_buffers_of
 
 Description = dict[str, dict[str, Any]]
 """By the path of a module: the name of its class as `class`, where that says what it computes, and

@@ -8,14 +8,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.errors import require
-from lightning_rl.policies.distributions import Categorical
-from lightning_rl.policies.encoders import EncoderFactory
-from lightning_rl.policies.memory import MemoryFactory
-from lightning_rl.policies.perceptron import Initialization, Network, Normalization
+from lightning_rl.policies.distributions.base import Categorical
+from lightning_rl.policies.networks.encoders import EncoderFactory
+from lightning_rl.policies.networks.memory import MemoryFactory
+from lightning_rl.policies.networks.perceptron import Initialization, Network, Normalization
+from lightning_rl.policies.networks.q_networks import QEnsemble, refuse_batch
 from lightning_rl.policies.q_actor_critic import QActorCritic
-from lightning_rl.policies.q_networks import QEnsemble, refuse_batch
-from lightning_rl.rollout import MASK
+from lightning_rl.rollout.contract import MASK
+from lightning_rl.system.errors import require
 
 
 class DiscreteActorCritic(QActorCritic):

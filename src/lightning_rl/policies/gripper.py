@@ -10,12 +10,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.errors import require
-from lightning_rl.policies.distributions import widened
-from lightning_rl.policies.perceptron import Normalization, mlp
+from lightning_rl.policies.distributions.base import widened
+from lightning_rl.policies.networks.perceptron import Normalization, mlp
+from lightning_rl.policies.networks.q_networks import refuse_batch
 from lightning_rl.policies.q_actor_critic import SquashedActorCritic
-from lightning_rl.policies.q_networks import refuse_batch
-from lightning_rl.structured_actions import StructuredActions
+from lightning_rl.rollout.structured_actions import StructuredActions
+from lightning_rl.system.errors import require
 
 CLOSE, STAY, OPEN = 0, 1, 2
 """The commands of a gripper, from the least to the greatest number of an action's last dimension.

@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.distributed import ranks
 from lightning_rl.functional import discounted_return
-from lightning_rl.rollout import discount_of, discounted_reward
+from lightning_rl.rollout.contract import discount_of, discounted_reward
+from lightning_rl.system import ranks
 
 
 class RunningMoments(nn.Module):

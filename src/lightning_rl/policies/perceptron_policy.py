@@ -9,15 +9,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import require
-from lightning_rl.machine import settings
+from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
 from lightning_rl.policies.base import Policy, RolloutActor
-from lightning_rl.policies.distributions import ActionDistribution, widened
-from lightning_rl.policies.encoders import Encoder, EncoderFactory, of_critic
-from lightning_rl.policies.memory import MemoryFactory
-from lightning_rl.policies.normalization import ObservationNormalizer
-from lightning_rl.policies.numpy_acting import NumpyActor, acts_in_numpy
-from lightning_rl.policies.perceptron import (
+from lightning_rl.policies.distributions.base import ActionDistribution, widened
+from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
+from lightning_rl.policies.networks.memory import MemoryFactory
+from lightning_rl.policies.networks.perceptron import (
     Initialization,
     Network,
     Normalization,
@@ -27,8 +24,11 @@ from lightning_rl.policies.perceptron import (
     read_keys,
     read_space,
 )
-from lightning_rl.rollout import MASK, FieldSpec, has_mask, time_major
-from lightning_rl.sequences import sequences_of
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.rollout.contract import MASK, FieldSpec, has_mask, time_major
+from lightning_rl.rollout.sequences import sequences_of
+from lightning_rl.system.errors import require
+from lightning_rl.system.machine import settings
 
 
 class PerceptronPolicy(Policy):

@@ -9,19 +9,23 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import check_range, require
-from lightning_rl.policies.distributions import widened
-from lightning_rl.policies.encoders import EncoderFactory
-from lightning_rl.policies.gaussians import NoisyTanh, StateStdTanhGaussian, UnitActions
-from lightning_rl.policies.memory import Memory, MemoryFactory
-from lightning_rl.policies.perceptron import (
+from lightning_rl.policies.distributions.base import widened
+from lightning_rl.policies.distributions.gaussians import (
+    NoisyTanh,
+    StateStdTanhGaussian,
+    UnitActions,
+)
+from lightning_rl.policies.networks.encoders import EncoderFactory
+from lightning_rl.policies.networks.memory import Memory, MemoryFactory
+from lightning_rl.policies.networks.perceptron import (
     Initialization,
     Network,
     Normalization,
     check_activation,
 )
+from lightning_rl.policies.networks.q_networks import CriticNormalization, QEnsemble, ValueAtoms
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
-from lightning_rl.policies.q_networks import CriticNormalization, QEnsemble, ValueAtoms
+from lightning_rl.system.errors import check_range, require
 
 Through = tuple[nn.Module | None, Memory | None]
 """What features are read through: an encoder, and the memory behind it."""

@@ -8,9 +8,9 @@ import gymnasium
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.errors import check_range
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.wrapper import PolicyWrapper
+from lightning_rl.system.errors import check_range
 
 PolicyFactory = Callable[[gymnasium.Space[Any], gymnasium.Space[Any]], Policy]
 """Makes a policy from the observation and the action space.

@@ -9,9 +9,9 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.construction import GIVEN_BY_THE_ENV
 from lightning_rl.policies.base import Policy
-from lightning_rl.structured_actions import StructuredActions
+from lightning_rl.rollout.structured_actions import StructuredActions
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV
 
 SpaceData = dict[str, Any]
 """`kind`, the name of the class, and the arguments of its constructor."""

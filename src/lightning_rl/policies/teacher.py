@@ -6,10 +6,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.errors import check_range, require
 from lightning_rl.policies.base import Policy, RolloutActor
 from lightning_rl.policies.spaces import fits, part_for
-from lightning_rl.rollout import copy_tree, map_tree, time_major
+from lightning_rl.rollout.contract import copy_tree, map_tree, time_major
+from lightning_rl.system.errors import check_range, require
 
 
 class Teacher:

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.policies.base import Policy, RolloutActor, StepwiseActor
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.rollout.contract import FieldSpec
 
 
 def _of_inner(name: str) -> Any:

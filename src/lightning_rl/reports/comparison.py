@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.errors import ConfigurationError, closest
-from lightning_rl.evaluation import logged_values
+from lightning_rl.collectors.evaluation import logged_values
 from lightning_rl.reports.runs import RunRecord, find_runs, read_run
 from lightning_rl.reports.statistics import (
     interval_of_improvement,
@@ -19,6 +18,7 @@ from lightning_rl.reports.statistics import (
     iqm_curve,
     probability_of_improvement,
 )
+from lightning_rl.system.errors import ConfigurationError, closest
 
 METRIC = "eval/avg_reward"
 """By which runs are compared where nothing else is said."""

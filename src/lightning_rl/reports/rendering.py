@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lightning_rl.checkpoint_format import own_version
+from lightning_rl.checkpoints.format import own_version
 from lightning_rl.reports.comparison import ABSENT, Comparison, Curve, Group, short_names
 from lightning_rl.reports.runs import RunRecord
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.evaluation import logged_values
-from lightning_rl.files import open_file, read_json, read_text
-from lightning_rl.plain_yaml import read_yaml
+from lightning_rl.collectors.evaluation import logged_values
+from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.files import open_file, read_json, read_text
+from lightning_rl.system.plain_yaml import read_yaml
 
 MANIFEST, EVALUATION, NUMBERS = "run.json", "evaluation.json", Path("logs", "metrics.csv")
 """By which a run directory is known, its last evaluation, and the table of its metrics."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_rl.errors import require
+from lightning_rl.system.errors import require
 
 RESAMPLES = 10_000
 """How many samples a bootstrap draws."""

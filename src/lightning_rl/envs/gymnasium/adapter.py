@@ -46,10 +46,10 @@ from lightning_rl.envs.vector_env import (
     one_picture,
     wrap_arrays,
 )
-from lightning_rl.errors import require
-from lightning_rl.machine import settings
-from lightning_rl.rollout import map_tree
-from lightning_rl.structured_actions import as_env_counts, as_policy_counts, first_choice
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.structured_actions import as_env_counts, as_policy_counts, first_choice
+from lightning_rl.system.errors import require
+from lightning_rl.system.machine import settings
 
 MAX_REPLAY_STEPS = 100_000
 """Longest episode, in steps, whose actions are kept so that a resumed run can replay it."""

@@ -23,7 +23,7 @@ from lightning_rl.envs.step_results import (
     read_step,
 )
 from lightning_rl.envs.watch import TellsWhere
-from lightning_rl.rollout import map_tree
+from lightning_rl.rollout.contract import map_tree
 
 EnvStep = Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]]
 

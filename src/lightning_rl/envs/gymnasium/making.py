@@ -21,9 +21,9 @@ from lightning_rl.envs.gymnasium.mujoco_bindings import hear_mujoco
 from lightning_rl.envs.gymnasium.replay import CheckedReturns, ReplayableEpisode
 from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
-from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.permission import granted
-from lightning_rl.structured_actions import FlatAction, StructuredActions, flat_actions
+from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
+from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.permission import granted
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from lightning_rl.envs.gymnasium.mujoco_bindings import has_mujoco_profiler, set_mujoco_profiler
-from lightning_rl.envs.intervention import Intervention
+from lightning_rl.envs.people.intervention import Intervention
 from lightning_rl.envs.step_results import (
     READ,
     check_observation,

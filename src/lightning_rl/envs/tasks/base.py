@@ -12,9 +12,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.envs.tasks.terms import ActionTerm, Kind, RewardTerms, require_kind
-from lightning_rl.envs.torch_env import TorchEnv
+from lightning_rl.envs.torch.torch_env import TorchEnv
 from lightning_rl.envs.vector_env import Observation
-from lightning_rl.errors import check_range
+from lightning_rl.system.errors import check_range
 
 
 @dataclass

@@ -18,8 +18,8 @@ from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.cart_pole import CartPole
 from lightning_rl.envs.tasks.point_mass import PointMass
 from lightning_rl.envs.tasks.push_cube import PushCube
-from lightning_rl.errors import ConfigurationError
-from lightning_rl.rollout import map_tree
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.system.errors import ConfigurationError
 
 TASKS: dict[str, type[CartPole] | type[PointMass] | type[PushCube]] = {
     "CartPole": CartPole,

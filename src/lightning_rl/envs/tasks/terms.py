@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_rl.construction import Constructed
-from lightning_rl.errors import closest, require
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import closest, require
 
 Kind = Literal["position", "velocity", "force"]
 """What a target is of: a drive's position (m), velocity (m/s) or force (N)."""

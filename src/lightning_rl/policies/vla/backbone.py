@@ -7,8 +7,8 @@ from typing import NamedTuple
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.construction import Constructed
-from lightning_rl.errors import require
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import require
 
 
 class Features(NamedTuple):

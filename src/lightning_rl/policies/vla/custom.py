@@ -10,18 +10,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.permission import granted
 from lightning_rl.policies.base import Policy
-from lightning_rl.policies.distributions import summed
-from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
+from lightning_rl.policies.distributions.base import summed
+from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.loading import (
     freeze_matching,
     import_model_class,
     instantiate_model,
 )
 from lightning_rl.policies.vla.weights import WEIGHTS, fill_with_weights
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.permission import granted
 
 
 class CustomVLA(Policy):

@@ -10,11 +10,11 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, check_range, require
-from lightning_rl.files import expanded, read_text
-from lightning_rl.policies.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.gumbel import draw_category
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
+from lightning_rl.policies.distributions.gumbel import draw_category
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.files import expanded, read_text
 
 Level = Literal["token", "action", "chunk"]
 """Of what there is a log-prob: each number of a chunk, each of its actions, or the chunk."""

@@ -14,9 +14,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from lightning_rl.errors import ConfigurationError, closest, require
-from lightning_rl.files import expanded
-from lightning_rl.permission import granted
 from lightning_rl.policies.vla.adapters import (
     add_fresh_adapter,
     add_saved_adapter,
@@ -31,6 +28,9 @@ from lightning_rl.policies.vla.weights import (
     quiet,
     read_json,
 )
+from lightning_rl.system.errors import ConfigurationError, closest, require
+from lightning_rl.system.files import expanded
+from lightning_rl.system.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]
 """What a model is made of: a class, a directory of transformers, or its configuration alone."""

@@ -9,13 +9,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import check_range, require
 from lightning_rl.policies.base import Policy
 from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
 from lightning_rl.policies.vla.tiny import TinyVLA
-from lightning_rl.rollout import FieldSpec
+from lightning_rl.rollout.contract import FieldSpec
+from lightning_rl.system.errors import check_range, require
 
 
 class VLAPolicy(Policy):

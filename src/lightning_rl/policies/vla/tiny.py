@@ -4,8 +4,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.errors import require
 from lightning_rl.policies.vla.backbone import Backbone, Features, refuse_unknown_tokens
+from lightning_rl.system.errors import require
 
 SHARPNESS = 5.0
 """What maps are multiplied by before the softmax over their pixels, which is flat otherwise."""

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.errors import ConfigurationError, require
-from lightning_rl.files import expanded, read_text
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded, read_text
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """How the names of files of weights end."""

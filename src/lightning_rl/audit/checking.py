@@ -1,0 +1,407 @@
+"""Check a whole run before it is begun: its env, how it collects, what its update will do."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tensordict import TensorDict
+
+from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
+from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
+from lightning_rl.audit.random_play import BLOCK_BYTES, RandomPlay, bounds, synchronize
+from lightning_rl.collectors import Collector
+from lightning_rl.collectors.loop import step_through
+from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
+from lightning_rl.rollout.contract import allocate_rollout, copy_tree, step_views, time_major
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
+from lightning_rl.training.callbacks.typed import algorithm_of, data_of
+from lightning_rl.training.callbacks.video import VideoRecorder
+from lightning_rl.training.data import RLDataModule
+
+SHARE_OF_THE_ENV = 0.7
+"""Of the time of a check; the rest is the policy's."""
+
+FEWEST_STEPS, MOST_STEPS = 3, 500
+"""Of the untrained policy, in each env."""
+
+SLOW_STEP = 5e-3
+"""Seconds per step of all envs from which on acting is worth a thread of its own."""
+
+WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
+"""What a step in worker processes costs beside the env: for each of them, and for all."""
+
+
+class Checked(Exception):  # noqa: N818  # no error: it ends a run that was to be checked alone
+    """A run has been checked, and shall not begin."""
+
+
+class RunCheck(Callback):
+    """Check a run at the point where it would begin, and end it there by raising `Checked`.
+
+    It stands behind the other callbacks, so that they have refused what they refuse.
+
+    Args:
+        seconds: how long to play, about.
+
+    Attributes:
+        findings: what was found, by topic.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.findings: list[Finding] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Play the env, then the policy in it, and look at the settings."""
+        algorithm, data = algorithm_of(pl_module), data_of(trainer)
+        data.close()  # one set of envs at a time
+        env_check = EnvCheck(
+            data.new_env,
+            seconds=SHARE_OF_THE_ENV * self._seconds,
+            seed=data.seed_for("check"),
+            scaling=_scaling(algorithm),
+        )
+        self.findings = env_check.findings
+        env_check.run()
+        acting = None
+        if not env_check.failed:
+            with self._finding("collector"):
+                acting = self._collect(data, algorithm)
+            data.close()
+            self._look_at_groups(algorithm, env_check)
+            self._look_at_lengths(data, algorithm, cast(RandomPlay, env_check.play))
+        if acting is not None:
+            self._look_at_speed(data, env_check, acting)
+        self._look_at_update(data, algorithm)
+        if cast(Any, trainer).enable_validation:
+            with self._finding("evaluation"):
+                self._look_at_evaluation(trainer, data, env_check)
+        topics = list(dict.fromkeys(finding.topic for finding in self.findings))
+        self.findings.sort(key=lambda finding: topics.index(finding.topic))
+        raise Checked
+
+    def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
+        """Keep a finding."""
+        self.findings.append(Finding(topic, level, text, cure))
+
+    @contextmanager
+    def _finding(self, topic: str) -> Iterator[None]:
+        """Make a finding of what would be refused, so that the others are told too."""
+        try:
+            yield
+        except ConfigurationError as error:
+            self.add(topic, "error", str(error))
+
+    # --- collecting ---
+
+    def _collect(self, data: RLDataModule, algorithm: Algorithm) -> "Acting | None":
+        """Make the collector, and have the policy act as it does; None where nothing is played."""
+        data.train_dataloader()
+        assert data.collector is not None
+        if not data.collector.ways:
+            text = f"{type(data.collector).__name__} plays nothing: its rollouts are there already"
+            self.add("collector", "ok", text)
+            return None
+        acting = Acting(data.collector, (1 - SHARE_OF_THE_ENV) * self._seconds)
+        if acting.beyond > 0:
+            space = data.collector.env.single_action_space
+            large = acting.beyond > 0.5
+            low, high = bounds(space)
+            self.add(
+                *("action", "warning" if large else "ok"),
+                f"{acting.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
+                f"of {np.min(low):.4g} to {np.max(high):.4g}, where it is clipped",
+                "Leave rescale_action on, or lower log_std_init." if large else "",
+            )
+        return acting
+
+    def _look_at_speed(self, data: RLDataModule, env_check: EnvCheck, acting: "Acting") -> None:
+        play = cast(RandomPlay, env_check.play)
+        each = play.env_steps / max(1, play.steps)  # env steps of a step of all envs
+        stepping, choosing = play.step_seconds, acting.act_seconds
+        rate = each / max(1e-9, stepping + choosing)
+        way = getattr(acting.base, "vectorization", "")
+        slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
+        self.add(
+            *("speed", "ok"),
+            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.stepper}"
+            f"{f', {way}' if way else ''}), acting alone {_rate(each / max(1e-9, choosing))} "
+            f"({acting.way}): the {slower} takes {share / (stepping + choosing):.0%} of collecting",
+        )
+        self.add(
+            *("speed", "ok"),
+            f"together {_rate(rate)}: {data.total_env_steps:,} of them take "
+            f"{_duration(data.total_env_steps / rate)} to collect, updates not counted",
+        )
+        if isinstance(acting.base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
+            self._advise_workers(data.num_envs, stepping, choosing)
+        if choosing > max(SLOW_STEP, stepping) and not acting.in_background:
+            self.add(
+                *("speed", "note", f"choosing the actions of a step takes {1e3 * choosing:.3g} ms"),
+                "data.collector: {class_path: AsyncCollector} collects while the learner trains.",
+            )
+
+    def _advise_workers(self, num_envs: int, stepping: float, choosing: float) -> None:
+        """Say what worker processes would bring, where they would bring a lot."""
+        cores = _cores()
+        rounds = -(-num_envs // cores)
+        other = rounds * stepping / num_envs + num_envs * WORKER_SECONDS + WORKERS_SECONDS
+        if other + choosing < 0.7 * (stepping + choosing):
+            gain = (stepping + choosing) / (other + choosing)
+            self.add(
+                *("speed", "note"),
+                f"{num_envs} envs are stepped one after the other, {1e3 * stepping:.3g} ms in all, "
+                f"and there are {cores} cores",
+                f"data.env.vectorization: async might collect {gain:.1f} times as fast.",
+            )
+
+    # --- settings against what was seen ---
+
+    def _look_at_groups(self, algorithm: Algorithm, env_check: EnvCheck) -> None:
+        size = algorithm.plan.group_size
+        if size > 1 and not env_check.same_starts:
+            self.add(
+                *("rollout", "error"),
+                f"the {size} members of a group must begin alike, and the same seed gave another "
+                "start",
+                "Have the env draw its starts from the seed of reset alone.",
+            )
+
+    def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: RandomPlay) -> None:
+        """Compare rollout, episode and the horizon of gamma."""
+        each = data.env_steps_per_iteration // data.num_envs
+        limit = play.env.max_episode_steps
+        longest = limit or max(play.lengths, default=0)
+        text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
+        if longest and algorithm.plan.first_episode_only:
+            self._look_at_whole_episodes(text, each, longest)
+        elif play.lengths:
+            ends = data.num_envs * each / float(np.mean(play.lengths))
+            number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
+            text += f"; about {number} episodes end in each, if they last as with random actions"
+            seldom = ": in most rollouts none" if ends < 1 else ""
+            self.add("rollout", "note" if seldom else "ok", text + seldom)
+        else:
+            self.add("rollout", "ok", text)
+        gamma = algorithm.gamma if isinstance(algorithm, OnPolicyAlgorithm) else None
+        if gamma is None or not longest:
+            return
+        horizon = 1 / (1 - gamma) if gamma < 1 else float("inf")
+        text = f"gamma {gamma:g} looks some {horizon:,.0f} env steps ahead"
+        short = 20 * horizon < longest
+        self.add(
+            *("rollout", "note" if short else "ok"),
+            f"{text}; an episode lasts up to {longest:,}",
+            "Where what counts comes late, raise model.gamma." if short else "",
+        )
+
+    def _look_at_whole_episodes(self, text: str, each: int, longest: int) -> None:
+        if each >= longest:
+            self.add("rollout", "ok", f"{text}, of which an episode takes up to {longest:,}")
+        else:
+            self.add(
+                *("rollout", "warning"),
+                f"{text}, and an episode may last {longest:,}: those that do are cut, and compared "
+                "by what they have earned so far",
+                "Raise data.buffer_size, or shorten the episodes.",
+            )
+
+    def _look_at_update(self, data: RLDataModule, algorithm: Algorithm) -> None:
+        each = algorithm.minibatches_per_iteration()
+        choice = algorithm.choose_compilation()
+        total = (
+            f"{data.total_iterations:,} iterations of {data.env_steps_per_iteration:,} env steps"
+        )
+        if each is not None:
+            total += f", each of {each:,} minibatches of up to {algorithm.batch_size:,}"
+        self.add("update", "ok", total)
+        how = "is compiled" if choice.compiled else "runs uncompiled"
+        self.add("update", "ok", f"it {how}: {choice.why}")
+        policy = _inner(algorithm)
+        says = {"observations": (policy, "normalizer"), "rewards": (algorithm, "reward_normalizer")}
+        parts = [
+            f"{name} are {'not ' if getattr(owner, attribute) is None else ''}scaled"
+            for name, (owner, attribute) in says.items()
+            if hasattr(owner, attribute) and algorithm.policy.has_critic
+        ]
+        if parts:
+            self.add("update", "ok", ", ".join(parts))
+
+    def _look_at_evaluation(
+        self, trainer: Trainer, data: RLDataModule, env_check: EnvCheck
+    ) -> None:
+        env, play = data.eval_env, env_check.play
+        count = -(-data.total_iterations // data.iterations_per_epoch)
+        count //= trainer.check_val_every_n_epoch or 1
+        times = f"{count:,} evaluation{'' if count == 1 else 's'}"
+        text = f"{times} of {data.num_eval_episodes} episodes, {env.num_envs} at a time"
+        longest = env.max_episode_steps
+        if longest:
+            most = count * data.num_eval_episodes * longest
+            text += f": up to {most:,} env steps beside the {data.total_env_steps:,} of training"
+            if most > data.total_env_steps:
+                cure = "Where that takes too long: fewer data.num_eval_episodes, or a larger "
+                cure += "data.iterations_per_epoch."
+                self.add("evaluation", "note", text, cure)
+            else:
+                self.add("evaluation", "ok", text)
+        else:
+            self.add("evaluation", "ok", text)
+        if not env_check.failed:
+            self._film(trainer, env, data.eval_seed)
+        callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
+        metrics = [one.metric for one in callbacks if isinstance(one, BestCheckpoint)]
+        if play is not None and not play.success_steps and data.evaluates_on_the_training_env:
+            for metric in metrics:
+                if "success" in metric:
+                    text = f"trainer.best_metric is {metric}, and the env reports no success"
+                    cure = "Put info['success'] into its last step, or use eval/avg_reward."
+                    self.add("evaluation", "error", text, cure)
+
+    def _film(self, trainer: Trainer, env: VectorEnv, seed: int) -> None:
+        """Draw one picture: whether films can be made."""
+        callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
+        wanted = any(isinstance(callback, VideoRecorder) for callback in callbacks)
+        try:
+            env.make_renderable()
+            env.reset(seed=seed)
+            height, width = env.render([0]).shape[1:3]
+        except Exception as error:  # whatever a renderer may lack
+            told = str(error) if isinstance(error, ConfigurationError) else repr(error)
+            text = f"it cannot be filmed: {told}"
+            self.add("evaluation", "warning" if wanted else "note", text)
+        else:
+            how = "will" if wanted else "can"
+            option = "" if wanted else " (--video true)"
+            self.add("evaluation", "ok", f"it {how} be filmed{option}: {width} × {height}")
+
+
+class Acting:
+    """Has a policy act in the env of its collector, as that would, for a while.
+
+    Args:
+        collector: neither it nor its thread has begun.
+        seconds: how long, at most; some steps are taken in any case.
+
+    Attributes:
+        act_seconds: how long choosing the actions of all N envs takes.
+        way: the name of the class that acts.
+        beyond: which share of the numbers of actions lay beyond the bounds of their space.
+        in_background: whether the collector acts beside the learner.
+        base: the env, without what makes chunks of its actions.
+    """
+
+    def __init__(self, collector: Collector, seconds: float) -> None:
+        env = collector.env
+        self.way = collector.ways["acting"]
+        self.in_background = collector.in_background
+        self.base = env.env if isinstance(env, ActionChunk) else env
+        self._spent, self._steps = 0.0, 0
+        self._actions: list[np.ndarray] = []
+        self._play(collector, time.perf_counter() + seconds)
+        self.act_seconds = self._spent / max(1, self._steps)
+        self.beyond = _share_beyond(env.single_action_space, np.stack(self._actions))
+
+    @torch.no_grad()
+    def _play(self, collector: Collector, until: float) -> None:
+        env, policy = collector.env, collector.policy
+        device, fields = policy.version.device, policy.extra_fields | env.extra_fields
+        spaces = (env.single_observation_space, env.single_action_space)
+        each = allocate_rollout(*spaces, env.num_envs, 1, extra_fields=fields).bytes()
+        length = max(FEWEST_STEPS, min(collector.num_steps, 4 * BLOCK_BYTES // max(1, each)))
+        rollout = allocate_rollout(
+            *spaces, env.num_envs, length, extra_fields=fields, device=device
+        )
+        first = step_views(rollout)[0]
+        copy_tree(first.get("observation"), env.reset(seed=collector.seed)[0])
+        actor, stepper = policy.rollout_actor(rollout), env.rollout_stepper(rollout)
+        generator = torch.Generator(device).manual_seed(collector.seed)
+        clock = _Clock(device)
+        storage: TensorDict = time_major(rollout)
+        played = 0
+        while played < FEWEST_STEPS or (played < MOST_STEPS and time.perf_counter() < until):
+            with clock("inference"):
+                actor.begin(generator)
+            for t, _ in step_through(actor, stepper, length, phase=clock):
+                if played == 0 and t == 0:
+                    clock.spent.clear()  # what it took to set things up
+                if played + t + 1 >= FEWEST_STEPS and time.perf_counter() > until:
+                    break
+            with clock("inference"):
+                actor.finish(0, t + 1)
+            self._actions += list(storage["action"][: t + 1].cpu().numpy())
+            for key in ("observation", "state"):
+                if key in rollout.keys():
+                    copy_tree(first.get(key), step_views(rollout)[t + 1].get(key))
+            played += t + 1
+        self._spent, self._steps = clock.spent.get("inference", 0.0), played - 1
+
+
+class _Clock:
+    """A phase timer that adds up seconds, and waits for what a device is told to do."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.spent: dict[str, float] = {}
+        self._device = device
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        synchronize(self._device)
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
+
+
+def _scaling(algorithm: Algorithm) -> Scaling:
+    """Return what an algorithm and its policy scale, as far as they say so."""
+    policy = _inner(algorithm)
+    # Nothing learns the scale of rewards where there is no critic: groups compare them.
+    on_policy = isinstance(algorithm, OnPolicyAlgorithm) and algorithm.policy.has_critic
+    normalizer = getattr(algorithm, "reward_normalizer", None)
+    return Scaling(
+        observation=getattr(policy, "normalizer", None) is not None,
+        reward=not on_policy or normalizer is not None,
+    )
+
+
+def _inner(algorithm: Algorithm) -> Any:
+    """Return the policy, without those that are around it."""
+    policy: Any = algorithm.policy
+    while getattr(policy, "inner", None) is not None:
+        policy = policy.inner
+    return policy
+
+
+def _share_beyond(space: gymnasium.Space[Any], actions: np.ndarray) -> float:
+    """Return which share of the numbers of actions lies beyond the bounds of a Box."""
+    if not isinstance(space, gymnasium.spaces.Box):
+        return 0.0
+    low, high = bounds(space)
+    slack = 1e-5 * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
+    return float(((actions < low - slack) | (actions > high + slack)).mean())
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _rate(per_second: float) -> str:
+    rounded = float(f"{per_second:.2g}")
+    return f"{rounded:,.0f} env steps/s" if rounded >= 10 else f"{rounded:g} env steps/s"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,1 @@
+"""How a run is described, saved, checked and built again."""

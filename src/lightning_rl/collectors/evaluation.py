@@ -1,0 +1,276 @@
+"""Run one episode per seed, and say how well a policy does, with its uncertainty."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.collectors.loop import Chooser, FirstEpisodes
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.vector_env import Observation, interventions
+from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers, first_state
+from lightning_rl.rollout.contract import MASK, refuse_empty_masks
+
+MAX_EPISODE_STEPS = 100_000
+"""Steps after which an episode is cut at the latest, and counted as truncated."""
+
+LEAST_BOUND = 1_000
+"""Env steps that an evaluation episode of an env without a time limit may take in any run."""
+
+Episode = dict[str, Any]
+"""`seed`, `return` (undiscounted, raw reward), `length` (env steps).
+
+`terminated`, `cut` (by the bound on its length, not by the env),
+`success` (bool or None), `intervened` (env steps in which somebody had taken over, or
+None where the env does not say), and `metrics` {name: value at the last step}.
+"""
+
+Watcher = Callable[[int, Tensor, Tensor], None]
+"""Looks on while episodes are played, after the reset and after each step.
+
+Given the step, the returns so far [N] float64, and which episodes still run [N] bool; a row that no
+longer runs is in another episode by now. It must not change the env, nor write into what it gets.
+"""
+
+
+@torch.no_grad()
+def run_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    seeds: Sequence[int],
+    *,
+    deterministic: bool = True,
+    max_steps: int | None = None,
+    watch: Watcher | None = None,
+) -> list[Episode]:
+    """Play one episode per seed, all of them side by side.
+
+    Each env plays the one episode of its seed, however long it takes, and what it does afterwards
+    is ignored: counting the first episodes to finish would favour the short ones. No random stream
+    but the env's own is touched.
+
+    Drawn actions come from a generator per episode, seeded by the episode's seed, and each row acts
+    by itself: what any policy draws for an episode is then the same whichever episodes are played
+    beside it. It costs one call of the policy per running episode and step.
+
+    Args:
+        policy: acts by the mode of its distribution, or by samples of it.
+        env: with at least as many envs as there are seeds.
+        seeds: at most N.
+        deterministic: false draws actions.
+        max_steps: env steps after which an episode is cut; `MAX_EPISODE_STEPS` where not given.
+        watch: looks on.
+
+    Returns:
+        one `Episode` per seed, in their order.
+    """
+    policy.eval()
+    choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
+    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS)
+    returns = torch.zeros(env.num_envs, dtype=torch.float64)
+    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
+    intervened = torch.zeros_like(lengths) if env.reports_interventions else None
+    episodes: dict[int, Episode] = {}
+    if watch is not None:
+        watch(0, returns, playing.running)
+    for step, info in enumerate(playing, 1):
+        returns += torch.where(playing.counted, playing.reward.cpu(), 0.0)
+        executed = info.get("executed")  # where an action is a chunk
+        lengths += 1 if executed is None else executed.sum(-1).cpu()
+        if intervened is not None:
+            taken = interventions(env, playing.action, info)["intervened"]
+            intervened += playing.counted & taken.cpu()
+        ended = playing.counted & ~playing.running
+        for i in ended.nonzero().flatten().tolist():
+            episodes[i] = {
+                "seed": int(seeds[i]),
+                "return": float(returns[i]),
+                "length": int(lengths[i]),
+                "terminated": bool(playing.terminated[i]),
+                "cut": not (playing.terminated[i] or playing.truncated[i]),
+                "intervened": None if intervened is None else int(intervened[i]),
+                **_said_of(info, i),
+            }
+        if watch is not None:
+            watch(step, returns, playing.running)
+    return [episodes[i] for i in range(len(seeds))]
+
+
+def chooser_of(policy: Policy, num_envs: int, seeds: Sequence[int] | None) -> Chooser:
+    """Return what chooses the actions [N, *A] of a policy, through one episode of each row.
+
+    It carries the state [N, ...] of a policy that has one.
+
+    Args:
+        policy: acts.
+        num_envs: N.
+        seeds: of the episodes, which row by row draw their actions from generators of their own;
+            None acts by the mode of the distribution.
+    """
+    actor = EpisodeActor(policy, num_envs, generators_of(policy, seeds or ()))
+    return partial(actor.choose, deterministic=seeds is None)
+
+
+def generators_of(policy: Policy, seeds: Sequence[int]) -> list[torch.Generator]:
+    """Return a generator of each seed, on the device of a policy."""
+    return [torch.Generator(policy.version.device).manual_seed(int(seed)) for seed in seeds]
+
+
+class EpisodeActor:
+    """Chooses the actions of a policy, step by step, and keeps its state from step to step.
+
+    It is what evaluations, recordings and `load_policy` act by.
+
+    Args:
+        policy: acts.
+        num_envs: N.
+        generators: that of each row, where actions are drawn.
+
+    Raises:
+        ConfigurationError: where the weights are not finite numbers.
+    """
+
+    def __init__(
+        self, policy: Policy, num_envs: int, generators: Sequence[torch.Generator]
+    ) -> None:
+        check_weights_are_numbers(policy)
+        self.num_envs = num_envs
+        self._policy, self._generators = policy, generators
+        self._state = first_state(policy, num_envs)
+        self._step = itertools.count()
+
+    def choose(self, observation: Observation, running: Tensor, *, deterministic: bool) -> Tensor:
+        """Return actions [N, *A].
+
+        Args:
+            observation: [N, ...].
+            running: [N] bool, the rows that somebody looks at.
+            deterministic: act by the mode; else each running row draws by itself.
+        """
+        t, policy = next(self._step), self._policy
+        if policy.masks_actions:  # of the episodes that run: nobody looks at the others
+            mask = cast(TensorDict, observation)[MASK]
+            allowed = mask.masked_fill(~running.to(mask.device)[:, None], 1)
+            refuse_empty_masks("The env", allowed[None], policy.action_space, t)
+        td = TensorDict({"observation": observation, **self._state}, [self.num_envs])
+        td = td.to(policy.version.device)
+        if deterministic:
+            result = policy(td, deterministic=True)
+        else:
+            result = self._draw(td, running.nonzero().flatten())
+        if self._state:
+            self._state["state"] = result["next_state"]
+        action: Tensor = result["action"]
+        return action
+
+    def begin(self, rows: Tensor) -> None:
+        """Have another episode begin in some rows [N] bool: their state is zero again."""
+        for key, state in self._state.items():
+            ended = rows.to(state.device).view(-1, *[1] * (state.dim() - 1))
+            self._state[key] = state.masked_fill(ended, 0)
+
+    def _draw(self, td: TensorDict, rows: Tensor) -> dict[str, Tensor]:
+        """Have each of the rows [M] that run act by itself."""
+        results = [
+            self._policy(td[i : i + 1], generator=self._generators[i]) for i in rows.tolist()
+        ]
+        everyone = {}
+        for key in ("action", "next_state") if self._state else ("action",):
+            drawn = torch.cat([result[key] for result in results])
+            # Rows that no longer run do as the first that does: nobody looks at them.
+            like_first = drawn[:1].expand(len(td), *drawn.shape[1:])
+            everyone[key] = like_first.index_copy(0, rows.to(drawn.device), drawn)
+        return everyone
+
+
+def _said_of(info: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return what an env says of its episode at the last step, from before the reset."""
+    success = info.get("success")
+    metrics = {**info.get("metrics", {}), **info.get("final_metrics", {})}
+    numbers = {name: float(x[i]) for name, x in metrics.items() if x.dim() == 1}
+    return {
+        "success": None if success is None else bool(success[i]),
+        "metrics": {name: x for name, x in numbers.items() if not math.isnan(x)},
+    }
+
+
+def summarize(episodes: Sequence[Episode], reports_success: bool = False) -> dict[str, Any]:
+    """Return the content of `evaluation.json`: averages, 95 % intervals, and every episode.
+
+    Some envs say `success` only where there is one. So an episode of which it is not said has
+    failed, as in training, unless the env is not known to say it of any.
+
+    Args:
+        episodes: of all processes and batches of seeds.
+        reports_success: the env is known to say of an episode that it succeeded, even where it says
+            so of none of these.
+    """
+    returns = np.array([episode["return"] for episode in episodes])
+    reports_success |= any(episode["success"] is not None for episode in episodes)
+    successes = [bool(episode["success"]) for episode in episodes] if reports_success else []
+    names = sorted({name for episode in episodes for name in episode["metrics"]})
+    intervened = [one["intervened"] for one in episodes if one["intervened"] is not None]
+    return {
+        "episodes": len(episodes),
+        "avg_reward": float(returns.mean()),
+        "std_reward": float(returns.std()),
+        "ci95": bootstrap_interval(returns),
+        "avg_length": float(np.mean([episode["length"] for episode in episodes])),
+        "success_rate": float(np.mean(successes)) if successes else None,
+        "success_ci95": wilson_interval(sum(successes), len(successes)) if successes else None,
+        "terminations": sum(episode["terminated"] for episode in episodes),
+        "truncations": sum(not episode["terminated"] for episode in episodes),
+        "cut": sum(episode["cut"] for episode in episodes),
+        "intervened_steps": sum(intervened) if intervened else None,
+        "metrics": {
+            name: float(np.mean([e["metrics"][name] for e in episodes if name in e["metrics"]]))
+            for name in names
+        },
+        "returns": returns.tolist(),
+        "lengths": [episode["length"] for episode in episodes],
+        "seeds": [episode["seed"] for episode in episodes],
+    }
+
+
+def logged_values(evaluation: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers of a summary that are logged, under their names `eval/...`."""
+    single = ("avg_reward", "std_reward", "avg_length", "success_rate", "intervened_steps")
+    values = {f"eval/{name}": evaluation[name] for name in (*single, "terminations", "truncations")}
+    for name in ("ci95", "success_ci95"):
+        low, high = evaluation[name] or (None, None)
+        values |= {f"eval/{name}_low": low, f"eval/{name}_high": high}
+    values |= {f"eval/metrics/{name}": value for name, value in evaluation["metrics"].items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def bootstrap_interval(values: np.ndarray, *, resamples: int = 10_000) -> list[float]:
+    """Return [low, high], the 95 % percentile-bootstrap interval of the mean (Efron 1979).
+
+    The resamples are the same at every call.
+
+    Args:
+        values: [M].
+        resamples: how many samples of size M are drawn with replacement.
+    """
+    index = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    low, high = np.percentile(values[index].mean(axis=1), [2.5, 97.5])
+    return [float(low), float(high)]
+
+
+def wilson_interval(successes: int, trials: int) -> list[float]:
+    """Return [low, high], the 95 % score interval of a success rate (Wilson 1927).
+
+    Unlike the bootstrap's it has a width where all trials, or none, succeed.
+    """
+    z = 1.959964  # the 97.5 % point of the normal distribution
+    rate, share = successes / trials, z * z / trials
+    centre = (rate + share / 2) / (1 + share)
+    half = z * math.sqrt(rate * (1 - rate) / trials + share / (4 * trials)) / (1 + share)
+    return [max(0.0, centre - half), min(1.0, centre + half)]

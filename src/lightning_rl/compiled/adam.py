@@ -1,0 +1,142 @@
+"""Adam's step as tensor operations, to stand in a compiled graph."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_rl.compiled.graphs import computed_once
+from lightning_rl.system.torch_private import step_is_listened_to, unflatten
+
+AVERAGES = ("exp_avg", "exp_avg_sq")
+"""What `torch.optim.Adam` keeps of a parameter, beside its `step`."""
+
+
+class TracedAdam:
+    """The step of a `torch.optim.Adam`, on that optimizer's own state and learning rate.
+
+    Whoever reads the optimizer's state or saves it finds what its own `step` would have left there,
+    and may go on with that. But the state of all parameters lies in three tensors, of which that of
+    each is a view: a graph of two small networks that takes 17 tensors instead of 50 steps in 25 µs
+    instead of 39.
+
+    Args:
+        optimizer: `TracedAdam.fits` must hold.
+        parameters: in the order in which the graph gets their gradients.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._rate = math.nan
+        like = parameters[0]
+        self._rate_tensor = torch.zeros((), device=like.device, dtype=like.dtype)
+        self._tensors: list[Tensor] | None = None
+        optimizer.register_load_state_dict_post_hook(self._forget)
+
+    @staticmethod
+    def fits(optimizer: Optimizer | None, parameters: Sequence[nn.Parameter]) -> bool:
+        """Tell whether an optimizer is plain Adam over just these parameters, on one device."""
+        if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
+            return False
+        group = optimizer.param_groups[0]
+        return (
+            {id(p) for p in group["params"]} == {id(p) for p in parameters}
+            and len({(p.device, p.dtype) for p in parameters}) == 1  # they share flat tensors
+            and min(group["betas"]) > 0
+            and group["weight_decay"] == 0
+            and not (group["amsgrad"] or group["maximize"] or group["differentiable"])
+            and not isinstance(group["lr"], Tensor)
+            and not step_is_listened_to(optimizer)
+        )
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """The plain numbers in `update`."""
+        group = self._optimizer.param_groups[0]
+        return (*group["betas"], group["eps"])
+
+    def tensors(self) -> list[Tensor]:
+        """Return what `update` takes beside parameters and gradients, as it is now."""
+        # As a tensor, and only where it has moved: as a number it would be compiled in.
+        rate = self._optimizer.param_groups[0]["lr"]
+        if rate != self._rate:
+            self._rate_tensor.fill_(rate)
+            self._rate = rate
+        if self._tensors is None:
+            self._tensors = [self._rate_tensor, *self._flat_state()]
+        return self._tensors
+
+    def update(
+        self,
+        parameters: Sequence[Tensor],
+        gradient: Tensor,
+        tensors: Sequence[Tensor],
+        accept: Tensor,
+        reached: Tensor | None = None,
+    ) -> None:
+        """Step in place, unless `accept`, a bool tensor, is false; to be traced.
+
+        Source: Kingma & Ba 2015, "Adam", algorithm 1, in the order of operations of
+        `torch.optim.Adam`.
+
+        Args:
+            parameters: what `tensors` were made for.
+            gradient: [P], of all of them.
+            tensors: what `tensors` returned.
+            accept: [].
+            reached: [number of parameters] bool, false where a parameter is left alone, with its
+                state; None for all.
+        """
+        beta1, beta2, eps = self.settings
+        rate, step, average, square = tensors
+        count = step + 1
+        # 1 - beta^count, without the cancellation that float32 would suffer at small counts.
+        exact = count.to(rate.dtype)
+        correction1, correction2 = (-torch.expm1(exact * math.log(beta)) for beta in (beta1, beta2))
+        rates = computed_once(rate / correction1)
+        roots = computed_once(correction2.sqrt())
+        mean = average + (gradient - average) * (1 - beta1)
+        variance = square * beta2 + gradient.square() * (1 - beta2)
+        sizes = [parameter.numel() for parameter in parameters]
+        accepts = [accept] * len(sizes) if reached is None else (accept & reached).unbind()
+        for parameter, own_mean, own_variance, own_rate, root, own_accept in zip(
+            parameters, mean.split(sizes), variance.split(sizes), rates, roots, accepts, strict=True
+        ):
+            scale = own_variance.sqrt() / root + eps
+            moved = parameter - (own_rate * own_mean / scale).view_as(parameter)
+            parameter.copy_(torch.where(own_accept, moved, parameter))
+        # By `where`: a step that is not taken leaves everything as it was, without a branch.
+        one_each = elementwise = accept
+        if reached is not None:
+            one_each = torch.stack(list(accepts))
+            elementwise = torch.cat([own.expand(n) for own, n in zip(accepts, sizes, strict=True)])
+        for old, new, mask in (
+            (step, count, one_each),
+            (average, mean, elementwise),
+            (square, variance, elementwise),
+        ):
+            old.copy_(torch.where(mask, new, old))
+
+    def _flat_state(self) -> list[Tensor]:
+        """Move the optimizer's state into flat tensors, and return them; zeros where it is new.
+
+        They are the steps [number of parameters], and both averages [P].
+        """
+        states: list[dict[str, Tensor]] = [self._optimizer.state[p] for p in self._parameters]
+        device = self._parameters[0].device
+        steps = torch.zeros(len(states), dtype=torch.float32, device=device)
+        size = sum(parameter.numel() for parameter in self._parameters)
+        flat = [steps, *(self._parameters[0].new_zeros(size) for _ in AVERAGES)]
+        views = [steps.unbind(), *(unflatten(f, self._parameters) for f in flat[1:])]
+        for state, *own in zip(states, *views, strict=True):
+            for key, view in zip(("step", *AVERAGES), own, strict=True):
+                state[key] = view.copy_(state[key]) if key in state else view
+        return flat
+
+    def _forget(self, optimizer: Optimizer) -> None:
+        """Look for the state anew: the optimizer has loaded another one."""
+        self._tensors = None

@@ -1,0 +1,438 @@
+"""Run forward pass, backward pass, clipping and Adam as one compiled graph."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from lightning_rl.compiled.adam import TracedAdam
+from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
+from lightning_rl.optim.gradients import averages, clip_factor, flattened
+from lightning_rl.optim.objective_checks import check_names, passed_scalars, unreached
+from lightning_rl.optim.update import Objective, Update, micro_batches
+from lightning_rl.optim.update_sequence import UpdateSequence
+from lightning_rl.policies import Policy
+from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
+from lightning_rl.system import ranks
+from lightning_rl.system.phases import PhaseTimer, no_phases
+from lightning_rl.system.torch_private import flatten
+
+
+class CompiledUpdate(Update):
+    """What `Update` does, by graphs that Inductor has compiled.
+
+    Where the optimizer is Adam, a minibatch is one graph, its step included; in micro-batches, or
+    over ranks, it is one graph for each of them and one for clipping and stepping. With another
+    optimizer the gradients are set, and it steps by them. The loss is traced to tensor operations
+    once per minibatch size, so any Python may stand in it as long as it does not depend on the
+    values of tensors.
+
+    Args:
+        objective, optimizer, phase: see `Update`.
+        graphs: of the algorithm; where one cannot be made, the update runs uncompiled.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Optimizer,
+        graphs: Graphs,
+        phase: PhaseTimer = no_phases,
+    ) -> None:
+        super().__init__(objective, optimizer, phase=phase)
+        self.graphs = graphs
+        self._module = _LossModule(objective)
+        # By identity, as `objective.parameters` are the owner's: a parameter may have two names.
+        names = {id(p): n for n, p in self._module.named_parameters()}
+        self.names_of_parameters = [names[id(parameter)] for parameter in self.parameters]
+        self.adam = None
+        if TracedAdam.fits(optimizer, self.parameters):
+            self.adam = TracedAdam(optimizer, self.parameters)
+        self._sizes: set[int] = set()
+        self._sizes_known = False
+        self._all_ranks_step_by_graph: bool | None = None  # asked of them at the first step
+
+    def step(self, minibatch: TensorDict) -> None:
+        """Step down the loss of a minibatch [B]."""
+        scalars = None
+        if self.has_graph_for(minibatch):
+            with self.phase("minibatch, compiled"):
+                scalars = self.graphs.attempt(lambda: self._step_by_graph(minibatch))
+        if scalars is None:
+            super().step(minibatch)
+        elif self.accepts(scalars) and self.adam is None:  # else the graph has stepped
+            self.optimizer_step()
+
+    @torch.no_grad()
+    def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
+        """Step, or set the gradients where Adam is not in the graph; return the scalars."""
+        if self.adam is not None and len(self._micro_batches(minibatch)) == 1:
+            return self._run(minibatch, self.adam)
+        sums = self._add_up(self.objective.prepare(minibatch.copy()))
+        if self.adam is None:
+            return self.gradient.set_clipped(sums, self.objective.max_grad_norm)
+        return self.graphs.call(*self._stepping(sums, self.adam))[0]
+
+    def local_sums(self, minibatch: TensorDict) -> Tensor:
+        """Return scalars and gradients of this rank's part [B], as `flattened` does."""
+        sums = None
+        if self.has_graph_for(minibatch):
+            sums = self.graphs.attempt(lambda: self._add_up(minibatch))
+        return super().local_sums(minibatch) if sums is None else sums
+
+    def step_by(self, total: Tensor) -> None:
+        """Clip and step by the sum of what `local_sums` has returned on all ranks.
+
+        By a graph where all ranks have one, so that all step in the same way, to the same bits.
+        """
+        if self._all_ranks_step_by_graph is None:
+            # By compiling it: a rank may have had no sample yet, and not know what it can do.
+            able = self.graphs.attempt(lambda: self._can_step(total))
+            self._all_ranks_step_by_graph = not ranks.agree(not able)
+        if not self._all_ranks_step_by_graph or self.adam is None:
+            super().step_by(total)
+            return
+        with torch.no_grad():
+            self.accepts(self.graphs.call(*self._stepping(total, self.adam))[0])
+
+    def first_iteration_done(self) -> None:
+        """Compile for no other sizes of minibatches than have come so far.
+
+        Where samples are left out, the last minibatch of a pass has another size each time, and
+        each graph takes seconds.
+        """
+        self._sizes_known = bool(self._sizes)  # none yet where learning starts later
+
+    def has_graph_for(self, minibatch: TensorDict) -> bool:
+        """Tell whether there is a graph for a minibatch of this size, or may still be one."""
+        sequences = sequences_of(minibatch)
+        if sequences is not None and sequences.counted is not None:
+            # Another number of samples each time, and a graph is one for one number.
+            self.graphs.give_up(
+                "some steps of its sequences count in no loss, and how many changes from minibatch "
+                "to minibatch (a step that somebody took over, one after the first episode, or a "
+                "sequence_length that does not divide data.buffer_size)"
+            )
+        if not self._sizes_known:
+            self._sizes.add(len(minibatch))
+        return self.graphs.available and len(minibatch) in self._sizes
+
+    def takes_whole(self, minibatch: TensorDict) -> bool:
+        """Tell whether there may be one graph for a minibatch, which has to go through whole."""
+        return self.has_graph_for(minibatch) and len(self._micro_batches(minibatch)) == 1
+
+    def _micro_batches(self, minibatch: TensorDict) -> list[tuple[TensorDict, float]]:
+        return micro_batches(minibatch, self.objective.micro_batch_size)
+
+    @torch.no_grad()
+    def _add_up(self, minibatch: TensorDict) -> Tensor:
+        """Return scalars and gradients of a prepared minibatch [B], as `flattened` does."""
+        first, *rest = self._micro_batches(minibatch)
+        total = self._run(first[0])
+        for samples, _ in rest:
+            total += self._run(samples)
+        return total
+
+    def _run(self, samples: TensorDict, adam: TracedAdam | None = None) -> Tensor:
+        """Return the scalars of a minibatch that `adam` steps by.
+
+        Without it, return scalars and gradients of samples that are prepared, as `flattened` does.
+        """
+        fields = tensors_of(samples)
+        key = (self.objective.name, "loss", layout(fields), adam and adam.settings)
+        inputs = [*self.parameters, *fields]
+        moving = slice(len(self.parameters), len(inputs))
+        if adam is not None:
+            inputs += adam.tensors()
+        result, reported = self.graphs.call(
+            key, lambda: self._loss_function(samples, adam), inputs, moving
+        )
+        self.note_names(reported)
+        self.graphs.have_served = True
+        return result
+
+    def note_names(self, reported: Iterable[str]) -> None:
+        """Take up the names of the scalars that the loss reports."""
+        self.names = [*self._labels[:1], *reported, *self._labels[1:]]
+
+    def _can_step(self, total: Tensor) -> bool:
+        """Compile the graph that steps by what `local_sums` returns; tell whether there is one."""
+        if self.adam is None:
+            return False
+        self.graphs.prepare(*self._stepping(total, self.adam))
+        return True
+
+    def _stepping(self, total: Tensor, adam: TracedAdam) -> tuple[Any, ...]:
+        """Return what `Graphs.call` takes for the graph that clips and steps."""
+        first = len(self.parameters)
+        return (
+            (self.objective.name, "step", len(total), adam.settings),
+            lambda: self._step_function(adam),
+            [*self.parameters, total, *adam.tensors()],
+            slice(first, first + 1),
+        )
+
+    # --- what is traced ---
+
+    def _loss_function(
+        self, samples: TensorDict, adam: TracedAdam | None
+    ) -> tuple[Function, dict[str, None]]:
+        """Return the function of a graph, and where it notes what the loss reports."""
+        first = len(self.parameters)
+        last = first + len(tensors_of(samples))
+        reported: dict[str, None] = {}
+
+        def differentiate(*inputs: Tensor) -> list[Tensor]:
+            minibatch = with_tensors(samples, inputs[first:last])
+            state = dict(zip(self.names_of_parameters, inputs[:first], strict=True))
+            if adam is not None:
+                return [self.traced_step(state, minibatch, adam, inputs[last:], reported)]
+            row, gradients, reached = self._differentiated(state, minibatch, True, reported)
+            return [flattened(row, gradients, reached, len(samples))]
+
+        return differentiate, reported
+
+    def traced_step(
+        self,
+        state: Mapping[str, Tensor],
+        minibatch: TensorDict,
+        adam: TracedAdam,
+        adam_tensors: Sequence[Tensor],
+        reported: dict[str, None],
+    ) -> Tensor:
+        """Step down the loss of a minibatch [B] in place; return its scalars. To be traced.
+
+        Args:
+            state: parameters and buffers of the owner, by name, that the loss is to read in place
+                of its own; those of the objective are stepped.
+            minibatch: [B].
+            adam: steps.
+            adam_tensors: what `TracedAdam.tensors` returned.
+            reported: in which it notes what the loss reports.
+        """
+        row, gradients, reached = self._differentiated(state, minibatch, False, reported)
+        mask = None if all(reached) else torch.tensor(reached, device=row.device)
+        parameters = [state[name] for name in self.names_of_parameters]
+        gradient = flatten(gradients)
+        return self._clip_and_step(parameters, row, gradient, adam, adam_tensors, mask)
+
+    def _differentiated(
+        self,
+        state: Mapping[str, Tensor],
+        minibatch: TensorDict,
+        prepared: bool,
+        reported: dict[str, None],
+    ) -> tuple[Tensor, list[Tensor], list[bool]]:
+        """Return scalars [L], the gradient of each parameter, and which the loss reaches."""
+        leaves = [state[name].detach().requires_grad_() for name in self.names_of_parameters]
+        with torch.enable_grad():
+            own = dict(zip(self.names_of_parameters, leaves, strict=True))
+            loss, scalars = functional_call(self._module, {**state, **own}, (minibatch, prepared))
+            if not loss.requires_grad:
+                raise unreached(*self._what)
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+            if all(gradient is None for gradient in found):
+                raise unreached(*self._what)
+        gradients = [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for gradient, leaf in zip(found, leaves, strict=True)
+        ]
+        check_names([*self._labels, *scalars])
+        reported.update(dict.fromkeys(scalars))
+        row = torch.stack([loss, *scalars.values()]).detach()
+        return row, gradients, [gradient is not None for gradient in found]
+
+    def _step_function(self, adam: TracedAdam) -> tuple[Function, dict[str, None]]:
+        first = len(self.parameters)
+
+        def update(*inputs: Tensor) -> list[Tensor]:
+            parameters = inputs[:first]
+            row, gradient, reached = averages(inputs[first], parameters)
+            state = inputs[first + 1 :]
+            return [self._clip_and_step(parameters, row, gradient, adam, state, reached)]
+
+        return update, {}
+
+    def _clip_and_step(
+        self,
+        parameters: Sequence[Tensor],
+        row: Tensor,
+        gradient: Tensor,
+        adam: TracedAdam,
+        state: Sequence[Tensor],
+        reached: Tensor | None,
+    ) -> Tensor:
+        """Clip and step, unless something is not finite; return the scalars, the norm as well."""
+        norm = gradient.square().sum().sqrt()
+        row = torch.cat([row, norm[None]])
+        clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
+        # The guard's own test, so that none is counted that is not taken.
+        accept = computed_once((row[0] + norm).isfinite())
+        adam.update(parameters, clipped, state, accept, reached)
+        return row
+
+
+class CompiledSequence(UpdateSequence):
+    """What `UpdateSequence` does, as one graph: all losses, their optimizers, and what follows.
+
+    Where that cannot be (an optimizer other than Adam, several processes, a minibatch so large that
+    it goes through in parts), the updates are called one by one, each with graphs of its own.
+
+    Args:
+        name: of the graph.
+        updates, follow_up, written: see `UpdateSequence`.
+        graphs: of the algorithm.
+        phase: times the graph.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        updates: Sequence[CompiledUpdate],
+        follow_up: Callable[[], None],
+        written: Sequence[Tensor],
+        graphs: Graphs,
+        phase: PhaseTimer = no_phases,
+    ) -> None:
+        super().__init__(updates, follow_up, written)
+        self._name = name
+        self._compiled = updates
+        self._graphs = graphs
+        self._phase = phase
+        self._module = _CallModule(updates[0].objective.owner, follow_up)
+        trained = [p for update in updates for p in update.parameters]
+        self._tensors = [*trained, *written]
+        names = {
+            id(tensor): name
+            for named in (self._module.named_parameters(), self._module.named_buffers())
+            for name, tensor in named
+        }
+        self._names = [names[id(tensor)] for tensor in self._tensors]
+        alone = ranks.world_size() == 1 and len(set(self._names)) == len(self._names)
+        self._fits = alone and all(update.adam is not None for update in updates)
+
+    def __call__(self, minibatch: TensorDict) -> None:
+        """Step down each of the losses of a minibatch [B]; see `UpdateSequence`."""
+        self.check_fields(minibatch)
+        rows = None
+        if self._fits and all(u.takes_whole(minibatch) for u in self._compiled):
+            with self._phase("minibatch, compiled"):
+                rows = self._graphs.attempt(lambda: self._run(minibatch))
+        if rows is None:
+            super().__call__(minibatch)
+            return
+        for update, row in zip(
+            self._compiled, rows.split([len(u.names) for u in self._compiled]), strict=True
+        ):
+            update.accepts(row)  # which the graph has done too: it has not stepped otherwise
+
+    @torch.no_grad()
+    def _run(self, minibatch: TensorDict) -> Tensor:
+        """Return the scalars of all objectives, one after the other."""
+        fields = tensors_of(minibatch)
+        adams = [cast(TracedAdam, update.adam) for update in self._compiled]
+        key = (self._name, "sequence", layout(fields), *(adam.settings for adam in adams))
+        moving = slice(len(self._tensors), len(self._tensors) + len(fields))
+        states = [tensor for adam in adams for tensor in adam.tensors()]
+        rows, reported = self._graphs.call(
+            key, lambda: self._function(minibatch), [*self._tensors, *fields, *states], moving
+        )
+        if not all(update.names for update in self._compiled):
+            own = [name.split(":", 1) for name in reported]
+            for i, update in enumerate(self._compiled):
+                update.note_names(name for index, name in own if int(index) == i)
+        self._graphs.have_served = True
+        return rows
+
+    def _function(self, minibatch: TensorDict) -> tuple[Function, dict[str, None]]:
+        """Return the function of the graph, and where it notes `index:name` of each scalar."""
+        first = len(self._tensors)
+        last = first + len(tensors_of(minibatch))
+        reported: dict[str, None] = {}
+
+        def step_all(*inputs: Tensor) -> list[Tensor]:
+            state = dict(zip(self._names, inputs[:first], strict=True))
+            samples = with_tensors(minibatch, inputs[first:last])
+            rows, start = [], last
+            for i, update in enumerate(self._compiled):
+                adam = cast(TracedAdam, update.adam)
+                stop = start + len(adam.tensors())
+                own: dict[str, None] = {}
+                row = update.traced_step(state, samples.copy(), adam, inputs[start:stop], own)
+                scalars, objective = dict(zip(own, row[1:-1], strict=True)), update.objective
+                for name, scalar in passed_scalars(
+                    objective.name, objective.passes, scalars
+                ).items():
+                    samples.set(name, scalar.expand(samples.batch_size))
+                reported.update(dict.fromkeys(f"{i}:{name}" for name in own))
+                rows.append(row)
+                start = stop
+            functional_call(self._module, state, ())
+            return [torch.cat(rows)]
+
+        return step_all, reported
+
+
+class _CallModule(nn.Module):
+    """A function as a module, so that it can be given other tensors than its owner's."""
+
+    def __init__(self, owner: nn.Module, function: Callable[[], None]) -> None:
+        super().__init__()
+        self.owner = owner
+        self._function = function
+
+    def forward(self) -> None:
+        self._function()
+
+
+class _LossModule(nn.Module):
+    """A loss as a module, so that it can be called with other parameters than its owner's."""
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.owner = objective.owner
+        self._objective = objective
+
+    def forward(self, minibatch: TensorDict, prepared: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        objective = self._objective
+        return objective.loss(minibatch if prepared else objective.prepare(minibatch))
+
+
+class CompiledValues:
+    """Value observations by a graph, where there is one.
+
+    Args:
+        policy: has a critic.
+        graphs: of the algorithm.
+    """
+
+    def __init__(self, policy: Policy, graphs: Graphs) -> None:
+        self._policy = policy
+        self._graphs = graphs
+
+    @torch.no_grad()
+    def __call__(self, observations: TensorDict) -> Tensor:
+        """Return the values [B] of observations [B], without gradients."""
+        values = self._graphs.attempt(lambda: self._by_graph(observations))
+        if values is None:
+            values = self._policy.get_value(observations)["value"]
+        return values
+
+    def _by_graph(self, observations: TensorDict) -> Tensor:
+        inputs: list[Any] = list(observations.values(True, True))
+        key = ("values", layout(inputs))
+        return self._graphs.call(key, lambda: self._function(observations), inputs, slice(None))[0]
+
+    def _function(self, observations: TensorDict) -> tuple[Function, dict[str, None]]:
+        keys = list(observations.keys(include_nested=True, leaves_only=True))
+        size = observations.batch_size
+
+        def value_of(*fields: Tensor) -> list[Tensor]:
+            td = TensorDict(dict(zip(keys, fields, strict=True)), size)
+            return [self._policy.get_value(td)["value"]]
+
+        return value_of, {}

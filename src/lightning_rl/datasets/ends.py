@@ -1,0 +1,150 @@
+"""Decide how recorded episodes ended, by what their dataset says, and refuse contradictions."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.system.errors import ConfigurationError, require
+
+Ends = Literal["success", "terminated", "truncated"]
+"""How an episode ended of which the dataset only says that it ended: see `EndRule`."""
+
+FLAGS = ("terminated", "truncated", "done")
+"""Flags of a step about the end of its episode."""
+
+
+class EndRule:
+    """How the ends of a dataset's episodes are read: one rule for all of them.
+
+    With `terminated`, that decides. With `truncated` alone, an episode that ended and was not
+    truncated is terminal. With neither, the dataset does not say: `ends` decides.
+
+    Args:
+        columns: the columns of the dataset, by `terminated`, `truncated`, `done`, `success`.
+        ends: `terminated` or `truncated`: every episode; `success`: terminal where the episode
+            succeeded, else by time. Default: `success`.
+        path: of the dataset.
+
+    Attributes:
+        words: the rule, for a message.
+        assumed: whether the dataset itself does not say which ends are terminal.
+
+    Raises:
+        ConfigurationError: where `ends` is given and the dataset says it itself.
+    """
+
+    def __init__(self, columns: Mapping[str, str], ends: Ends | None, path: object) -> None:
+        said = [columns[name] for name in ("terminated", "truncated") if name in columns]
+        require(
+            ends is None or not said,
+            f"ends is {ends!r}, and the dataset at {path} says itself how episodes ended, by "
+            f"{' and '.join(said)}: leave ends out.",
+        )
+        self._ends, self.assumed = ends or "success", not said and ends is None
+        if "terminated" in columns:
+            self.words = f"an end is terminal where {columns['terminated']} says so, else by time"
+        elif said:
+            self.words = f"an end is terminal unless {columns['truncated']} says by time"
+        elif self._ends != "success":
+            self.words = f"every end is {self._ends} (ends)"
+        elif "success" in columns:
+            self.words = "an end is terminal where the episode succeeded, else by time"
+        else:
+            self.words = "every end is by time, as nothing says that one is terminal"
+
+    def apply(
+        self, length: int, flags: Mapping[str, np.ndarray], success: bool | None, name: str
+    ) -> tuple[Tensor, Tensor]:
+        """Return `terminated` and `truncated`, [L] bool each, of an episode.
+
+        An episode that the collector stopped, with no flag at its end, is truncated.
+
+        Args:
+            length: L.
+            flags: [L] bool each, what the dataset says, by names of `FLAGS`.
+            success: whether the episode succeeded; None if unknown.
+            name: of the episode, for messages.
+
+        Raises:
+            ConfigurationError: where an end lies before the last step, or two flags contradict.
+        """
+        for flag, values in flags.items():
+            early = np.flatnonzero(values[:-1])
+            if len(early):
+                raise ConfigurationError(
+                    f"{name} contradicts itself: {flag} is true at step {early[0]}, and "
+                    f"{len(values) - 1 - early[0]} steps follow. Split the episode there, or "
+                    "correct the column."
+                )
+        terminated, truncated, done = (
+            bool(flags[flag][-1]) if flag in flags else None for flag in FLAGS
+        )
+        if (done is False and (terminated or truncated)) or (
+            done and terminated is False and truncated is False
+        ):
+            said = {"terminated": terminated, "truncated": truncated, "done": done}
+            raise ConfigurationError(
+                f"{name} contradicts itself: at its last step "
+                f"{', '.join(f'{k} is {v}' for k, v in said.items() if v is not None)}. Correct "
+                "the columns."
+            )
+        if terminated is None:
+            if done is False:
+                terminated = False
+            elif truncated is not None:
+                terminated = not truncated
+            else:
+                terminated = bool(success) if self._ends == "success" else self._ends != "truncated"
+        ends = torch.zeros(2, length, dtype=torch.bool)
+        ends[0, -1], ends[1, -1] = terminated, bool(truncated) or not terminated
+        return ends[0], ends[1]
+
+
+def as_flags(values: np.ndarray, name: str) -> np.ndarray:
+    """Return values as bool.
+
+    Args:
+        values: [L].
+        name: of the column and its episode, for the message.
+
+    Raises:
+        ConfigurationError: for a value that is neither 0 nor 1.
+    """
+    wrong = values[~np.isin(values, (0, 1))]
+    require(len(wrong) == 0, f"{name} holds {wrong[:1]}, and a flag is 0 or 1. Correct it.")
+    return values.astype(bool)
+
+
+def check_times(frames: np.ndarray, seconds: np.ndarray | None, fps: float, name: str) -> None:
+    """Refuse rows that are not one step of 1 / fps apart.
+
+    Args:
+        frames: [L], `frame_index`.
+        seconds: [L], `timestamp`; None where the dataset has none.
+        fps: of the dataset.
+        name: of the episode, for the message.
+
+    Raises:
+        ConfigurationError: naming the first row that is wrong.
+    """
+    gaps = np.flatnonzero(np.diff(frames) != 1)
+    if len(gaps):
+        before, after = frames[gaps[0] : gaps[0] + 2]
+        raise ConfigurationError(
+            f"{name} has frame_index {after} behind {before}: frames are missing or out of order. "
+            "Restore them, or leave the episode out."
+        )
+    if seconds is None:
+        return
+    # A quarter of a frame, as for films: less is rounding, more is another frame.
+    wrong = ~(np.abs(seconds - seconds[0] - np.arange(len(frames)) / fps) <= 0.25 / fps)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ConfigurationError(
+            f"{name} contradicts itself: its timestamp is {seconds[row]:g} s at row {row} and "
+            f"{seconds[0]:g} s at row 0, and info.json says {fps:g} frames per second. Correct "
+            "fps or the timestamps, or restore the frames that are missing."
+        )

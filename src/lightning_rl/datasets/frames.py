@@ -1,0 +1,180 @@
+"""Show recorded frames of success and of failure, one after the other, to whoever judges them."""
+
+from typing import Any, Literal
+
+import torch
+from gymnasium.spaces import Discrete
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.datasets.episodes import read_episodes
+from lightning_rl.envs import TorchEnv
+from lightning_rl.envs.vector_env import Observation
+from lightning_rl.policies.spaces import space_of
+from lightning_rl.rollout.contract import FieldSpec, map_tree
+from lightning_rl.system.errors import check_range, require
+
+FRAMES_PER_EPISODE = 100
+"""Frames in an episode of the env, whose return then is the percentage of right verdicts."""
+
+Negatives = Literal["all", "failures"]
+"""Which frames show no success: all that are not positive, or those of failed episodes alone."""
+
+
+class LabelledFrames(TorchEnv):
+    """Frames of recorded episodes, drawn at random; the action is the verdict: 1 for success.
+
+    It is the env that a `RewardClassifier` is trained in. A step judges the frame that was shown,
+    gives a reward of 1 where the verdict was right, and shows another one. Whole episodes are held
+    out of this, for the evaluation: frames that follow each other are nearly the same, so that a
+    split by frames would only ask what was learnt by heart.
+
+    Frames stay in memory as they are in the dataset, pictures as bytes; each process has its own.
+
+    Args:
+        num_envs: frames that are shown side by side.
+        path: of a dataset, see `read_episodes`. An episode that does not say whether it succeeded
+            is left out.
+        keys: what a column of the dataset is here, see `read_episodes`. Where some parts of the
+            observation are named, only these are shown: `{observation.images.front:
+            observation.front}`.
+        positive_frames: so many frames at the end of a successful episode show success, its true
+            final observation among them where the dataset has it.
+        negatives: which frames show none: `all` others, or those of failed episodes alone.
+        held_out: share of the episodes that is held out, of successes and of failures alike, and at
+            least one of each.
+        split_seed: draws the episodes that are held out.
+        device: where the frames are.
+
+    Attributes:
+        extra_fields: `label` [N] int64, what the frame shows, and `weight` [N] float32, with which
+            both classes weigh the same, and a frame 1 on average.
+
+    Raises:
+        ConfigurationError: for a number out of range, where there is no dataset, and where it has
+            too few episodes of a kind.
+    """
+
+    start_size = 1
+
+    def __init__(
+        self,
+        num_envs: int,
+        path: str,
+        keys: dict[str, str] | None = None,
+        positive_frames: int = 1,
+        negatives: Negatives = "all",
+        held_out: float = 0.2,
+        split_seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_range("positive_frames", positive_frames, least=1)
+        check_range("held_out", held_out, above=0, below=1)
+        self._episodes = read_episodes(path, keys)
+        self._positive_frames, self._negatives = positive_frames, negatives
+        self._learnt, self.held_out = self._split(held_out, split_seed)
+        space = space_of(self._episodes[self._learnt[0]].observation)
+        super().__init__(num_envs, space, Discrete(2), FRAMES_PER_EPISODE, device)
+        self._shown: tuple[Observation, Tensor, Tensor] | None = None
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]:
+        return super().extra_fields | {"label": ((), torch.int64), "weight": ((), torch.float32)}
+
+    def frames_of(self, episodes: list[int]) -> tuple[Observation, Tensor]:
+        """Read the frames of episodes, and what they show.
+
+        Args:
+            episodes: their numbers in the dataset; each is of known success.
+
+        Returns:
+            observations [F, ...] on the CPU, and labels [F] int64.
+        """
+        seen, labels = [], []
+        for number in episodes:
+            episode = self._episodes[number]
+            count = len(episode) + episode.final_known
+            label = torch.zeros(count, dtype=torch.int64)
+            if episode.success:
+                label[-self._positive_frames :] = 1
+            kept = (label == 1) | (not episode.success or self._negatives == "all")
+            seen.append(map_tree(lambda x, n=count, k=kept: x[:n][k], episode.observation))
+            labels.append(label[kept])
+        label = torch.cat(labels)
+        observation = map_tree(lambda *parts: torch.cat(parts), *seen)
+        if isinstance(observation, dict):
+            observation = TensorDict(observation, [len(label)])
+        return observation, label
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        return TensorDict({"frame": self._drawn(uniform)}, [len(uniform)])
+
+    def observe(self, state: TensorDict) -> Observation:
+        observation, *_ = self._frames()
+        return map_tree(lambda leaf: leaf.index_select(0, state["frame"]), observation)  # type: ignore[no-any-return]  # a tensor or a tree
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        _, labels, weights = self._frames()
+        label = labels[state["frame"]]
+        right = action == label
+        moved = TensorDict({"frame": self._drawn(self.uniform(1))}, state.batch_size)
+        info = {"label": label, "weight": weights[state["frame"]]}
+        return moved, right.float(), torch.zeros_like(right), info
+
+    def _drawn(self, uniform: Tensor) -> Tensor:
+        """Return the frames [M] that random numbers [M, 1] in [0, 1) stand for."""
+        count = len(self._frames()[1])
+        return (uniform[:, 0] * count).long().clamp_(max=count - 1)
+
+    def _frames(self) -> tuple[Observation, Tensor, Tensor]:
+        """Return what is learnt from: observations [F, ...], labels and weights [F].
+
+        Read when they are first shown: the env of an evaluation shows none of them.
+        """
+        if self._shown is None:
+            observation, label = self.frames_of(self._learnt)
+            weight = len(label) / (2 * label.bincount(minlength=2)).float()
+            parts = (observation, label, weight[label])
+            self._shown = tuple(part.to(self.device) for part in parts)  # type: ignore[assignment]  # three of them
+        assert self._shown is not None
+        return self._shown
+
+    def _split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
+        """Return the numbers of the episodes that are learnt from, and of those held out."""
+        successes = self._episodes.successes()
+        kinds = {
+            "successful": [i for i, success in enumerate(successes) if success],
+            "failed": [i for i, success in enumerate(successes) if success is False],
+        }
+        path, unknown = self._episodes.path, sum(success is None for success in successes)
+        drawn = torch.Generator().manual_seed(seed)
+        learnt, held_out = [], []
+        for kind, numbers in kinds.items():
+            if kind == "failed" and not numbers and self._negatives == "all":
+                self._check_beginnings(kinds["successful"])
+                continue
+            require(
+                len(numbers) >= 2,
+                f"The dataset at {path} has {len(numbers)} {kind} episodes, {len(successes)} in "
+                f"all, of which {unknown} do not say whether they succeeded: a reward classifier "
+                "needs two at least, one of them to be held out. Record more; where a column says "
+                "it, name that: keys: {<column>: success}"
+                + ("." if kind == "successful" else "; or learn from all frames: negatives: all."),
+            )
+            order = [numbers[i] for i in torch.randperm(len(numbers), generator=drawn)]
+            count = min(max(1, round(share * len(order))), len(order) - 1)
+            held_out += order[:count]
+            learnt += order[count:]
+        return sorted(learnt), sorted(held_out)
+
+    def _check_beginnings(self, successes: list[int]) -> None:
+        """Refuse episodes of success alone that have nothing before it to learn failure from."""
+        shortest = min(self._episodes.lengths[number] for number in successes)
+        require(
+            shortest > self._positive_frames,
+            f"The dataset at {self._episodes.path} has no failed episode, and its shortest has "
+            f"{shortest} frames, all of which would show success with positive_frames: "
+            f"{self._positive_frames}. Lower that, or record failures.",
+        )

@@ -1,0 +1,244 @@
+"""Write files of a LeRobotDataset v3.0 anew, as where those of single episodes become a few.
+
+All is written beside what is there, and takes its place in the end: a folder at a time, for which
+`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.pictures import join_videos
+from lightning_rl.datasets.statistics import joined_statistics
+from lightning_rl.datasets.tables import TableFile, read_table
+from lightning_rl.system.files import TEMPORARY, move, writing
+
+UNFINISHED, FINISHED = ".joining", ".finalised"
+"""The folders of what is being written anew, and of what is whole and about to take its place."""
+
+TOPS = ("data", "videos", "meta")
+
+MEBIBYTE = 2**20
+
+EPISODES_AT_ONCE = 100
+"""How many rows of the table of episodes are written together: each has hundreds of columns."""
+
+Places = dict[int, tuple[int, int]]
+"""By the number of a file that was joined: that of the new one, and the frame at which it begins
+there."""
+
+
+def part_of(path: Path, name: str) -> Path:
+    """Return where a file or folder of a dataset lies, even where writing it anew was."""
+    joined = path / FINISHED / Path(name).parts[0]
+    return path / (FINISHED if joined.exists() else "") / name
+
+
+def complete_join(path: Path) -> None:
+    """Finish what was interrupted: take up what is whole, and remove what is not."""
+    shutil.rmtree(path / UNFINISHED, ignore_errors=True)
+    for top in TOPS:
+        if (path / FINISHED / top).exists():
+            shutil.rmtree(path / top, ignore_errors=True)
+            move(path / FINISHED / top, path / top)
+    shutil.rmtree(path / FINISHED, ignore_errors=True)
+
+
+@contextmanager
+def renewing(path: Path) -> Iterator[Path]:
+    """Give a folder for what is written anew, which takes the place of the present one as a whole.
+
+    Raises:
+        WriteError: where the disk is full: there has to be room for a copy.
+    """
+    target = path / UNFINISHED
+    with writing(path):
+        yield target
+        _flush(target)
+    move(target, path / FINISHED)
+    complete_join(path)
+
+
+def join_files(path: Path) -> None:
+    """Join the files of a dataset, and write the statistics of all its episodes.
+
+    Raises:
+        WriteError: where the disk is full: there has to be room for a copy.
+    """
+    info = lerobot.read_json(path / lerobot.INFO)
+    most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
+    videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
+    with renewing(path) as target:
+        data = _join(lerobot.files_of(path / "data"), target / "data", most, _join_tables)
+        places = {}
+        for key in videos:
+
+            def join(sources: Sequence[Path], file: Path) -> list[int]:
+                return join_videos(sources, file, info["fps"])
+
+            found, folder = lerobot.files_of(path / "videos" / key), target / "videos" / key
+            places[key] = _join(
+                found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
+            )
+        meta = target / "meta"
+        statistics = _join_episodes(path, meta, most, data, places, info["fps"])
+        for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
+            shutil.copyfile(path / name, target / name)
+        lerobot.write_json(target / lerobot.STATISTICS, statistics)
+        keep_others(path, target)
+
+
+def keep_others(path: Path, target: Path) -> None:
+    """Keep the files of a dataset that no episode is in, such as notes."""
+    for file in [one for top in TOPS for one in (path / top).rglob("*")]:
+        kept = target / file.relative_to(path)
+        temporary = file.name.startswith(TEMPORARY)
+        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            link(file, kept)
+
+
+def _join(
+    sources: Sequence[Path],
+    folder: Path,
+    most: int,
+    join: Callable[[Sequence[Path], Path], list[int]],
+) -> Places:
+    """Join files into as few as may be, of at most so many bytes; say where each went."""
+    places: Places = {}
+    for number, group in enumerate(_groups(sources, most)):
+        file = folder / lerobot.file_name(number, group[0].suffix)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if len(group) == 1:
+            link(group[0], file)
+            begins = [0]
+        else:
+            begins = join(group, file)
+        for source, begin in zip(group, begins, strict=True):
+            places[lerobot.number_of(source)] = (number, begin)
+    return places
+
+
+def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
+    group: list[Path] = []
+    size = 0
+    for source in sources:
+        more = source.stat().st_size
+        if group and size + more > most:
+            yield group
+            group, size = [], 0
+        group.append(source)
+        size += more
+    if group:
+        yield group
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file, which is never changed, another name; copy it where that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
+    parquet = lerobot.import_extra("pyarrow.parquet")
+    begins, frames = [], 0
+    writer: Any = None
+    for source in sources:
+        file = TableFile(source)
+        begins.append(frames)
+        for group in range(len(file.counts)):
+            table = file.group(group)
+            writer = writer or parquet.ParquetWriter(target, table.schema)
+            writer.write_table(table.select(writer.schema.names))  # labels may stand behind
+            frames += len(table)
+    writer.close()
+    return begins
+
+
+def _join_episodes(
+    path: Path, meta: Path, most: int, data: Places, videos: dict[str, Places], fps: float
+) -> dict[str, Any]:
+    """Write the table of episodes, which says where each lies now; return the statistics."""
+    arrow = lerobot.import_extra("pyarrow")
+    parquet = lerobot.import_extra("pyarrow.parquet")
+    found: dict[str, list[dict[str, Any]]] = {}
+    number, pending = 0, []
+    names: list[str] = []
+    writer: Any = None
+    sources = lerobot.files_of(path / "meta/episodes")
+    file = meta / "episodes" / lerobot.file_name(0, ".parquet")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for i, source in enumerate(sources):
+        table = _moved(read_table(source), data, videos, fps)
+        if file.exists() and file.stat().st_size > most:
+            writer, number = writer.close(), number + 1
+            file = meta / "episodes" / lerobot.file_name(number, ".parquet")
+            file.parent.mkdir(parents=True, exist_ok=True)
+        for name, value in lerobot.place_of(number).items():
+            table = _with(table, f"meta/episodes/{name}", [value] * len(table))
+        names = names or table.column_names
+        table = table.select(names)  # labels may stand behind
+        _collect(table, found)
+        pending.append(table)
+        if sum(map(len, pending)) >= EPISODES_AT_ONCE or i == len(sources) - 1:
+            writer = writer or parquet.ParquetWriter(file, table.schema)
+            writer.write_table(arrow.concat_tables(pending).combine_chunks())
+            pending = []
+    writer.close()
+    return {key: joined_statistics(parts) for key, parts in found.items()}
+
+
+def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> Any:
+    """Return rows of the table of episodes, with the new places of what they refer to."""
+    table, _ = _relocated(table, "data", data)
+    for key, places in videos.items():
+        table, begins = _relocated(table, f"videos/{key}", places)
+        for name in ("from_timestamp", "to_timestamp"):
+            old = table.column(f"videos/{key}/{name}").to_pylist()
+            new = [time + begin / fps for time, begin in zip(old, begins, strict=True)]
+            table = _with(table, f"videos/{key}/{name}", new)
+    return table
+
+
+def _relocated(table: Any, prefix: str, places: Places) -> tuple[Any, list[int]]:
+    chunks, files = (
+        table.column(f"{prefix}/{name}").to_pylist() for name in ("chunk_index", "file_index")
+    )
+    old = [chunk * lerobot.CHUNK_FILES + file for chunk, file in zip(chunks, files, strict=True)]
+    for name in ("chunk_index", "file_index"):
+        new = [lerobot.place_of(places[number][0])[name] for number in old]
+        table = _with(table, f"{prefix}/{name}", new)
+    return table, [places[number][1] for number in old]
+
+
+def _with(table: Any, name: str, values: list[Any]) -> Any:
+    arrow = lerobot.import_extra("pyarrow")
+    at = table.column_names.index(name)
+    return table.set_column(at, name, arrow.array(values, table.schema.field(name).type))
+
+
+def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Put the statistics of some episodes to those of others, by column."""
+    names = [name for name in table.column_names if name.startswith("stats/")]
+    for row in table.select(names).to_pylist():
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in row.items():
+            key, _, kind = name.removeprefix("stats/").rpartition("/")
+            if value is not None:  # of an episode without steps
+                parts.setdefault(key, {})[kind] = value
+        for key, part in parts.items():
+            found.setdefault(key, []).append(part)
+
+
+def _flush(folder: Path) -> None:
+    """Have all files of a folder on the disk, before it takes the place of another."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())

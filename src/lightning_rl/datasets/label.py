@@ -1,0 +1,543 @@
+"""Say of each step of a dataset how good it was, for cloning and critics to learn from.
+
+Source: RECAP, Physical Intelligence 2025, "pi*0.6: a VLA That Learns From Experience": rewards of
+success and failure, a value that is fitted to their returns, and advantages above a threshold, on
+which a policy is conditioned; what somebody did who took over counts as good.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.episodes import LOCK, LeRobotEpisodes, lock_dataset, read_numbers
+from lightning_rl.datasets.joining import complete_join, link, renewing
+from lightning_rl.datasets.minari_format import minari_folder
+from lightning_rl.datasets.statistics import STATISTICS, ColumnStatistics, joined_statistics
+from lightning_rl.datasets.tables import TableFile
+from lightning_rl.functional.advantages import reversed_scan
+from lightning_rl.policies.networks.perceptron import mlp
+from lightning_rl.system.errors import check_range, require
+from lightning_rl.system.files import expanded
+
+Rewards = Literal["success", "env"]
+"""Which reward a step has: by how long its episode took to succeed, or as recorded."""
+
+Values = Literal["fitted", "mean"]
+"""What an advantage is above: a value fitted to the observations, or the mean return of a task."""
+
+Chosen = Sequence[int] | Literal["all"]
+"""Episodes by their numbers from 0; all, but those that the other list names."""
+
+PARTS = 4
+"""Into how many parts the episodes are cut, of which each is judged by what the others taught."""
+
+HIDDEN, LEARNING_RATE, BATCH = (64, 64), 1e-3, 256
+"""Of the perceptron that is the value, and how it is fitted."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What `label` has written.
+
+    Attributes:
+        episodes: how many there are.
+        successes: how many of them succeeded.
+        failures: how many did not; of others nobody has said.
+        steps: of all of them.
+        positive: steps whose advantage is above the threshold, or that somebody took over.
+        error: root of the mean squared distance of value and return.
+        spread: the standard deviation of the returns, which a value of no use has as its error.
+    """
+
+    episodes: int
+    successes: int
+    failures: int
+    steps: int
+    positive: int
+    error: float
+    spread: float
+
+
+def success_reward(length: int, success: bool, longest: int, failure_cost: float) -> Tensor:
+    """Return rewards [L] that say how long an episode still takes to succeed: -1 at each step.
+
+    The last has 0 where the episode succeeded, and -`failure_cost` where not. All are divided by
+    what the longest episode could lose, so that returns lie from -1 to 0.
+
+    Args:
+        length: L.
+        success: whether it succeeded.
+        longest: steps of the longest episode of the task.
+        failure_cost: of a failure, in steps.
+    """
+    reward = torch.full((length,), -1.0, dtype=torch.float64)
+    reward[-1] = 0.0 if success else -failure_cost
+    return reward / max(1.0, longest - 1 + failure_cost)
+
+
+def return_to_go(reward: Tensor, gamma: float) -> Tensor:
+    """Return G_t = r_t + gamma * G_{t+1}, [L], of the rewards [L] of one episode."""
+    return reversed_scan(reward[None], torch.full_like(reward[None], gamma))[0]
+
+
+def step_advantage(
+    returns: Tensor, value: Tensor, gamma: float, n_steps: int | None = None
+) -> Tensor:
+    """Return how much better each step [L] turned out than its value.
+
+    r_t + ... + gamma^(n-1) r_{t+n-1} + gamma^n V_{t+n} - V_t; up to the episode's end where that
+    comes before, or n is None.
+
+    Args:
+        returns: [L], of `return_to_go`.
+        value: [L].
+        gamma: discount per step.
+        n_steps: n.
+    """
+    advantage = returns - value
+    if n_steps is not None:
+        beyond = (returns - value)[n_steps:]
+        advantage[: len(beyond)] -= gamma**n_steps * beyond
+    return advantage
+
+
+def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tensor:
+    """Return which steps [L] are good: those above a threshold, and those somebody took over.
+
+    Args:
+        advantage: [L], of one task.
+        intervened: [L] bool.
+        share: of the steps that nobody took over, how many are good: the threshold is a quantile of
+            their advantages. What equals it is not good.
+    """
+    own = advantage[~intervened]
+    if not len(own):
+        return intervened.clone()
+    threshold = float(np.quantile(own.numpy(), 1 - share))  # torch's takes 2^24 numbers at most
+    return (advantage > threshold) | intervened
+
+
+def fit_values(
+    features: Sequence[Tensor], returns: Sequence[Tensor], epochs: int, seed: int
+) -> list[Tensor]:
+    """Fit perceptrons to returns, and return the values [L] of each episode.
+
+    The episodes are cut into parts, and each part has the value of a perceptron that was fitted to
+    the others alone: one that has seen a return knows it, and no step would be better than that.
+
+    Args:
+        features: of each episode, [L, D].
+        returns: of each episode, [L].
+        epochs: passes over the steps.
+        seed: of the weights, the parts, and the order of steps.
+    """
+    count = len(features)
+    values: list[Tensor] = list(returns)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        order = torch.randperm(count).tolist()
+        for part in range(min(PARTS, count)):
+            judged = order[part::PARTS]
+            taught = [i for i in order if i not in judged] or judged
+            seen, known = (torch.cat([x[i] for i in taught]) for x in (features, returns))
+            value = _fitted(seen, known, epochs)
+            for i in judged:
+                values[i] = value(features[i]).to(returns[i])
+    return values
+
+
+def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor], Tensor]:
+    """Fit one perceptron to features [M, D] and returns [M]."""
+    centre, width = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
+    level, spread = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
+    inputs = ((features - centre) / width).float()
+    targets = ((returns - level) / spread).float()
+    network = mlp(inputs.shape[1], HIDDEN, 1)
+    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+    with torch.enable_grad():
+        for _ in range(epochs):
+            for batch in torch.randperm(len(inputs)).split(BATCH):
+                loss = nn.functional.mse_loss(network(inputs[batch]).squeeze(-1), targets[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    @torch.no_grad()
+    def value(seen: Tensor) -> Tensor:
+        found: Tensor = network(((seen - centre) / width).float()).squeeze(-1)
+        return found * spread + level
+
+    return value
+
+
+@dataclass(frozen=True)
+class LabelSettings:
+    """How steps are labelled.
+
+    Attributes:
+        reward: which one a step has; `success` needs every episode's label, see `success_reward`.
+        failure_cost: of a failure, in steps; the longest episode of its task where not given.
+        gamma: discount per step.
+        value: what advantages are above; `fitted` sees the numbers of an observation, no picture.
+        epochs: passes over the steps to fit it.
+        n_steps: how many rewards an advantage counts before the value takes over; those up to the
+            episode's end where not given.
+        positive: which share of the steps of each task is to be good, see `positive_steps`.
+        seed: of the fit.
+
+    Raises:
+        ConfigurationError: for one out of its range.
+    """
+
+    reward: Rewards = "success"
+    failure_cost: float | None = None
+    gamma: float = 1.0
+    value: Values = "fitted"
+    epochs: int = 50
+    n_steps: int | None = None
+    positive: float = 0.3
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("failure_cost", self.failure_cost, least=0)
+        check_range("gamma", self.gamma, least=0, most=1)
+        check_range("epochs", self.epochs, least=1)
+        check_range("n_steps", self.n_steps, least=1)
+        check_range("positive", self.positive, above=0, below=1)
+
+
+def label_dataset(
+    path: str | Path,
+    settings: LabelSettings | None = None,
+    *,
+    success: Chosen = (),
+    failure: Chosen = (),
+) -> Labelled:
+    """Write into a LeRobotDataset v3.0 how good each step was; all of it, or nothing.
+
+    The columns are `complementary_info.` with `reward`, `return`, `value`, `advantage` and
+    `advantage_positive` (1 or 0); those that are there are replaced. A return is of what was
+    recorded: of an episode that time has ended, what would have followed is not in it.
+
+    Args:
+        path: of the directory.
+        settings: how; their defaults where not given.
+        success: episodes that succeeded, whatever was said of them before.
+        failure: those that did not.
+
+    Raises:
+        ConfigurationError: for an episode that is not there, a dataset that lacks what is asked
+            for, one of Minari, and one that another process writes into.
+        WriteError: where the disk is full: there has to be room for a copy.
+    """
+    directory = expanded(path)
+    require(
+        minari_folder(directory) is None,
+        f"{directory} is a Minari dataset, and labels are written into a LeRobotDataset v3.0: copy "
+        "it into one, for episode in read_episodes(...): EpisodeWriter.write(episode).",
+    )
+    read_numbers(directory)  # refused before a lock is laid into it
+    release = lock_dataset(directory)
+    try:
+        complete_join(directory)
+        steps = _Steps(read_numbers(directory), success, failure)
+        columns = _labels(steps, settings or LabelSettings())
+        _write(directory, columns, steps)
+    finally:
+        (directory / LOCK).unlink(missing_ok=True)
+        release()
+    return _summary(columns, steps.success)
+
+
+class _Steps:
+    """What labels are made of: of each episode in memory its numbers, without pictures."""
+
+    def __init__(self, episodes: LeRobotEpisodes, success: Chosen, failure: Chosen) -> None:
+        self.path, self.lengths = episodes.path, episodes.lengths
+        self.places = episodes.places()
+        self.success: list[bool | None] = []
+        self._tasks: list[tuple[str, ...]] = []  # of several, those that follow each other
+        self._recorded, self._intervened, self._features = [], [], []
+        for episode in episodes:
+            self.success.append(episode.success)
+            self._tasks.append(tuple(dict.fromkeys(episode.tasks or (episode.task,))))
+            self._recorded.append(episode.reward.double())
+            self._intervened.append(episode.intervened)
+            self._features.append(_flat(episode.observation, len(episode)))
+        for number, said in _said(self.path, len(episodes), success, failure).items():
+            self.success[number] = said
+        self._of_task = {
+            task: [i for i, one in enumerate(self._tasks) if one == task]
+            for task in sorted(set(self._tasks))
+        }
+
+    def rewards(self, kind: Rewards, failure_cost: float | None) -> list[Tensor]:
+        if kind == "env":
+            require(
+                all(bool(one.isfinite().all()) for one in self._recorded),
+                f"The dataset at {self.path} holds no rewards, or some that are not finite: label "
+                "it by success (--reward success).",
+            )
+            return self._recorded
+        unknown = [str(i) for i, said in enumerate(self.success) if said is None]
+        require(
+            not unknown,
+            f"Nobody has said whether {_listed(unknown)} of {self.path} succeeded, and rewards of "
+            "success need it of all: --success and --failure with their numbers (or all, for "
+            "those that the other does not name), or --reward env for those that were recorded.",
+        )
+        rewards = []
+        for i, length in enumerate(self.lengths):
+            longest = max(self.lengths[j] for j in self._of_task[self._tasks[i]])
+            cost = longest if failure_cost is None else failure_cost
+            rewards.append(success_reward(length, bool(self.success[i]), longest, cost))
+        return rewards
+
+    def values(
+        self, kind: Values, returns: Sequence[Tensor], epochs: int, seed: int
+    ) -> list[Tensor]:
+        if kind == "mean":
+            means = {
+                task: float(torch.cat([returns[i] for i in rows]).mean())
+                for task, rows in self._of_task.items()
+            }
+            pairs = zip(returns, self._tasks, strict=True)
+            return [torch.full_like(one, means[task]) for one, task in pairs]
+        require(
+            self._features[0].shape[1] > 0,
+            f"The observations of {self.path} are pictures alone, and a value is fitted to "
+            "numbers: --value mean.",
+        )
+        features, names = self._features, list(self._of_task)
+        if len(names) > 1:
+            marks = torch.eye(len(names), dtype=torch.float64)
+            features = [
+                torch.cat((one, marks[names.index(task)].expand(len(one), -1)), 1)
+                for one, task in zip(features, self._tasks, strict=True)
+            ]
+        return fit_values(features, returns, epochs, seed)
+
+    def positive(self, advantages: Sequence[Tensor], share: float) -> list[Tensor]:
+        found = list(advantages)
+        for rows in self._of_task.values():
+            joined, taken_over = (
+                torch.cat([x[i] for i in rows]) for x in (advantages, self._intervened)
+            )
+            good = positive_steps(joined, taken_over, share).double()
+            parts = good.split([self.lengths[i] for i in rows])
+            for i, part in zip(rows, parts, strict=True):
+                found[i] = part
+        return found
+
+
+def _labels(steps: _Steps, settings: LabelSettings) -> dict[str, list[Tensor]]:
+    """Return the labels [L] of each episode, by name."""
+    gamma = settings.gamma
+    rewards = steps.rewards(settings.reward, settings.failure_cost)
+    returns = [return_to_go(one, gamma) for one in rewards]
+    values = steps.values(settings.value, returns, settings.epochs, settings.seed)
+    pairs = zip(returns, values, strict=True)
+    advantages = [step_advantage(one, value, gamma, settings.n_steps) for one, value in pairs]
+    return {
+        "reward": rewards,
+        "return": returns,
+        "value": values,
+        "advantage": advantages,
+        "advantage_positive": steps.positive(advantages, settings.positive),
+    }
+
+
+def _summary(columns: Mapping[str, Sequence[Tensor]], success: Sequence[bool | None]) -> Labelled:
+    names = ("return", "value", "advantage_positive")
+    returns, values, positive = (torch.cat(list(columns[name])) for name in names)
+    return Labelled(
+        episodes=len(success),
+        successes=success.count(True),
+        failures=success.count(False),
+        steps=len(returns),
+        positive=int(positive.sum()),
+        error=float((returns - values).square().mean().sqrt()),
+        spread=float(returns.std(correction=0)),
+    )
+
+
+def _flat(observation: Any, length: int) -> Tensor:
+    """Return the numbers of the observations acted on, [L, D], of a tree [L+1, ...]."""
+    if isinstance(observation, Tensor):
+        return observation[:length].reshape(length, -1).double()
+    parts = [_flat(child, length) for child in observation.values()]
+    return torch.cat(parts, 1) if parts else torch.zeros(length, 0, dtype=torch.float64)
+
+
+def _said(path: Path, count: int, success: Chosen, failure: Chosen) -> dict[int, bool]:
+    """Return what the two lists say of episodes, by number."""
+    lists = {"success": success, "failure": failure}
+    named = {
+        name: set[int]() if numbers == "all" else {int(n) for n in numbers}
+        for name, numbers in lists.items()
+    }
+    require(
+        not (success == "all" == failure) and not named["success"] & named["failure"],
+        f"success is {success} and failure is {failure}: an episode of both is neither. Name it "
+        "once.",
+    )
+    for name, numbers in named.items():
+        for number in sorted(numbers):
+            require(
+                0 <= number < count,
+                f"{name} names episode {number}, and {path} has {count}: give numbers from 0 to "
+                f"{count - 1}.",
+            )
+    for name, other in (("success", "failure"), ("failure", "success")):
+        if lists[name] == "all":
+            named[name] = set(range(count)) - named[other]
+    return dict.fromkeys(named["success"], True) | dict.fromkeys(named["failure"], False)
+
+
+def _listed(numbers: Sequence[str]) -> str:
+    shown = ", ".join(numbers[:10])
+    more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return f"episode{'s' if len(numbers) > 1 else ''} {shown}{more}"
+
+
+def _write(path: Path, columns: Mapping[str, Sequence[Tensor]], steps: _Steps) -> None:
+    """Write the tables and descriptions of a dataset anew, with columns [L] of each episode."""
+    named = {
+        f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in columns[name]]
+        for name in lerobot.LABELS
+    }
+    info = lerobot.read_json(path / lerobot.INFO)
+    info["features"] |= {key: lerobot.number_feature("float32") for key in named}
+    episodes = [
+        _Labels({key: parts[i] for key, parts in named.items()}, success)
+        for i, success in enumerate(steps.success)
+    ]
+    rows: dict[Path, dict[int, _Labels]] = {}  # by file, and the first row of an episode in it
+    for (data, begin, table, row), labels in zip(steps.places, episodes, strict=True):
+        rows.setdefault(data, {})[begin] = labels
+        rows.setdefault(table, {})[row] = labels
+    with renewing(path) as target:
+        for file in path.glob("data/**/*.parquet"):
+            _rewrite(
+                file, target / file.relative_to(path), _OfSteps(list(named), rows.get(file, {}))
+            )
+        for file in lerobot.files_of(path / lerobot.EPISODES):
+            of_episodes = _OfEpisodes(list(named), rows.get(file, {}))
+            _rewrite(file, target / file.relative_to(path), of_episodes)
+        lerobot.write_json(target / lerobot.INFO, info)
+        if (path / lerobot.STATISTICS).is_file():
+            known = lerobot.read_json(path / lerobot.STATISTICS)
+            found = {key: [one.statistics[key] for one in episodes] for key in named}
+            statistics = known | {key: joined_statistics(parts) for key, parts in found.items()}
+            lerobot.write_json(target / lerobot.STATISTICS, statistics)
+        for file in [*path.glob("data/**/*"), *path.glob("meta/**/*")]:
+            copy = target / file.relative_to(path)
+            if file.is_file() and not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                link(file, copy)
+
+
+class _Labels:
+    """The labels of one episode.
+
+    Attributes:
+        columns: [L] float32 each, by column.
+        success: whether it succeeded.
+        statistics: of each column.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray], success: bool | None) -> None:
+        self.columns, self.success = columns, success
+        self.statistics = {key: _statistics(values) for key, values in columns.items()}
+
+
+class _OfSteps:
+    """Puts labels into the rows of a file of data, called with its parts in their order.
+
+    Args:
+        keys: the columns of labels.
+        episodes: by the first row of each in the file. Rows of no episode get NaN.
+    """
+
+    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
+        self._keys, self._episodes, self._next = keys, episodes, 0
+
+    def __call__(self, table: Any) -> Any:
+        first, count = self._next, len(table)
+        self._next += count
+        columns = {key: np.full(count, np.nan, np.float32) for key in self._keys}
+        success = np.zeros(count, bool)
+        for begin, labels in self._episodes.items():
+            length = len(labels.columns[self._keys[0]])
+            start, stop = max(begin, first), min(begin + length, first + count)
+            if start >= stop:
+                continue
+            for key, values in labels.columns.items():
+                columns[key][start - first : stop - first] = values[start - begin : stop - begin]
+            if stop == begin + length:
+                success[stop - 1 - first] = bool(labels.success)
+        for key, values in columns.items():
+            table = _put(table, key, lerobot.as_column(values))
+        if "next.success" in table.column_names:
+            table = _put(table, "next.success", lerobot.as_column(success))
+        return table
+
+
+class _OfEpisodes:
+    """Puts success and statistics into rows of the table of episodes.
+
+    Args:
+        keys: the columns of labels.
+        episodes: by their rows in the file. A row without steps gets nulls.
+    """
+
+    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
+        self._keys, self._episodes, self._next = keys, episodes, 0
+
+    def __call__(self, table: Any) -> Any:
+        arrow = lerobot.import_extra("pyarrow")
+        labels = [self._episodes.get(self._next + i) for i in range(len(table))]
+        self._next += len(table)
+        for key in self._keys:
+            for name in STATISTICS:
+                values = [one and one.statistics[key][name] for one in labels]
+                kind = arrow.int64() if name == "count" else arrow.float64()
+                column = arrow.array(values, arrow.list_(kind))
+                table = _put(table, f"stats/{key}/{name}", column)
+        success = arrow.array([one and one.success for one in labels], arrow.bool_())
+        return _put(table, "success", success)
+
+
+def _statistics(values: np.ndarray) -> dict[str, list[float]]:
+    statistics = ColumnStatistics((1,), picture=False)
+    statistics.add(values)
+    return {name: value.tolist() for name, value in statistics.result().items()}
+
+
+def _put(table: Any, key: str, column: Any) -> Any:
+    """Return a table with a column, in the place of one of that name or behind the others."""
+    names = table.column_names
+    if key in names:
+        return table.set_column(names.index(key), key, column)
+    return table.append_column(key, column)
+
+
+def _rewrite(source: Path, target: Path, change: Callable[[Any], Any]) -> None:
+    """Write a parquet file anew, a group of rows at a time."""
+    parquet = lerobot.import_extra("pyarrow.parquet")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file, writer = TableFile(source), None
+    for group in range(len(file.counts)):
+        table = change(file.group(group))
+        described = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
+        table = table.replace_schema_metadata(described)  # that one lists columns, not these
+        writer = writer or parquet.ParquetWriter(target, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()

@@ -1,0 +1,569 @@
+"""Know how a LeRobotDataset v3.0 lies on the disk: its files, its columns, its statistics.
+
+```
+meta/info.json  meta/stats.json  meta/tasks.parquet  meta/lightning_rl.json
+meta/episodes/chunk-000/file-000.parquet
+data/chunk-000/file-000.parquet
+videos/{key}/chunk-000/file-000.mp4
+```
+
+`meta/lightning_rl.json` is ours, which LeRobot does not look at: where in an env's observation a
+column belongs, and its shape, of which LeRobot's own description keeps no scalars. Ours in the
+table of episodes are `success`, which may be unknown, and `final/<key>`: the true final observation
+of an episode, which LeRobot's format has no place for. Of a video it is the frame behind the
+episode's last, and its time stands there.
+
+Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), codebase version
+v3.0, as far as its own reader goes.
+"""
+
+import importlib
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import write_atomically
+
+VERSION = "v3.0"
+"""The version of the format, as `info.json` has it."""
+
+MOST_JSON = 2**24
+"""The most bytes of a JSON file that is read."""
+
+MOST_VALUES = 2**28
+"""The most values of a row of a column."""
+
+CHUNK_FILES = 1000
+"""How many files a folder `chunk-000` holds."""
+
+INFO = "meta/info.json"
+STATISTICS = "meta/stats.json"
+TASKS = "meta/tasks.parquet"
+OURS = "meta/lightning_rl.json"
+EPISODES = "meta/episodes"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+_FIELD = re.compile(r"\{(chunk_index|file_index|video_key)(?::0?([1-9])?d)?\}")
+"""A field of a path, with one digit for the width of its number."""
+
+EXTRA = "complementary_info."
+"""How the columns of what an env or a person adds to a step begin."""
+
+INTERVENED = f"{EXTRA}is_intervention"
+
+LABELS = ("reward", "return", "value", "advantage", "advantage_positive")
+"""What `label` says of each step, among the extras."""
+
+STEP_COLUMNS = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.terminated": "bool",
+    "next.truncated": "bool",
+    "next.success": "bool",
+    INTERVENED: "bool",
+}
+"""The columns of one number that each of our datasets has, beside observations and actions."""
+
+INDEX_COLUMNS = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+"""The columns that say which frame a row is; `timestamp` in seconds from the episode's begin."""
+
+TEXTS = ("string", "language", "str", "object")
+"""What `info.json` calls columns of text, which are not read."""
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+"""Names of the quantiles among the statistics."""
+
+GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
+"""What LeRobot calls the parts of an observation that its simulated envs call otherwise."""
+
+
+CHANNELS = (1, 3, 4)
+"""How many channels a picture may have: grey, colours, colours and opacity."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of an observation, or the action, and the column that holds it.
+
+    Attributes:
+        path: the keys that lead to it in an observation; empty where that is no dict.
+        key: of the column.
+        shape: of one element, () of a number.
+        dtype: NumPy's name of it.
+        picture: whether the dataset keeps it as a picture, not as numbers: [H, W, C] or [C, H, W]
+            of bytes, with C of `CHANNELS`.
+    """
+
+    path: tuple[str, ...]
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    picture: bool
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether a picture is [C, H, W], which is kept as [H, W, C]."""
+        return self.picture and len(self.shape) == 3 and _channels_first(self.shape)
+
+    @property
+    def kept_shape(self) -> tuple[int, ...]:
+        """The shape in the dataset, whose numbers are (1,)."""
+        if self.channels_first:
+            return (*self.shape[1:], self.shape[0])
+        return self.shape or (1,)
+
+
+def leaves_of(space: gymnasium.Space[Any], name: str = "observation") -> list[Leaf]:
+    """Return the columns that elements of a space take, a Dict's one by one.
+
+    Names follow LeRobot: `observation.state`, `observation.environment_state`,
+    `observation.image`, `observation.images.<camera>`, and `observation.<key>` of others.
+
+    Raises:
+        ConfigurationError: for a space that a dataset cannot hold, and where two parts would have
+            one column.
+    """
+    leaves = list(_leaves_of(space, ()))
+    pictures = sum(leaf.picture for leaf in leaves)
+    named = [_named(leaf, name, pictures) for leaf in leaves]
+    keys = [leaf.key for leaf in named]
+    twice = {key for key in keys if keys.count(key) > 1}
+    if twice:
+        raise ConfigurationError(
+            f"Two parts of the {name} space would be the column '{min(twice)}' of a dataset: "
+            "rename one of them (gymnasium.wrappers.TransformObservation)."
+        )
+    return named
+
+
+def _leaves_of(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Iterator[Leaf]:
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Dict):
+        for key, child in space.items():
+            yield from _leaves_of(child, (*path, key))
+        return
+    kinds = (spaces.Box, spaces.MultiBinary, spaces.Discrete, spaces.MultiDiscrete)
+    if not isinstance(space, kinds):
+        raise ConfigurationError(
+            f"Space {space} cannot be written into a dataset: use Box, Discrete, MultiDiscrete or "
+            "MultiBinary, or a Dict of them (gymnasium.wrappers.FlattenObservation turns most "
+            "others into a Box)."
+        )
+    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+    in_colour = len(shape) == 3 and dtype == np.uint8 and 3 in (shape[0], shape[-1])
+    yield Leaf(path, "", shape, dtype.name, in_colour)
+
+
+def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
+    words = [GYM_NAMES.get(word, word) for word in leaf.path]
+    if leaf.picture:
+        words = [word for word in words if word not in ("image", "images")]
+        words = ["images", *words] if words else ["image"]
+    elif not words and name == "observation":
+        words = ["state"]
+    key = ".".join([name, *words]).replace("/", "_")
+    return Leaf(leaf.path, key, leaf.shape, leaf.dtype, leaf.picture)
+
+
+def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
+    """Return the column that an action takes.
+
+    Raises:
+        ConfigurationError: for a space of several arrays.
+    """
+    leaf, *more = leaves_of(space, "action")
+    if more or leaf.path:
+        raise ConfigurationError(
+            f"Action space {space} cannot be written into a dataset, which has one array for it: "
+            "use Box, Discrete, MultiDiscrete or MultiBinary."
+        )
+    return Leaf((), "action", leaf.shape, leaf.dtype, False)
+
+
+def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
+    """Return what the observation of a dataset is, of whose env nothing is known.
+
+    One column is the observation itself; of several it is a dict, by what follows
+    `observation.` in their names. Columns of text are no part of it.
+    """
+    features = {key: one for key, one in features.items() if one["dtype"] not in TEXTS}
+    found = {key: feature for key, feature in features.items() if key.startswith("observation.")}
+    if not found and "observation" in features:
+        found = {"observation": features["observation"]}
+    return [
+        leaf_of(key, feature, tuple(key.split(".")[1:]) if len(found) > 1 else ())
+        for key, feature in found.items()
+    ]
+
+
+def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
+    """Return the leaf of a column that `info.json` describes."""
+    picture = feature["dtype"] in ("image", "video")
+    shape = tuple(feature["shape"]) or (1,)
+    if picture and _channels_first(shape):  # LeRobot describes both ways, and keeps one
+        shape = (*shape[1:], shape[0])
+    return Leaf(path, key, shape, "uint8" if picture else feature["dtype"], picture)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[0] in CHANNELS and shape[-1] not in CHANNELS
+
+
+def leaf_from(described: Mapping[str, Any], features: Mapping[str, Any]) -> Leaf:
+    """Return the leaf that `meta/lightning_rl.json` describes.
+
+    Raises:
+        KeyError, TypeError, ValueError: if it is none, or differs from the column of `features`.
+    """
+    tuples = {name: tuple(described[name]) for name in ("path", "shape")}
+    leaf = Leaf(**{**described, **tuples})
+    column = leaf_of(leaf.key, features[leaf.key], ())
+    fits = leaf.kept_shape == column.shape and leaf.picture == column.picture
+    if not fits or not all(isinstance(key, str) for key in leaf.path) or not _is_dtype(leaf.dtype):
+        raise ValueError(f"{leaf} is not the column {column}")
+    return leaf
+
+
+def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
+    """Return what `info.json` says of a column; `video`: that pictures are in videos."""
+    shape = list(leaf.kept_shape)
+    if not leaf.picture:
+        return {"dtype": leaf.dtype, "shape": shape, "names": None}
+    names = ["height", "width", "channels"]
+    if not video:
+        return {"dtype": "image", "shape": shape, "names": names}
+    info = {
+        "video.height": shape[0],
+        "video.width": shape[1],
+        "video.codec": "av1",
+        "video.pix_fmt": "yuv420p",
+        "video.is_depth_map": False,
+        "video.fps": fps,
+        "video.channels": 3,
+        "has_audio": False,
+    }
+    return {"dtype": "video", "shape": shape, "names": names, "info": info}
+
+
+def number_feature(dtype: str) -> dict[str, Any]:
+    """Return what `info.json` says of a column of single numbers."""
+    return {"dtype": dtype, "shape": [1], "names": None}
+
+
+def filled(template: str, place: Mapping[str, int | str]) -> str:
+    """Return the path that a `data_path` or `video_path` stands for, within the dataset.
+
+    Args:
+        template: with fields such as `{chunk_index:03d}` or `{video_key}`.
+        place: values of the fields that it may have.
+
+    Raises:
+        ValueError: if it has other fields, or leads out of the dataset.
+    """
+    if set("{}") & set(_FIELD.sub("", template)):
+        raise ValueError("a field is {chunk_index:03d}, {file_index:03d} or {video_key}")
+
+    def value(field: re.Match[str]) -> str:
+        name, width = field.groups()
+        if name not in place:
+            raise ValueError(f"it has no {name}")
+        return str(place[name]).zfill(int(width or 0))
+
+    name = _FIELD.sub(value, template)
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or set(name) & set(":\\\0"):
+        raise ValueError(f"{name!r} is no path within the dataset")
+    return name
+
+
+def place_of(number: int) -> dict[str, int]:
+    """Return the chunk and the file of a number that counts files."""
+    return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
+
+
+def number_of(path: Path) -> int:
+    """Return the number that counts a file, by its name and its folder's."""
+    return int(path.parent.name.split("-")[1]) * CHUNK_FILES + int(path.stem.split("-")[1])
+
+
+def file_name(number: int, suffix: str) -> str:
+    """Return the name of the file of a number within its folder, such as its chunk has it."""
+    place = place_of(number)
+    return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}{suffix}"
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files of a folder, in the order of their numbers.
+
+    Raises:
+        ConfigurationError: for a file without a number.
+    """
+    found = list(folder.glob("chunk-*/file-*.*"))
+    for file in found:
+        require(
+            file.parent.name[6:].isdecimal() and file.stem[5:].isdecimal(),
+            f"{file} has no number where a LeRobotDataset has one, as in chunk-000/file-000: "
+            "rename or remove it.",
+        )
+    return sorted(found, key=number_of)
+
+
+def read_info(path: Path) -> dict[str, Any]:
+    """Read what `info.json` says, checked as far as episodes are read by it.
+
+    Raises:
+        ConfigurationError: if it is missing, damaged, of another version, or incomplete.
+    """
+    info = read_json(path)
+    version = str(info.get("codebase_version"))
+    require(
+        version.startswith("v3."),
+        f"The dataset at {path.parents[1]} is of format {version}, and {VERSION} is read: convert "
+        "it with lerobot (lerobot.datasets.v30.convert_dataset_v21_to_v30).",
+    )
+    kinds: dict[str, Any] = {"fps": int | float, "features": dict, "data_path": str}
+    features = info.get("features")
+    features = features if isinstance(features, dict) else {}
+    if any(isinstance(one, dict) and one.get("dtype") == "video" for one in features.values()):
+        kinds["video_path"] = str
+    wrong = [name for name, kind in kinds.items() if not isinstance(info.get(name), kind)]
+    wrong += [] if isinstance(info.get("total_episodes"), int | None) else ["total_episodes"]
+    wrong += [] if "fps" in wrong or 0 < info["fps"] <= 1e6 else ["fps"]
+    wrong += [
+        f"features.{key}"
+        for key, one in features.items()
+        if not (
+            isinstance(one, dict)
+            and (one.get("dtype") in ("image", "video", *TEXTS) or _is_dtype(one.get("dtype")))
+            and isinstance(one.get("shape"), list | tuple)
+            and all(isinstance(size, int) and size > 0 for size in one["shape"])
+            and len(one["shape"]) <= 32
+            and prod(one["shape"]) <= MOST_VALUES
+            and (len(one["shape"]) in (2, 3) or one["dtype"] not in ("image", "video"))
+        )
+    ]
+    require(
+        not wrong,
+        f"{path} does not say {', '.join(wrong)}, or not as a LeRobotDataset does: restore it, or "
+        "give another dataset.",
+    )
+    return info
+
+
+def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Read `meta/lightning_rl.json`: the leaves of the observation and of the action, and the rest.
+
+    Args:
+        path: of the file.
+        features: of `info.json`, whose columns it must describe.
+
+    Raises:
+        ConfigurationError: if it is damaged, or does not fit.
+    """
+    said = read_json(path)
+    try:
+        leaves = [leaf_from(leaf, features) for leaf in said.get("observation", ())]
+        action = {"action": leaf_from(said["action"], features)} if "action" in said else {}
+        start = np.asarray(said.get("action_start") or 0)
+        shape = said["action"]["shape"] if start.ndim else []
+        if start.dtype.kind not in "iu" or list(start.shape) != shape:
+            raise ValueError("action_start is not a number for each part of an action")
+        extras = dict(said.get("extras", {}))
+        if not all(isinstance(one, str) and one for one in [*extras, *extras.values()]):
+            raise ValueError("extras map columns to names")
+        if len(set(extras.values())) < len(extras):
+            raise ValueError("two extras have one name")
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{path} does not describe the columns of info.json ({error!r}): remove it, or restore "
+            "it."
+        ) from error
+    return {**said, "observation": leaves, **action, "extras": extras}
+
+
+def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
+    """Refuse observations of which one would be a part of another.
+
+    Raises:
+        ConfigurationError: naming the columns.
+    """
+    for one in leaves:
+        for other in leaves:
+            require(
+                one is other or one.path != other.path[: len(one.path)],
+                f"The dataset at {path} has the observation '{other.key}' within the observation "
+                f"'{one.key}': name one of them by keys, or rename a column.",
+            )
+
+
+def check_file(path: Path, most: int | None = None) -> None:
+    """Refuse what is no file, such as a FIFO, which has no end, and files that are too large.
+
+    Raises:
+        OSError: if it is missing.
+        ValueError: naming what is wrong.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if most is not None and found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
+
+
+def _is_dtype(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and np.dtype(name).kind in "biuf"
+    except TypeError:
+        return False
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a dataset.
+
+    Raises:
+        ConfigurationError: if it is missing, damaged, no regular file, too large or too deep.
+    """
+    try:
+        check_file(path, MOST_JSON)
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, no object")
+        return content
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({error}), and a LeRobotDataset has one: restore it, or give "
+            "another dataset."
+        ) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file whole or not at all."""
+    text = json.dumps(content, indent=4, ensure_ascii=False)
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def import_extra(name: str) -> Any:
+    """Import a module of the extra `data`.
+
+    Raises:
+        ConfigurationError: where it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            "Datasets need a package that is not installed: pip install 'lightning-rl[data]' "
+            f"({error})"
+        ) from error
+
+
+def as_column(values: np.ndarray) -> Any:
+    """Return the arrow array of values [L, ...]: numbers, or lists of them in a fixed size."""
+    arrow = import_extra("pyarrow")
+    column = arrow.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        if axis == 1:
+            return arrow.FixedSizeListArray.from_arrays(column, values.shape[1])
+        rows = prod(values.shape[:axis])
+        offsets = np.arange(rows + 1, dtype=np.int32) * values.shape[axis]
+        column = arrow.ListArray.from_arrays(offsets, column)
+    return column
+
+
+def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the values [L, *shape] of an arrow array or chunked array.
+
+    Raises:
+        ValueError: if they are no numbers, of another shape, or some are missing.
+    """
+    arrow = import_extra("pyarrow")
+    compute = import_extra("pyarrow.compute")
+    count = len(column)
+    array = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
+    while isinstance(array, arrow.ExtensionArray):
+        array = array.storage
+    size = 1  # values of a row
+    while array.null_count == 0 and hasattr(array.type, "value_field"):  # lists
+        lengths = compute.list_value_length(array).unique().to_pylist()
+        if len(lengths) > 1:
+            raise ValueError(f"its lists have {min(lengths)} to {max(lengths)} entries")
+        size *= lengths[0] if lengths else 1
+        array = array.flatten()
+    if array.null_count:
+        raise ValueError(f"{array.null_count} values are missing")
+    kinds = (arrow.types.is_integer, arrow.types.is_floating, arrow.types.is_boolean)
+    if not any(kind(array.type) for kind in kinds):
+        raise ValueError(f"it holds {array.type}, no numbers")
+    if count and size != prod(shape):
+        raise ValueError(f"it has {size} values a row, and its shape is {list(shape)}")
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values.reshape(count, *shape)
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a small table whole or not at all."""
+    parquet = import_extra("pyarrow.parquet")
+    write_atomically(path, lambda file: parquet.write_table(table, file))
+
+
+def tasks_table(tasks: Sequence[str]) -> Any:
+    """Return the table of tasks as pandas would write it: their texts are the index."""
+    arrow = import_extra("pyarrow")
+    index = "__index_level_0__"
+    numbers = arrow.array(range(len(tasks)), arrow.int64())
+    table = arrow.table({"task_index": numbers, index: arrow.array(tasks, arrow.string())})
+
+    def column(name: str | None, field: str | None, kind: str) -> dict[str, Any]:
+        described = {"name": name, "field_name": field, "pandas_type": kind, "metadata": None}
+        return described | {"numpy_type": "object" if kind == "unicode" else kind}
+
+    names = column(None, None, "unicode") | {"metadata": {"encoding": "UTF-8"}}
+    columns = [column("task_index", "task_index", "int64"), column(None, index, "unicode")]
+    described = {
+        "index_columns": [index],
+        "column_indexes": [names],
+        "columns": columns,
+        "creator": {"library": "pyarrow", "version": arrow.__version__},
+        "pandas_version": "2.2.0",
+    }
+    return table.replace_schema_metadata({"pandas": json.dumps(described)})
+
+
+def tasks_of(table: Any) -> dict[int, str]:
+    """Return the texts of a table of tasks, by number.
+
+    Raises:
+        ValueError: if it is no such table.
+    """
+    texts = [name for name in table.column_names if name != "task_index"]
+    if not texts or "task_index" not in table.column_names:
+        raise ValueError(f"it has the columns {table.column_names}, not task_index and a text")
+    pairs = [table.column(name).to_pylist() for name in ("task_index", texts[0])]
+    if {type(number) for number in pairs[0]} - {int} or {type(text) for text in pairs[1]} - {str}:
+        raise ValueError("a task is a whole number and a text")
+    if len(set(pairs[0])) < len(pairs[0]):
+        raise ValueError("two tasks have one number")
+    return dict(zip(*pairs, strict=True))
+
+
+def as_pictures(contents: Sequence[bytes]) -> Any:
+    """Return the arrow array of pictures, each the bytes of a file."""
+    arrow = import_extra("pyarrow")
+    kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
+    return arrow.array([{"bytes": content, "path": None} for content in contents], kind)

@@ -1,0 +1,246 @@
+"""Keep pictures as frames of a video or as PNG, and get them back one episode at a time."""
+
+import io
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_rl.datasets.lerobot_format import check_file, import_extra
+from lightning_rl.system.errors import ConfigurationError, require
+
+CODEC = "libsvtav1"
+SETTINGS = {"g": "2", "crf": "30", "preset": "12", "svtav1-params": "lp=1"}
+"""How LeRobot compresses, with a key frame every two frames, so that each is found quickly; and in
+one thread, for a recorder has other things to do."""
+
+PIXELS = "yuv420p"
+
+FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}
+"""FFmpeg's pixel formats of decoded frames, by their channels."""
+
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+"""Pillow's modes of decoded pictures, by their channels."""
+
+PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
+"""The formats of pictures that are read. Others may name further files, or run a program."""
+
+MOST_PIXELS = 2**26
+"""The most pixels of a frame of a film."""
+
+CURE = "Restore the file, or leave the camera out: name the observations to be read by keys."
+
+
+class VideoWriter:
+    """Write frames into a video as they come.
+
+    Args:
+        path: of the file.
+        height: H, in pixels.
+        width: W, in pixels.
+        fps: frames per second.
+    """
+
+    def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
+        self._av = import_extra("av")
+        os.environ.setdefault("SVT_LOG", "1")  # the codec writes a page to stderr for each video
+        self._container = self._av.open(str(path), "w")
+        self._stream = self._container.add_stream(CODEC, rate=rate_of(fps), options=SETTINGS)
+        self._stream.height, self._stream.width = height, width
+        self._stream.pix_fmt = PIXELS
+
+    def add(self, frame: np.ndarray) -> None:
+        """Take a frame in, [H, W, 3] uint8."""
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        self._container.mux(self._stream.encode(picture))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._container.mux(self._stream.encode())
+        self._container.close()
+
+
+def rate_of(fps: float) -> Fraction:
+    """Return a rate as the fraction that videos want."""
+    return Fraction(fps).limit_denominator(100_000)
+
+
+def read_frames(
+    path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
+) -> np.ndarray:
+    """Return the frames of a video at some times [M], as [M, H, W, C] uint8.
+
+    Args:
+        path: of the file.
+        times: in seconds, one after the other.
+        fps: frames per second.
+        size: H, W and the channels.
+
+    Raises:
+        ConfigurationError: where the file is missing or broken, or has no such frames.
+    """
+    av = import_extra("av")
+    frames = np.empty((len(times), *size), np.uint8)
+    found = 0
+    try:
+        with closing(_opened(path)) as container:
+            stream = container.streams.video[0]
+            _check_size(stream.height, stream.width, size)
+            # The frames may be larger than the header says; codecs round sizes up.
+            most = {"max_pixels": str((size[0] + 128) * (size[1] + 128))}
+            stream.codec_context.options = most
+            stream.codec_context.thread_count = 1  # else each thread keeps frames of its own
+            container.seek(int(times[0] / stream.time_base), stream=stream)
+            for frame in container.decode(stream):
+                if found == len(times):
+                    break
+                at = float(frame.pts * stream.time_base)
+                if at < times[found] - 0.25 / fps:
+                    continue
+                if at > times[found] + 0.25 / fps:
+                    break
+                frames[found] = _pixels(frame, size)
+                found += 1
+    except (av.FFmpegError, OSError, IndexError, ValueError, TypeError, ArithmeticError) as error:
+        raise ConfigurationError(f"The video {path} cannot be read ({error}). {CURE}") from error
+    require(
+        found == len(times),
+        f"The video {path} is broken: it has no frame at {times[min(found, len(times) - 1)]:.3f} "
+        f"seconds. {CURE}",
+    )
+    return frames
+
+
+def _opened(path: Path) -> Any:
+    """Open a film: an MP4 or Matroska file, which cannot make FFmpeg open other files or hosts.
+
+    Raises:
+        ValueError: if it is another kind of file.
+    """
+    check_file(path)
+    with path.open("rb") as file:
+        head = file.read(8)
+    container = "mp4" if head[4:] == b"ftyp" else "matroska"
+    if container == "matroska" and head[:4] != b"\x1aE\xdf\xa3":
+        raise ValueError("it is neither MP4 nor Matroska")
+    return import_extra("av").open(
+        f"file:{path.absolute()}",
+        format=container,
+        options={"protocol_whitelist": "file"},
+        stream_options=[{"max_pixels": str(MOST_PIXELS)}],
+    )
+
+
+def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
+    """Refuse a picture of another height or width than info.json says, or of odd channels.
+
+    Raises:
+        ValueError: naming both sizes.
+    """
+    if (height, width) != size[:2] or _channels(size) not in MODES:
+        raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
+
+
+def _channels(size: tuple[int, ...]) -> int:
+    return size[2] if len(size) == 3 else 1
+
+
+def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
+    """Return a frame of a film as uint8 of a size: [H, W, C], or [H, W] in grey.
+
+    Raises:
+        ValueError: for another height or width, and for more than 8 bits.
+    """
+    if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
+        raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
+    _check_size(frame.height, frame.width, size)
+    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)])
+    return pixels.reshape(size)
+
+
+def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
+    """Put videos behind each other without compressing them again.
+
+    Returns:
+        at which frame of the joined file each begins.
+    """
+    av = import_extra("av")
+    begins, frames = [], 0
+    with closing(av.open(str(target), "w")) as joined:
+        stream = None
+        for source in sources:
+            begins.append(frames)
+            with closing(_opened(source)) as container:
+                video = container.streams.video[0]
+                if stream is None:
+                    stream = joined.add_stream_from_template(video, opaque=True)
+                    stream.time_base = video.time_base
+                behind = round(Fraction(frames) / rate_of(fps) / video.time_base)
+                for packet in container.demux(video):
+                    if packet.dts is None:  # the end
+                        continue
+                    packet.pts, packet.dts = packet.pts + behind, packet.dts + behind
+                    packet.stream = stream
+                    joined.mux(packet)
+                    frames += 1
+    return begins
+
+
+class PngEncoder:
+    """Turns frames of one size into PNG, without loss.
+
+    One for many frames: what each takes of the library is not given back at once.
+
+    Args:
+        height: H, in pixels.
+        width: W, in pixels.
+    """
+
+    def __init__(self, height: int, width: int) -> None:
+        self._av = import_extra("av")
+        self._context: Any = self._av.CodecContext.create("png", "w")
+        self._context.height, self._context.width = height, width
+        self._context.pix_fmt, self._context.time_base = "rgb24", Fraction(1)
+        self._context.thread_count = 1  # each frame's bytes are there when it has been given
+
+    def encode(self, frame: np.ndarray) -> bytes:
+        """Return a frame [H, W, 3] uint8 as PNG."""
+        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
+        return b"".join(bytes(packet) for packet in self._context.encode(picture))
+
+
+def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
+    """Return the picture [H, W, C] uint8, or [H, W] in grey, of a file of `PICTURES`.
+
+    Args:
+        content: of the file.
+        size: H, W and C.
+
+    Raises:
+        ValueError: if it is no picture, or of another size or more than 8 bits.
+    """
+    pillow = import_extra("PIL.Image")
+    errors = (OSError, SyntaxError, EOFError, LookupError, struct.error)
+    try:
+        with pillow.open(io.BytesIO(content), formats=PICTURES) as picture:
+            _check_size(picture.height, picture.width, size)  # nothing is decoded yet
+            if picture.format == "PNG" and content[24] > 8:  # depths, which 8 bits do not hold
+                raise ValueError(f"a picture of {content[24]} bits, and 8 bits a channel are read")
+            return np.array(picture.convert(MODES[_channels(size)])).reshape(size)
+    except (*errors, pillow.DecompressionBombError) as error:
+        raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error
+
+
+def jpeg_bytes(content: bytes) -> int:
+    """Return how many bytes a JPEG takes when it is decoded.
+
+    Raises:
+        OSError: if it is no JPEG.
+    """
+    with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
+        return int(picture.height * picture.width * len(picture.getbands()))

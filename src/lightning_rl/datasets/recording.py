@@ -1,0 +1,218 @@
+"""Write the steps of one episode into files of its own, as they come."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.lerobot_format import Leaf
+from lightning_rl.datasets.pictures import PngEncoder, VideoWriter
+from lightning_rl.datasets.statistics import ColumnStatistics
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import writing
+
+ROW_GROUP_BYTES = 2**20
+"""How many bytes of an episode are kept in memory before they are written, within a tick."""
+
+ROWS = "data.parquet"
+"""The file of the steps; a video has the name of its column."""
+
+
+class Recording:
+    """An episode that is being recorded into a folder.
+
+    Args:
+        folder: of its files, which is there.
+        leaves: of the observation.
+        action: its leaf.
+        fps: steps per second.
+        video: whether pictures go into videos; else as PNG into the table.
+        indices: `episode_index`, and the `index` of its first frame.
+
+    Attributes:
+        length: L, steps taken so far.
+        tasks: of the steps, each once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        leaves: Sequence[Leaf],
+        action: Leaf,
+        fps: float,
+        video: bool,
+        indices: Mapping[str, int],
+    ) -> None:
+        self.folder, self.length = folder, 0
+        self.tasks: list[str] = []
+        self._leaves, self._action, self._fps, self._indices = leaves, action, fps, indices
+        self._statistics: dict[str, ColumnStatistics] = {}
+        self._pending: dict[str, list[Any]] = {}
+        self._bytes = 0
+        self._writer: Any = None
+        self._videos: dict[str, VideoWriter] = {}
+        self._encoders: dict[str, PngEncoder] = {}
+        for leaf in leaves:
+            if not leaf.picture:
+                continue
+            height, width = leaf.kept_shape[:2]
+            if video:
+                file = self.folder / f"{leaf.key}.mp4"
+                self._videos[leaf.key] = VideoWriter(file, height, width, fps)
+            else:
+                self._encoders[leaf.key] = PngEncoder(height, width)
+
+    def add(
+        self, observation: Any, action: Any, numbers: Mapping[str, float | bool], task: int
+    ) -> None:
+        """Take a step in.
+
+        Args:
+            observation: that was acted on, a tree.
+            action: what was executed.
+            numbers: by column.
+            task: its number.
+
+        Raises:
+            ConfigurationError: where something is of another shape than its space.
+            RuntimeError: where the episode has ended before.
+        """
+        if self.length and (self._last("next.terminated") or self._last("next.truncated")):
+            raise RuntimeError(
+                "The episode has ended: call end_episode(final_observation) before the next step."
+            )
+        if self._bytes > ROW_GROUP_BYTES:  # not after the step: the last row is changed by finish
+            self._flush()
+        values = {leaf.key: _value(leaf, observation) for leaf in self._leaves}
+        values[self._action.key] = _value(self._action, action)
+        columns = lerobot.STEP_COLUMNS | lerobot.INDEX_COLUMNS
+        indices = {
+            **self._indices,
+            "task_index": task,
+            "timestamp": self.length / self._fps,
+            "frame_index": self.length,
+            "index": self._indices["index"] + self.length,
+        }
+        for name, number in {**numbers, **indices}.items():
+            values[name] = np.array(number, columns.get(name, "float32"))
+        for leaf in self._leaves:
+            if leaf.picture:
+                self._add_picture(leaf.key, values.pop(leaf.key))
+        for name, value in values.items():
+            self._pending.setdefault(name, []).append(value)
+            self._bytes += value.nbytes
+        self.length += 1
+
+    def _measure(self, name: str, frames: np.ndarray, picture: bool) -> None:
+        if name not in self._statistics:
+            self._statistics[name] = ColumnStatistics(frames.shape[1:] or (1,), picture)
+        self._statistics[name].add(frames)
+
+    def _add_picture(self, key: str, picture: np.ndarray) -> None:
+        self._measure(key, picture[None], picture=True)
+        if key in self._videos:
+            with writing(self.folder):
+                self._videos[key].add(picture)
+            return
+        content = self._encoders[key].encode(picture)
+        self._pending.setdefault(key, []).append(content)
+        self._bytes += len(content)
+
+    def _last(self, name: str) -> bool:
+        return bool(self._pending[name][-1])
+
+    def finish(self, final_observation: Any, success: bool | None) -> dict[str, Any]:
+        """Write what is left, and close the files.
+
+        Returns:
+            arrow columns of one row, which hold the final observation, null if unknown:
+            of a video the time behind its begin.
+
+        Raises:
+            ConfigurationError: where the final observation is of another shape than its space.
+        """
+        finals = {}
+        for leaf in self._leaves:
+            known = final_observation is not None
+            value = _value(leaf, final_observation) if known else _nothing(leaf)
+            if leaf.key in self._videos:
+                with writing(self.folder):
+                    if known:
+                        self._videos[leaf.key].add(value)
+                    self._videos[leaf.key].close()
+                column = lerobot.as_column(np.array([self.length / self._fps]))
+            elif leaf.picture:
+                column = lerobot.as_pictures([self._encoders[leaf.key].encode(value)])
+            else:
+                column = lerobot.as_column(value.reshape(1, -1))
+            finals[f"final/{leaf.key}"] = column if known else _null_like(column)
+        if not (self._last("next.terminated") or self._last("next.truncated")):
+            self._pending["next.truncated"][-1] = np.array(True)
+        self._pending["next.done"][-1] = np.array(True)
+        self._pending["next.success"][-1] = np.array(bool(success))
+        self._flush()
+        with writing(self.folder):
+            self._writer.close()
+        return finals
+
+    def statistics(self) -> dict[str, list[Any]]:
+        """Return the columns of the episode's statistics, of one row."""
+        return {
+            f"stats/{key}/{name}": [value.tolist()]
+            for key, statistics in self._statistics.items()
+            for name, value in statistics.result().items()
+        }
+
+    def _flush(self) -> None:
+        arrow = lerobot.import_extra("pyarrow")
+        columns = {}
+        for name, values in self._pending.items():
+            if name in self._encoders:
+                columns[name] = lerobot.as_pictures(values)
+                continue
+            stacked = np.stack(values)
+            self._measure(name, stacked, picture=False)
+            columns[name] = lerobot.as_column(stacked)
+        table = arrow.table(columns)
+        with writing(self.folder):
+            if self._writer is None:
+                parquet = lerobot.import_extra("pyarrow.parquet")
+                self._writer = parquet.ParquetWriter(self.folder / ROWS, table.schema)
+            self._writer.write_table(table)
+        self._pending, self._bytes = {}, 0
+
+
+def _nothing(leaf: Leaf) -> np.ndarray:
+    return np.zeros(leaf.kept_shape if leaf.picture else leaf.shape, leaf.dtype)
+
+
+def _null_like(column: Any) -> Any:
+    return lerobot.import_extra("pyarrow").nulls(len(column), column.type)
+
+
+def _value(leaf: Leaf, tree: Any) -> np.ndarray:
+    """Return a copy of what a leaf has in an observation, or of the action; pictures [H, W, 3].
+
+    Raises:
+        ConfigurationError: where it is missing, or of another shape.
+    """
+    value = tree
+    for key in leaf.path:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ConfigurationError(
+                f"The observation has no '{'.'.join(leaf.path)}', which its space has: return all "
+                "parts of it from reset and step."
+            ) from error
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    array = np.array(value, leaf.dtype)
+    require(
+        array.shape == leaf.shape,
+        f"'{leaf.key}' has shape {list(array.shape)}, and by its space it is {list(leaf.shape)}.",
+    )
+    return array.transpose(1, 2, 0) if leaf.channels_first else array

@@ -1,0 +1,1 @@
+"""Act with a trained policy, and export it."""

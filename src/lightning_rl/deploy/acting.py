@@ -1,0 +1,262 @@
+"""Act with a trained policy: it takes what an env gives, and gives what an env takes."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from lightning_rl.collectors.evaluation import EpisodeActor, generators_of
+from lightning_rl.policies import Policy
+from lightning_rl.policies.base import check_weights_are_numbers
+from lightning_rl.policies.precision import autocast
+from lightning_rl.rollout.contract import space_spec
+from lightning_rl.rollout.structured_actions import StructuredActions, as_env_counts, first_choice
+from lightning_rl.system.errors import ConfigurationError, require
+
+
+class TrainedPolicy:
+    """A policy that acts outside of training; `load_policy` makes it of a checkpoint.
+
+    It acts by the very code of an evaluation. A policy with a memory remembers from call to call:
+    say `reset` where an episode begins.
+
+    Args:
+        policy: acts, in eval mode from here on.
+
+    Attributes:
+        module: the policy itself, an `nn.Module` over batches of TensorDicts.
+        observation_space: what `act` reads; a Dict may have more keys, which are left alone.
+        action_space: of the env; where that is of several parts, their structure.
+
+    Raises:
+        ConfigurationError: where the weights are not finite numbers.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        check_weights_are_numbers(policy)
+        policy.put_in_eval_mode()
+        self.module = policy
+        self.observation_space = policy.acting_space
+        space = policy.action_space
+        self.action_space = space.structure if isinstance(space, StructuredActions) else space
+        self.reset()
+
+    def __repr__(self) -> str:
+        """Say what acts, what it reads, and what it gives."""
+        what = f"{type(self.module).__name__} of version {int(self.module.version)}"
+        return f"TrainedPolicy({what}, {self.observation_space} -> {self.action_space})"
+
+    def reset(self, rows: Any = None, seed: int = 0) -> None:
+        """Begin episodes: what the policy remembers is forgotten.
+
+        Args:
+            rows: of a batch [N], bool, those in which an episode begins; None for all, and then the
+                next observation may be of another number of rows.
+            seed: of drawn actions: row i draws by seed + i. Not looked at where `rows` is given, as
+                draws go on.
+
+        Raises:
+            ConfigurationError: for rows of another number than acted.
+        """
+        if rows is not None:
+            if self._actor is not None:  # else there is nothing to forget
+                ended = torch.as_tensor(rows, dtype=torch.bool)
+                require(
+                    ended.shape == (self._actor.num_envs,),
+                    f"reset(rows) has the shape {list(ended.shape)}, and the last observation was "
+                    f"of {self._actor.num_envs} rows: give a bool for each of them.",
+                )
+                self._actor.begin(ended)
+            return
+        self._actor: EpisodeActor | None = None
+        self._generators: list[torch.Generator] = []
+        self._drawn = False
+        self._seed = seed
+
+    @torch.no_grad()
+    def act(self, observation: Any, deterministic: bool = True) -> Any:
+        """Return the action of an observation, or those of a batch of them.
+
+        Args:
+            observation: of one env, or [N, ...] of several; an array, a tensor, or for a Dict space
+                a dict of these, of which keys that only a critic reads may be missing.
+            deterministic: take the mode of the distribution; else draw, by the seed of `reset`.
+
+        Returns:
+            [*A], or [N, *A] of a batch: within the bounds of the action space, in its dtype,
+            counted as it does, and in its structure where it has parts; arrays for arrays, tensors
+            for tensors, on their device. Of a policy that acts by chunks, the chunk [K, *A].
+
+        Raises:
+            ConfigurationError: for an observation that is none of the space, and, while a memory
+                holds episodes, for another number of rows.
+        """
+        leaves: list[Leaf] = []
+        tree = _taken(self.observation_space, observation, "", leaves)
+        first = leaves[0]
+        for leaf in leaves:
+            require(
+                leaf.rows == first.rows,
+                f"The observation's '{leaf.name}' is {_counted(leaf.rows)}, and '{first.name}' "
+                f"{_counted(first.rows)}: give one observation, or as many of each.",
+            )
+        rows = 1 if first.rows is None else first.rows
+        actor = self._actor_for(rows, deterministic)
+        policy = self.module
+        batch = tree if isinstance(tree, Tensor) else TensorDict(tree, [rows])
+        batch = batch.to(policy.version.device)
+        with autocast(policy.version.device, policy.autocast_dtype):
+            everyone = torch.ones(rows, dtype=torch.bool)
+            action = actor.choose(batch, everyone, deterministic=deterministic)
+        of_tensors = first.device is not None
+        executed = (
+            executed_tensors(policy.action_space, action.to(first.device))
+            if of_tensors
+            else executed_arrays(policy.action_space, action.cpu().numpy())
+        )
+        return _mapped(executed, lambda part: part[0]) if first.rows is None else executed
+
+    def _actor_for(self, rows: int, deterministic: bool) -> EpisodeActor:
+        policy, actor = self.module, self._actor
+        if not deterministic:
+            new = range(self._seed + len(self._generators), self._seed + rows)
+            self._generators += generators_of(policy, new)
+        if actor is not None and actor.num_envs == rows:
+            return actor
+        before = 0 if actor is None else actor.num_envs
+        # Noise that goes on is a state too, of draws alone.
+        goes_on = policy.remembers or ("state" in policy.extra_fields and self._drawn)
+        self._drawn |= not deterministic
+        require(
+            actor is None or not goes_on,
+            f"{type(policy).__name__} remembers {before} episodes, and this is an observation of "
+            f"{rows}: reset() where others begin.",
+        )
+        self._actor = EpisodeActor(policy, rows, self._generators)
+        return self._actor
+
+
+class Leaf(NamedTuple):
+    """A part of an observation.
+
+    Attributes:
+        name: the keys that lead to it, with dots between.
+        rows: N, of how many envs; None of one alone.
+        device: of a tensor; None of an array.
+    """
+
+    name: str
+    rows: int | None
+    device: torch.device | None
+
+
+def leaves_of(space: gymnasium.Space[Any], name: str) -> dict[str, gymnasium.Space[Any]]:
+    """Return the parts of a space of observations, by the keys that lead to them: `name.key`."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return {name: space}
+    found: dict[str, gymnasium.Space[Any]] = {}
+    for key, child in space.items():
+        found |= leaves_of(child, f"{name}.{key}")
+    return found
+
+
+def _taken(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Any:
+    """Return an observation as tensors [N, ...] of the dtypes that the policy was trained with."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        return _tensor(space, given, name or "observation", leaves)
+    require(
+        isinstance(given, Mapping | TensorDictBase),
+        f"The observation{f' {name}' if name else ''} is {type(given).__name__}, and the policy "
+        f"reads a dict with {', '.join(space.keys())}.",
+    )
+    missing = [key for key in space.keys() if key not in given.keys()]
+    require(
+        not missing,
+        f"The observation has no '{', '.join(missing)}', which the policy reads; it has "
+        f"{', '.join(map(str, given.keys())) or 'nothing'}.",
+    )
+    return {
+        key: _taken(child, given[key], f"{name}.{key}" if name else key, leaves)
+        for key, child in space.items()
+    }
+
+
+def _tensor(space: gymnasium.Space[Any], given: Any, name: str, leaves: list[Leaf]) -> Tensor:
+    shape, dtype = space_spec(space)
+    try:
+        tensor = given if isinstance(given, Tensor) else torch.from_numpy(np.asarray(given).copy())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"The observation's '{name}' is {textwrap.shorten(repr(given), 60)}, which is no array "
+            f"of numbers {list(shape)}."
+        ) from error
+    batched = tuple(tensor.shape[1:]) == shape and tensor.dim() > len(shape)
+    require(
+        batched or tuple(tensor.shape) == shape,
+        f"The observation's '{name}' has the shape {list(tensor.shape)}, and the policy was "
+        f"trained with {list(shape)}: give one like that, or a batch [N, ...] of them.",
+    )
+    require(
+        torch.can_cast(tensor.dtype, dtype),
+        f"The observation's '{name}' is of {tensor.dtype}, and the policy was trained with "
+        f"{dtype}, which cannot hold that.",
+    )
+    device = given.device if isinstance(given, Tensor) else None
+    leaves.append(Leaf(name, len(tensor) if batched else None, device))
+    return (tensor if batched else tensor[None]).to(dtype)
+
+
+def _counted(rows: int | None) -> str:
+    return "of one env" if rows is None else f"of {rows} envs"
+
+
+def _mapped(executed: Any, function: Any) -> Any:
+    """Apply a function to the parts of an action."""
+    if isinstance(executed, dict):
+        return {key: _mapped(part, function) for key, part in executed.items()}
+    if isinstance(executed, tuple):
+        return tuple(_mapped(part, function) for part in executed)
+    return function(executed)
+
+
+# --- what an env executes of what a policy chose ---
+
+
+def executed_arrays(space: gymnasium.Space[Any], action: np.ndarray) -> Any:
+    """Return a policy's actions [N, *A] as the env takes them: within bounds, in its own words."""
+    if isinstance(space, StructuredActions):
+        return space.unflatten(action)
+    if isinstance(space, gymnasium.spaces.Box):
+        # In its own precision: a bound of float64 may lie within the float32 next to it.
+        return action.astype(space.dtype).clip(space.low, space.high)
+    return as_env_counts(action, first_choice(space)).astype(space.dtype)
+
+
+def executed_tensors(space: gymnasium.Space[Any], action: Tensor) -> Any:
+    """Return the same of actions [N, *A] in tensors; floats stay float32."""
+    if isinstance(space, StructuredActions):
+        return space.tensors(within(space, action))
+    if isinstance(space, gymnasium.spaces.Box):
+        return within(space, action)
+    start = first_choice(space)
+    return action + torch.as_tensor(start, device=action.device) if start.any() else action
+
+
+def within(space: gymnasium.spaces.Box, action: Tensor) -> Tensor:
+    """Return actions [N, *A] clipped to the bounds of a Box."""
+    low, high = (_bound(space, name, action) for name in ("low", "high"))
+    return action.clamp(low, high)
+
+
+def _bound(space: gymnasium.spaces.Box, name: str, like: Tensor) -> Tensor:
+    """Return a bound [*A] in float32, rounded inwards, so that what it clips is in the space."""
+    bound = getattr(space, name)
+    nearest = bound.astype(np.float32)
+    outside = nearest < bound if name == "low" else nearest > bound
+    inwards = np.float32(np.inf if name == "low" else -np.inf)
+    return torch.as_tensor(np.where(outside, np.nextafter(nearest, inwards), nearest)).to(like)

@@ -1,0 +1,168 @@
+"""Write the weights of a policy with what makes it again, and read them as a checkpoint.
+
+Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `making` is what
+`load_policy` needs. Both are data.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from lightning_rl.checkpoints.format import (
+    CONFIG_KEY,
+    DESCRIPTION_KEY,
+    LACKS_KEY,
+    SPACES_KEY,
+    STATE_KEY,
+    WEIGHTS,
+    check_schema,
+    header,
+)
+from lightning_rl.policies import Policy
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import read_json, write_atomically
+from lightning_rl.system.plain_yaml import dump_yaml
+
+SUFFIX = ".safetensors"
+"""How the names of files of weights end."""
+
+MAKING = "making"
+"""The key of what makes the policy again, in the JSON beside its weights."""
+
+KEPT = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
+"""What of the state of a checkpoint is kept."""
+
+BOUNDS = ("low", "high")
+"""What of a space is a tensor; JSON has no infinite numbers, and a bound of null is one."""
+
+
+def is_exported(path: Path) -> bool:
+    """Tell whether a file is one of weights that were exported."""
+    return path.suffix == SUFFIX
+
+
+def description_of(path: Path) -> Path:
+    """Return where what belongs to an exported file is said."""
+    return path.with_name(f"{path.name}.json")
+
+
+def safetensors() -> Any:
+    """Return the library.
+
+    Raises:
+        ConfigurationError: where it is not installed.
+    """
+    try:
+        return import_module("safetensors.torch")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Weights are kept by safetensors, which is not installed: pip install "
+            f"'lightning-rl[export]'. ({error})"
+        ) from error
+
+
+def write_weights(policy: Policy, path: Path) -> None:
+    """Write the weights and buffers of a policy."""
+    # Copies, as safetensors takes none that share memory.
+    state = {name: one.detach().cpu().clone() for name, one in policy.state_dict().items()}
+    content: bytes = safetensors().save({name: one.contiguous() for name, one in state.items()})
+    write_atomically(path, lambda file: file.write(content))
+
+
+def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes the policy of a checkpoint again, as plain values.
+
+    Args:
+        content: of the checkpoint.
+        settings: its configuration.
+    """
+    state = {key: content[STATE_KEY][key] for key in KEPT if key in content[STATE_KEY]}
+    model = settings.get("model", {}).get("init_args", {})
+    lacks = content.get(LACKS_KEY, {})
+    return {
+        "header": header() | {"kind": WEIGHTS},
+        "config": {
+            "model": {"init_args": {"policy": model.get("policy")}},
+            "trainer": {"precision": settings.get("trainer", {}).get("precision")},
+        },
+        "lacks": {name: what for name, what in lacks.items() if name.startswith("model.")},
+        "state": _plain(state),
+    }
+
+
+def read_exported(path: Path) -> dict[str, Any]:
+    """Return exported weights as the content of a checkpoint.
+
+    Raises:
+        ConfigurationError: where they, or what is said of them, cannot be read.
+    """
+    beside = description_of(path)
+    try:
+        making = read_json(beside, path.parent)[MAKING]
+        state = {str(key): value for key, value in making["state"].items()}
+        config, lacks = dump_yaml(making["config"]), dict(making["lacks"])
+        said = dict(making["header"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{beside} does not say how the policy of {path.name} is made: {error!r}. Give a file "
+            "that rl-cli export wrote, with the JSON beside it."
+        ) from error
+    try:
+        weights = safetensors().load_file(path)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways
+        raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
+    spaces = {name: _with_bounds(one) for name, one in (state.pop(SPACES_KEY, None) or {}).items()}
+    content = {
+        CONFIG_KEY: config,
+        LACKS_KEY: lacks,
+        STATE_KEY: said | state | {SPACES_KEY: spaces},
+        "state_dict": {f"policy.{name}": one for name, one in weights.items()},
+    }
+    check_schema(content, f"The export {path}")
+    return content
+
+
+def _plain(value: Any) -> Any:
+    """Return a tree of plain values and of bounds, infinite ones as null."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, dict):
+        return {str(key): _plain(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(child) for child in value]
+    return None if value in (float("inf"), float("-inf")) else value
+
+
+def _with_bounds(space: Any) -> Any:
+    """Return a space as `policies.spaces` has it."""
+    if not isinstance(space, dict):
+        return space
+    dtype = cast(torch.dtype, getattr(torch, str(space.get("dtype")), torch.float64))
+    return {
+        key: _bound(value, key, dtype)
+        if key in BOUNDS
+        else {name: _with_bounds(child) for name, child in value.items()}
+        if key == "spaces"
+        else value
+        for key, value in space.items()
+    }
+
+
+def _bound(value: Any, name: str, dtype: torch.dtype) -> Tensor:
+    infinite = float("-inf") if name == "low" else float("inf")
+
+    def numbers(one: Any) -> Any:
+        return (
+            [numbers(each) for each in one]
+            if isinstance(one, list)
+            else infinite
+            if one is None
+            else one
+        )
+
+    return torch.tensor(numbers(value), dtype=dtype)

@@ -1,1 +1,0 @@
-"""Have the processes of a run agree: sums, flags, moments, through memory that they share."""

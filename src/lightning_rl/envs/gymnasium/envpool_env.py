@@ -1,0 +1,199 @@
+"""Adapt EnvPool's batched C++ envs to tensors.
+
+Weng et al. 2022, "EnvPool: A Highly Parallel Reinforcement Learning Environment Execution Engine".
+"""
+
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_rl.envs.step_results import InfoReader, to_tensors
+from lightning_rl.envs.vector_env import Observation, Seed, VectorEnv, wrap_arrays
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.system.errors import ConfigurationError, closest, require
+
+OWN_SETTINGS = ("num_envs", "num_threads", "batch_size", "seed", "env_seed")
+"""Settings of EnvPool that are given elsewhere or not at all, so never as `env_kwargs`."""
+
+
+class EnvPoolEnv(VectorEnv):
+    """Any env of EnvPool, N times, stepped by C++ threads.
+
+    EnvPool takes seeds when a pool is made, and would reset a finished env a step late. So a pool
+    is made at each seeded reset, and finished envs are reset by name within the step. EnvPool
+    cannot save its state: a resumed run restarts its episodes, with a warning. An episode that
+    fails on the very step of the time limit is `truncated` alone.
+
+    Args:
+        num_envs: N.
+        id: one of `envpool.list_all_envs()`.
+        num_threads: threads that step the envs; 0 leaves the choice to EnvPool.
+        env_kwargs: further settings of the env, such as `max_episode_steps`.
+        clip_action: clip continuous actions to the bounds of the space before stepping.
+
+    Raises:
+        ConfigurationError: where EnvPool is not installed, for an unknown id, and for a setting
+            that EnvPool does not take.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        num_envs: int,
+        id: str,
+        num_threads: int = 0,
+        env_kwargs: dict[str, Any] | None = None,
+        clip_action: bool = True,
+    ) -> None:
+        require(num_envs >= 1, f"num_envs must be at least 1, got {num_envs}.")
+        require(num_threads >= 0, f"num_threads must be at least 0, got {num_threads}.")
+        require(bool(id), "The env id is empty; give an EnvPool id such as CartPole-v1.")
+        kwargs = env_kwargs or {}
+        for name in OWN_SETTINGS:
+            require(
+                name not in kwargs,
+                f"env_kwargs cannot set '{name}'; num_envs and num_threads have arguments of their "
+                "own, and seeds come with the reset.",
+            )
+        self.id = id
+        self.num_envs = num_envs
+        self._envpool = _import_envpool()
+        self._settings = {**kwargs, "num_envs": num_envs, "num_threads": num_threads}
+        self._pool: Any = None
+        self._reader = InfoReader(f"EnvPool env '{id}'", num_envs)
+        spaces = _make_spaces(self._envpool, id, self._settings)
+        self.single_observation_space, self.single_action_space = spaces
+        self._clip: tuple[np.ndarray, np.ndarray] | None = None
+        if clip_action and isinstance(self.single_action_space, gymnasium.spaces.Box):
+            self._clip = (self.single_action_space.low, self.single_action_space.high)
+
+    def reset(
+        self, seed: Seed = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode in every env.
+
+        EnvPool takes no options. Seeds are taken modulo 2^31, the range that it knows.
+        """
+        if seed is not None or self._pool is None:
+            self.close()  # a pool takes its seeds when it is made
+            seeds = [s % 2**31 for s in self._seeds(seed)]
+            with _explained(self.id):
+                self._pool = self._envpool.make_gymnasium(self.id, **self._settings, seed=seeds)
+                observation, _ = self._pool.reset()
+        else:
+            observation, _ = self._pool.reset()
+        return _to_tensors(observation), {}
+
+    def step(self, action: Tensor) -> tuple[Observation, Tensor, Tensor, Tensor, dict[str, Any]]:
+        require(self._pool is not None, "Call reset before the first step, and after close.")
+        actions = action.cpu().numpy()
+        if self._clip is not None:
+            actions = np.clip(actions, *self._clip)
+        observation, reward, terminated, truncated, numpy_info = self._pool.step(actions)
+        result, info = _to_tensors(observation), {}
+        done = terminated | truncated
+        if self._reader.says_something(numpy_info):
+            info = to_tensors(self._reader.read_arrays(numpy_info, done))
+        finished = np.flatnonzero(done)
+        if finished.size:
+            info["final_obs"] = result
+            # At once: by itself EnvPool would reset them at the next step, and ignore its action.
+            first, _ = self._pool.reset(finished.astype(np.int32))
+            result = _with_rows(result, torch.from_numpy(finished), _to_tensors(first))
+        return (
+            result,
+            torch.from_numpy(reward.astype(np.float32, copy=False)),
+            torch.from_numpy(terminated),
+            torch.from_numpy(truncated),
+            info,
+        )
+
+    def close(self) -> None:
+        """Free the pool, with which its threads end."""
+        self._pool = None
+
+    def _seeds(self, seed: Seed) -> list[int]:
+        """Return one seed per env; without any, fresh ones from the operating system."""
+        if seed is None:
+            return [int(s) for s in np.random.SeedSequence().generate_state(self.num_envs)]
+        if not isinstance(seed, Sequence):
+            return [int(seed) + i for i in range(self.num_envs)]
+        require(
+            len(seed) == self.num_envs,
+            f"Expected {self.num_envs} seeds, one per env, got {len(seed)}.",
+        )
+        return [int(s) for s in seed]
+
+
+def _import_envpool() -> Any:
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise ConfigurationError(
+            "EnvPoolEnv needs a package that is not installed: pip install 'lightning-rl[envpool]' "
+            f"({error})"
+        ) from error
+
+
+def _make_spaces(
+    envpool: Any, id: str, settings: dict[str, Any]
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Return the spaces of observations and actions of an env, without making it."""
+    ids = envpool.list_all_envs()
+    require(id in ids, f"No EnvPool env '{id}'{closest(id, ids)}.")
+    with _explained(id):
+        spec = envpool.make_spec(id, **settings)
+        spaces = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    players = spec.config.max_num_players
+    require(players == 1, f"EnvPool env '{id}' has {players} players; only one is supported.")
+    return _as_stored(spaces[0]), _as_stored(spaces[1])
+
+
+@contextmanager
+def _explained(id: str) -> Iterator[None]:
+    """Turn what EnvPool raises into a message that names the env; leave out a warning of its own.
+
+    It gives the bounds of float32 spaces as float64, and Gymnasium says so each time.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*precision lowered by casting")
+            yield
+    except Exception as error:  # an assertion, a TypeError, or what its C++ raises
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigurationError(f"EnvPool env '{id}' could not be made: {reason}") from error
+
+
+def _as_stored(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Return a space with its float64 parts as float32, in which rollouts are stored."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return gymnasium.spaces.Dict({key: _as_stored(child) for key, child in space.items()})
+    if isinstance(space, gymnasium.spaces.Box) and space.dtype == np.float64:
+        with np.errstate(over="ignore"):  # a bound beyond float32 is none
+            low, high = (bound.astype(np.float32) for bound in (space.low, space.high))
+        return gymnasium.spaces.Box(low, high, dtype=np.float32)
+    return space
+
+
+def _to_tensors(observation: Any) -> Observation:
+    """Wrap arrays, or dicts of them, as tensors [N, ...]; float64 becomes float32."""
+    return wrap_arrays(map_tree(_narrowed, observation))
+
+
+def _narrowed(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _with_rows(observation: Observation, index: Tensor, rows: Observation) -> Observation:
+    """Return a copy of an observation [N, ...] with the rows at `index` replaced."""
+    copied = observation.clone()
+    copied[index] = rows
+    return copied

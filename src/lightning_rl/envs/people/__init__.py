@@ -1,0 +1,1 @@
+"""Interventions by a person, and the devices for them."""

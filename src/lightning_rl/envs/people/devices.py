@@ -1,0 +1,564 @@
+"""Take over by keyboard, gamepad or space-mouse.
+
+None of them needs root: keys come from a window of pygame's or from the terminal, and not from the
+whole desktop. Their packages are imported when a device is opened (extra `hil-devices`).
+"""
+
+import os
+import re
+import select
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar, Literal
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.envs.people.intervention import Event, InterventionSource, Said
+from lightning_rl.envs.vector_env import one_picture
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+
+INSTALL = "pip install 'lightning-rl[hil-devices]'"
+"""What brings the packages."""
+
+Steering = Mapping[str, str]
+"""By the name of a key, or the number of an axis: which component of an action it moves, and to
+which side, such as `+0`. Of discrete actions: the number of the action."""
+
+_BOX_KEYS: Steering = {
+    "up": "+0",
+    "down": "-0",
+    "left": "+1",
+    "right": "-1",
+    "r": "+2",
+    "f": "-2",
+    "c": "-3",  # a gripper's command: 0 close, 1 stay, 2 open
+    "o": "+3",
+}
+_DISCRETE_KEYS: Steering = {str(digit): str(digit) for digit in range(10)}
+_GAMEPAD_AXES: Steering = {"1": "-0", "0": "-1", "4": "-2"}
+_GAMEPAD_BUTTONS: Steering = {"7": "+3", "6": "-3"}
+_MOUSE_AXES: Steering = {"1": "-0", "0": "-1", "2": "-2"}
+_MOUSE_BUTTONS: Steering = {"0": "+3", "1": "-3"}
+
+
+class Device(InterventionSource):
+    """A device that one person holds: it steers one env of a process.
+
+    What does not move stays at its neutral value: the middle of the bounds, which for a gripper
+    command between open and close is neither, or 0 where there are none.
+
+    Args:
+        speed: how far a key, or a stick that is pushed to its end, moves a component from its
+            neutral value, as a share of the way to its bound; in units of the action where there is
+            none.
+        neutral: [A], the action of a person who touches nothing; for a Box of numbers.
+
+    Raises:
+        ConfigurationError: for a speed that is not positive.
+    """
+
+    _in_use: ClassVar[dict[type, "Device"]] = {}
+
+    def __init__(self, speed: float = 1.0, neutral: list[float] | None = None) -> None:
+        check_range("speed", speed, above=0)
+        self.speed, self.given_neutral = speed, neutral
+        self._space: gymnasium.Space[Any] = gymnasium.spaces.Discrete(1)
+        self._in_charge = False
+
+    def take_charge(self) -> None:
+        self._in_charge = True
+
+    def open(self, env: gymnasium.Env) -> None:
+        name, kind = type(self).__name__, type(self)
+        require(
+            self._in_use.get(kind, self) is self,
+            f"A {name} steers another env of this process already: one person steers one env. Set "
+            "data.num_envs: 1.",
+        )
+        self._space = env.action_space
+        self._check_space()
+        self.connect(env)
+        self._in_use[kind] = self
+
+    def close(self) -> None:
+        if self._in_use.get(type(self)) is self:
+            del self._in_use[type(self)]
+            self.disconnect()
+
+    @abstractmethod
+    def connect(self, env: gymnasium.Env) -> None:
+        """Open the device.
+
+        Args:
+            env: the one that is steered.
+
+        Raises:
+            ConfigurationError: where it is missing, or may not be read; it says what to do.
+        """
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Free the device."""
+
+    def _check_space(self) -> None:
+        space = self._space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise ConfigurationError(
+                f"A {type(self).__name__} gives actions [A] of a Box, and this env takes {space}: "
+                "use a function of the observation, or a queue.Queue."
+            )
+        size = space.shape[0]
+        low, high = space.low.astype(float), space.high.astype(float)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
+        neutral = middle if self.given_neutral is None else np.asarray(self.given_neutral, float)
+        require(
+            neutral.shape == space.shape and bool(((neutral >= low) & (neutral <= high)).all()),
+            f"neutral={self.given_neutral} is no action of {space}: give {size} numbers within its "
+            "bounds.",
+        )
+        self._neutral, self._low, self._high = neutral, low, high
+
+    def _steer(self, moved: Mapping[int, float]) -> np.ndarray:
+        """Return the action [A] in which some components are moved, by -1 to 1 of `speed`."""
+        action = self._neutral.copy()
+        for i, share in moved.items():
+            bound = self._high[i] if share > 0 else self._low[i]
+            way = abs(bound - action[i]) if np.isfinite(bound) else 1.0
+            action[i] += np.clip(share, -1, 1) * self.speed * way
+        return action.clip(self._low, self._high)
+
+    def _moved(self, shares: Mapping[str, float], steering: Steering) -> dict[int, float]:
+        """Return by which share [-1, 1] each component is moved, of those that the space has."""
+        moved: dict[int, float] = {}
+        for name, share in shares.items():
+            target = steering.get(name)
+            if share and target is not None:
+                sign, i = (-1 if target.startswith("-") else 1), int(target.lstrip("+-"))
+                if i < len(self._neutral):
+                    moved[i] = moved.get(i, 0.0) + sign * share
+        return moved
+
+
+class Keyboard(Device):
+    """A key takes over and hands back, others steer or end the episode.
+
+    Where there is a display, keys are those of a window of pygame's, which shows the env where that
+    is drawn (`render_mode: rgb_array`), or of the env's own window, if it has one by pygame. Where
+    there is none, they are typed into the terminal, which says nothing of a key that is let go: one
+    counts as held for `hold_s` after it was typed last.
+
+    Args:
+        keys: by what they do, `take_over`, `success`, `failure` and `rerecord`: the names of keys,
+            as pygame has them.
+        steering: by the name of a key, which component of the action it moves and to which side,
+            such as `+0`, or of discrete actions which one it is. Arrows move the first two
+            components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
+            the fourth, which closes and opens a gripper; digits are discrete actions.
+        reads: `window`, `terminal`, or `auto`.
+        hold_s: how many seconds a key that was typed into the terminal is held.
+        speed, neutral: see `Device`.
+
+    Raises:
+        ConfigurationError: for a key with two meanings; when it is opened, where there is neither
+            display nor terminal.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        reads: Literal["auto", "window", "terminal"] = "auto",
+        hold_s: float = 0.2,
+        speed: float = 1.0,
+        neutral: list[float] | None = None,
+    ) -> None:
+        super().__init__(speed, neutral)
+        check_range("hold_s", hold_s, above=0)
+        defaults = {
+            "take_over": "space",
+            "success": "return",
+            "failure": "backspace",
+            "rerecord": "x",
+        }
+        unknown = set(keys or {}) - set(defaults)
+        require(not unknown, f"keys has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
+        self.keys = {**defaults, **(keys or {})}
+        self.given_steering = steering
+        used = [*self.keys.values(), *(steering or {})]
+        double = sorted({key for key in used if used.count(key) > 1})
+        require(not double, f"The keys {double} have two meanings each: give each key one.")
+        self.reads, self.hold_s = reads, hold_s
+        self._input: _Window | _Terminal | None = None
+        self._taken_over = False
+
+    def reset(self, seed: int | None) -> None:
+        self._taken_over = False
+
+    def connect(self, env: gymnasium.Env) -> None:
+        display = has_display()
+        require(
+            display or self.reads != "window",
+            "Keyboard: reads is window, and there is no display: set DISPLAY or WAYLAND_DISPLAY "
+            "(ssh -X, or a desktop), or use reads: terminal.",
+        )
+        if self.reads == "window" or (self.reads == "auto" and display):
+            self._input = _Window(env, self.keys)
+        else:
+            self._input = _Terminal(self.hold_s)
+
+    def disconnect(self) -> None:
+        if self._input is not None:
+            self._input.close()
+            self._input = None
+
+    def poll(self, observation: Any) -> Said:
+        assert self._input is not None
+        pressed, held = self._input.read(self._taken_over or self._in_charge)
+        event: Event | None = None
+        for key in pressed:
+            if key == self.keys["take_over"]:
+                self._taken_over = not self._taken_over
+            for name in ("success", "failure", "rerecord"):
+                if key == self.keys[name]:
+                    event = name
+        acts = self._taken_over or self._in_charge
+        return Said(self._action({*held, *pressed}) if acts else None, event)
+
+    def _check_space(self) -> None:
+        if isinstance(self._space, gymnasium.spaces.Discrete):
+            self._steering = _DISCRETE_KEYS if self.given_steering is None else self.given_steering
+            wrong = [a for a in self._steering.values() if not a.isdecimal()]
+            require(not wrong, f"steering names {wrong}; this env's actions are {self._space}.")
+            return
+        super()._check_space()
+        self._steering = _BOX_KEYS if self.given_steering is None else self.given_steering
+
+    def _action(self, held: set[str]) -> Any:
+        """Return the action that the held keys stand for; None for no discrete one."""
+        if isinstance(self._space, gymnasium.spaces.Discrete):
+            chosen = [int(self._steering[key]) for key in held if key in self._steering]
+            return next((one for one in sorted(chosen) if self._space.contains(one)), None)
+        return self._steer(self._moved(dict.fromkeys(held, 1.0), self._steering))
+
+
+class Gamepad(Device):
+    """A button takes over while it is held, sticks steer, other buttons end the episode.
+
+    Read by pygame, which needs no display for it. The numbers of axes and buttons are those that
+    pygame gives them; the defaults are those of an Xbox pad on Linux: left stick, right stick up
+    and down, RB takes over, Y success, A failure, X again; of the two menu buttons the left one
+    closes a gripper and the right one opens it.
+
+    Args:
+        buttons: by what they do, `take_over`, `success`, `failure` and `rerecord`: numbers.
+        axes: by the number of an axis, which component of the action it moves, such as `-0`.
+        steering: likewise of buttons.
+        number: which of the gamepads that are plugged in.
+        dead_zone: how far a stick moves, of 1, before it counts.
+        speed, neutral: see `Device`.
+
+    Raises:
+        ConfigurationError: for a number out of range; when it is opened, where there is none.
+    """
+
+    def __init__(
+        self,
+        buttons: Mapping[str, int] | None = None,
+        axes: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        number: int = 0,
+        dead_zone: float = 0.1,
+        speed: float = 1.0,
+        neutral: list[float] | None = None,
+    ) -> None:
+        super().__init__(speed, neutral)
+        check_range("number", number, least=0)
+        check_range("dead_zone", dead_zone, least=0, below=1)
+        defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
+        unknown = set(buttons or {}) - set(defaults)
+        require(not unknown, f"buttons has {sorted(unknown)}; allowed: {', '.join(defaults)}.")
+        self.buttons = {**defaults, **(buttons or {})}
+        self.axes = _GAMEPAD_AXES if axes is None else axes
+        self.steering = _GAMEPAD_BUTTONS if steering is None else steering
+        self.number, self.dead_zone = number, dead_zone
+        self._pad: Any = None
+        self._before: set[int] = set()
+
+    def connect(self, env: gymnasium.Env) -> None:
+        pygame = _package("pygame", "A Gamepad")
+        os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
+        if not has_display():
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        pygame.display.init()  # without it no event of any device arrives
+        pygame.joystick.init()
+        found = pygame.joystick.get_count()
+        require(
+            found > self.number,
+            f"There is no gamepad {self.number}: {found} found. Plug it in, and see that your user "
+            "may read /dev/input/js* (group input on most systems: usermod -aG input $USER, and "
+            "log in again).",
+        )
+        self._pygame, self._pad = pygame, pygame.joystick.Joystick(self.number)
+        self._pad.init()
+
+    def disconnect(self) -> None:
+        self._pad.quit()
+
+    def reset(self, seed: int | None) -> None:
+        self._before = set(self.buttons.values())  # what is held now was pressed for another one
+
+    def poll(self, observation: Any) -> Said:
+        self._pygame.event.pump()  # takes none: a window of the env may want them
+        down = {i for i in range(self._pad.get_numbuttons()) if self._pad.get_button(i)}
+        event: Event | None = None
+        for name in ("success", "failure", "rerecord"):
+            if self.buttons[name] in down - self._before:
+                event = name
+        self._before = down
+        if self.buttons["take_over"] not in down and not self._in_charge:
+            return Said(None, event)
+        axes = {str(i): self._pad.get_axis(i) for i in range(self._pad.get_numaxes())}
+        live = {name: x for name, x in axes.items() if abs(x) > self.dead_zone}
+        moved = self._moved(live, self.axes)
+        moved |= self._moved({str(i): 1.0 for i in down}, self.steering)
+        return Said(self._steer(moved), event)
+
+
+class SpaceMouse(Device):
+    """A 3Dconnexion mouse takes over while it is moved, and for a moment after.
+
+    Read by hidapi. The axes are 0 to 2, left and right, forth and back, up and down, and 3 to 5 for
+    turning; its two buttons are 0 and 1. It cannot end an episode: the env does, or time.
+
+    Args:
+        axes: by the number of an axis, which component of the action it moves, such as `-0`.
+        steering: likewise of buttons.
+        linger_s: how many seconds it has taken over after the last movement.
+        dead_zone: how far an axis moves, of 1, before it counts.
+        speed, neutral: see `Device`.
+
+    Raises:
+        ConfigurationError: for a number out of range; when it is opened, where there is none, or
+            your user may not read it.
+    """
+
+    VENDORS = (0x256F, 0x046D)
+    """3Dconnexion, and Logitech, which made them before."""
+
+    FULL_SCALE = 350.0
+    """The number that an axis gives at its end."""
+
+    def __init__(
+        self,
+        axes: Mapping[str, str] | None = None,
+        steering: Mapping[str, str] | None = None,
+        linger_s: float = 0.5,
+        dead_zone: float = 0.05,
+        speed: float = 1.0,
+        neutral: list[float] | None = None,
+    ) -> None:
+        super().__init__(speed, neutral)
+        check_range("linger_s", linger_s, least=0)
+        check_range("dead_zone", dead_zone, least=0, below=1)
+        self.axes = _MOUSE_AXES if axes is None else axes
+        self.steering = _MOUSE_BUTTONS if steering is None else steering
+        self.linger_s, self.dead_zone = linger_s, dead_zone
+        self._mouse: Any = None
+        self._values, self._buttons = [0.0] * 6, 0
+        self._until = 0.0
+
+    def connect(self, env: gymnasium.Env) -> None:
+        hid = _package("hid", "A SpaceMouse")
+        found = [one for one in hid.enumerate() if _is_space_mouse(one, self.VENDORS)]
+        require(
+            bool(found),
+            "There is no space-mouse: plug it in, or give another source (Keyboard, Gamepad).",
+        )
+        self._mouse = hid.device()
+        try:
+            self._mouse.open_path(found[0]["path"])
+        except OSError as error:
+            raise ConfigurationError(
+                f"The space-mouse {found[0].get('product_string')} may not be read ({error}). Let "
+                "your user read it: put the line "
+                f'KERNEL=="hidraw*", ATTRS{{idVendor}}=="{found[0]["vendor_id"]:04x}", '
+                'TAG+="uaccess" into /etc/udev/rules.d/70-space-mouse.rules, and plug it in again.'
+            ) from error
+        self._mouse.set_nonblocking(True)
+
+    def disconnect(self) -> None:
+        self._mouse.close()
+
+    def reset(self, seed: int | None) -> None:
+        self._until = 0.0
+
+    def poll(self, observation: Any) -> Said:
+        try:
+            while report := self._mouse.read(64):
+                self._take(bytes(report))
+        except OSError as error:
+            raise ConfigurationError(
+                f"The space-mouse cannot be read any more ({error}): plug it in again, and resume "
+                "the run: rl-cli fit --ckpt_path last."
+            ) from error
+        live = {str(i): x for i, x in enumerate(self._values) if abs(x) > self.dead_zone}
+        down = {str(i): 1.0 for i in range(16) if self._buttons >> i & 1}
+        now = time.monotonic()
+        if live or down:
+            self._until = now + self.linger_s
+        if (now > self._until or not self._until) and not self._in_charge:
+            return Said()
+        return Said(self._steer(self._moved(live, self.axes) | self._moved(down, self.steering)))
+
+    def _take(self, report: bytes) -> None:
+        """Take in a report: 1 has three axes, or all six; 2 the other three; 3 the buttons."""
+        kind, data = report[0], report[1:]
+        if kind == 3:
+            self._buttons = int.from_bytes(data[:2], "little")
+        elif kind in (1, 2):
+            first = 3 * (kind - 1)
+            numbers = np.frombuffer(data[: len(data) // 2 * 2], "<i2")[: 6 - first]
+            for i, number in enumerate(numbers, first):
+                self._values[i] = float(np.clip(number / self.FULL_SCALE, -1, 1))
+
+
+def has_display() -> bool:
+    """Tell whether this process could open a window."""
+    return sys.platform in ("darwin", "win32") or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+
+
+def _is_space_mouse(device: Mapping[str, Any], vendors: tuple[int, ...]) -> bool:
+    name = str(device.get("product_string") or "").lower()
+    return device["vendor_id"] == vendors[0] or (device["vendor_id"] in vendors and "space" in name)
+
+
+def _package(name: str, what: str) -> Any:
+    """Import a package, or say what brings it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{what} needs the package {name}, which cannot be imported ({error}): {INSTALL}"
+        ) from error
+
+
+class _Window:
+    """Keys of a window of pygame's: the env's own, or one that shows the env."""
+
+    SIZE = (480, 360)
+
+    def __init__(self, env: gymnasium.Env, keys: Mapping[str, str]) -> None:
+        self._pygame = pygame = _package("pygame", "A window for the Keyboard")
+        self._env, self._keys = env, keys
+        self._held: set[str] = set()
+        try:
+            pygame.display.init()
+            self._own = pygame.display.get_surface() is None
+            if self._own:
+                pygame.display.set_mode(self.SIZE)
+                pygame.display.set_caption("lightning_rl")
+        except pygame.error as error:
+            raise ConfigurationError(
+                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a display that runs, "
+                "or use reads: terminal."
+            ) from error
+
+    def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
+        """Return the keys that were pressed since the last call, and those that are held."""
+        pygame = self._pygame
+        if self._own:
+            self._draw(taken_over)
+        pressed = []
+        # These alone: closing the window, say, is the env's to hear of where it is the env's.
+        for event in pygame.event.get((pygame.KEYDOWN, pygame.KEYUP)):
+            name = pygame.key.name(event.key)
+            if event.type == pygame.KEYDOWN:
+                pressed.append(name)
+                self._held.add(name)
+            else:
+                self._held.discard(name)
+        return pressed, set(self._held)
+
+    def close(self) -> None:
+        """Close the window, unless it is the env's."""
+        if self._own:
+            self._pygame.display.quit()
+
+    def _draw(self, taken_over: bool) -> None:
+        """Show the env, and who acts."""
+        pygame = self._pygame
+        surface = pygame.display.get_surface()
+        if surface is None:
+            return
+        if self._env.render_mode == "rgb_array":
+            picture = one_picture(self._env.render())
+            drawn = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
+            pygame.transform.scale(drawn, surface.get_size(), surface)
+        who = "you act" if taken_over else "the policy acts"
+        keys = ", ".join(f"{key}: {what}" for what, key in self._keys.items())
+        pygame.display.set_caption(f"{who} ({keys})")
+        pygame.display.flip()
+
+
+class _Terminal:
+    """Keys that are typed into the terminal, without an echo, whoever else runs in it."""
+
+    ARROWS: ClassVar = {"A": "up", "B": "down", "C": "right", "D": "left"}
+    KEY = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])|.", re.DOTALL)
+    """A character, or those that stand for one key without any, such as an arrow."""
+
+    NAMES: ClassVar = {" ": "space", "\r": "return", "\n": "return", "\x7f": "backspace"}
+    NAMES |= {"\b": "backspace", "\t": "tab", "\x1b": "escape"}
+
+    def __init__(self, hold_s: float) -> None:
+        try:
+            import termios
+            import tty
+
+            self._termios, self._file = termios, sys.stdin.fileno()
+            self._before = termios.tcgetattr(self._file)
+        except (ImportError, OSError, ValueError, termios.error) as error:
+            raise ConfigurationError(
+                "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY "
+                "or WAYLAND_DISPLAY, start the run in a terminal (without nohup, and with "
+                "vectorization: sync), or use a Gamepad, a function, or a queue.Queue."
+            ) from error
+        tty.setcbreak(self._file)  # Ctrl+C still stops the run
+        self._hold_s = hold_s
+        self._typed: dict[str, float] = {}
+
+    def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
+        """Return the keys that were typed since the last call, and those that count as held."""
+        text = ""
+        while select.select([self._file], [], [], 0.0)[0]:
+            part = os.read(self._file, 1024)
+            if not part:
+                break
+            text += part.decode(errors="replace")
+        pressed = self._names(text)
+        now = time.monotonic()
+        self._typed |= dict.fromkeys(pressed, now)
+        held = {key for key, at in self._typed.items() if now - at <= self._hold_s}
+        return pressed, held
+
+    def close(self) -> None:
+        """Give the terminal back as it was."""
+        self._termios.tcsetattr(self._file, self._termios.TCSADRAIN, self._before)
+
+    def _names(self, text: str) -> list[str]:
+        """Return the names of typed keys, as pygame has them."""
+        names = []
+        for key in self.KEY.finditer(text):
+            typed = key.group()
+            if len(typed) == 1:
+                names.append(self.NAMES.get(typed, typed.lower()))
+            elif key.group(1) in self.ARROWS:
+                names.append(self.ARROWS[key.group(1)])
+        return names

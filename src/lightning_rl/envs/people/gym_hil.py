@@ -1,0 +1,204 @@
+"""Pick up a cube in gym-hil's simulation: its env as we want it, an expert, and one who helps.
+
+gym-hil 0.1.14 (the extra `hil`, in an environment of its own: it needs mujoco below 4) is not
+imported here: `GymnasiumEnv` makes its `gym_hil/PandaPickCube-v0`.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import seeding
+
+from lightning_rl.envs.people.intervention import InterventionSource, Said
+from lightning_rl.policies.gripper import CLOSE, OPEN, STAY
+from lightning_rl.system.errors import check_range
+
+HOME = np.array((0.0, 0.195, 0.0, -2.43, 0.0, 2.62, 0.785))
+"""rad, of the arm's joints where an episode begins."""
+
+CENTER, REACH = np.array((0.4, 0.0, 0.1)), np.array((0.2, 0.3, 0.2))
+"""m, of positions: what is 0 to the policy, and what is 1 from there."""
+
+NEAR = 0.03
+"""m: the unit of the way from the fingers to the cube, which is cut off at three of them."""
+
+CLOSED_COMMAND = 255.0
+"""Of gym-hil's gripper."""
+
+MOVE = 0.025
+"""m that an action moves the arm at most along each axis."""
+
+
+class PickCube(gymnasium.Wrapper):
+    """gym-hil's arm with a gripper, which is to lift a cube: flat observations, our conventions.
+
+    Observation [24]: angles of the joints from where they begin, rad [7], their velocities, rad/s
+    [7]; the gripper's command so far, from -1, open, to 1, closed; where the fingers are, and the
+    cube, from `CENTER` in units of `REACH` [3] each; and the way from the former to the latter in
+    units of `NEAR`, from -3 to 3 [3], without which the last centimetre is hard to see.
+
+    Action [4]: the move along x, y and z in units of `MOVE`, and the gripper's command, 0 close, 1
+    stay, 2 open, the nearest one of them. gym-hil closes by 2: it is turned here, and nowhere else.
+
+    `success` is said at each step; `discrete_penalty`, gym-hil's own, at steps that open a closed
+    gripper or close an open one. The cube's place comes from the seed of `reset`, where gym-hil
+    draws it from NumPy's global generator.
+
+    Args:
+        env: `gym_hil/PandaPickCube-v0`, with `random_block_position: true` and
+            `reset_delay_seconds: 0`.
+    """
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (24,), np.float32)
+        low, high = np.array([-1.0, -1.0, -1.0, 0.0]), np.array([1.0, 1.0, 1.0, 2.0])
+        self.action_space = gymnasium.spaces.Box(low.astype("f4"), high.astype("f4"))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, with the cube at a place that the seed draws."""
+        inner = self.unwrapped
+        if seed is not None:
+            inner.np_random, _ = seeding.np_random(seed)
+        drawn = int(inner.np_random.integers(2**32))
+        others = np.random.get_state()
+        try:
+            np.random.seed(drawn)
+            observation, info = self.env.reset(options=options)
+        finally:
+            np.random.set_state(others)
+        return flat_observation(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step, by a gripper's command in gym-hil's sign."""
+        command = np.rint(action[3])
+        turned = np.array([*action[:3], 2.0 - command], np.float32)
+        observation, reward, terminated, truncated, info = self.env.step(turned)
+        said = {**info, "success": bool(info["succeed"])}
+        return flat_observation(observation), reward, terminated, truncated, said
+
+
+def flat_observation(observation: dict[str, np.ndarray]) -> np.ndarray:
+    """Return gym-hil's observation as `PickCube` gives it, [24]."""
+    agent, cube = observation["agent_pos"], observation["environment_state"]
+    fingers = agent[15:18]
+    parts = (
+        agent[:7] - HOME,
+        agent[7:14],
+        agent[14:15] * (2.0 / CLOSED_COMMAND) - 1.0,
+        (fingers - CENTER) / REACH,
+        (cube - CENTER) / REACH,
+        ((cube - fingers) / NEAR).clip(-3.0, 3.0),
+    )
+    return np.concatenate(parts).astype(np.float32)
+
+
+class PickCubeExpert:
+    """Knows how to pick up the cube: over it, down, close, wait until the fingers hold it, lift.
+
+    Args:
+        noise: standard deviation of what is added to its moves, in units of an action.
+        seed: of the noise.
+
+    Raises:
+        ConfigurationError: for a noise below zero.
+    """
+
+    def __init__(self, noise: float = 0.1, seed: int = 0) -> None:
+        check_range("noise", noise, least=0)
+        self.noise = noise
+        self.generator = np.random.default_rng(seed)
+        self.closed_for = 0
+
+    def reset(self) -> None:
+        """Begin an episode, or a stretch of help."""
+        self.closed_for = 0
+
+    def __call__(self, observation: np.ndarray) -> np.ndarray:
+        """Return the action [4] for an observation [24]."""
+        is_closed = bool(observation[14] > 0.5)
+        fingers = observation[15:18] * REACH + CENTER
+        way = observation[18:21] * REACH + CENTER - fingers
+        beside, above = float(np.linalg.norm(way[:2])), float(-way[2])
+        self.closed_for = self.closed_for + 1 if is_closed else 0
+        command, move = STAY, np.zeros(3)
+        if is_closed and np.linalg.norm(way) > 0.04:  # it holds nothing
+            command, move = OPEN, np.array([0.0, 0.0, 1.0])
+        elif is_closed:
+            move[2] = 1.0 if self.closed_for > 1 else 0.0
+        elif beside > 0.015 and above < 0.045:  # too low to come over it
+            move[2] = 1.0
+        elif beside > 0.015:
+            move[:2] = way[:2] / MOVE
+        elif above > 0.008:
+            move = way / MOVE
+        else:
+            command = CLOSE
+        move = move + self.noise * self.generator.standard_normal(3)
+        return np.array([*move.clip(-1.0, 1.0), command], np.float32)
+
+
+class ScriptedHelp(InterventionSource):
+    """A stand-in for a person: an expert that takes over now and then, less and less.
+
+    At each step with a probability of `rate` (1 - t / `last_step`), t env steps into the run, for
+    10 to 20 steps; and in an episode that has come to step 40, with a probability of
+    1 - t / `last_step`, for 15 to 25. From `last_step` on the policy is alone.
+
+    Args:
+        last_step: env steps after which nobody helps any more.
+        rate: at first.
+        noise: of the expert, see `PickCubeExpert`. What is drawn, there and here, comes from the
+            seed of the env.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    def __init__(self, last_step: int = 5_000, rate: float = 0.03, noise: float = 0.1) -> None:
+        check_range("last_step", last_step, least=1)
+        check_range("rate", rate, least=0, most=1)
+        self.last_step, self.rate = last_step, rate
+        self.expert = PickCubeExpert(noise)
+        self.steps = 0  # of the run
+        self.left = 0  # of the help under way
+        self.episode_steps = 0
+
+    def reset(self, seed: int | None) -> None:
+        self.left = self.episode_steps = 0
+        if seed is not None:
+            self.expert.generator = np.random.default_rng(seed)
+
+    def poll(self, observation: Any) -> Said:
+        draw = self.expert.generator
+        will = max(0.0, 1.0 - self.steps / self.last_step)
+        self.steps += 1
+        self.episode_steps += 1
+        if self.left == 0:
+            if draw.random() < self.rate * will:
+                self.left = int(draw.integers(10, 21))
+            elif self.episode_steps == 40 and draw.random() < will:
+                self.left = int(draw.integers(15, 26))
+            self.expert.reset()
+        if self.left == 0 or self.steps > self.last_step:
+            return Said()
+        self.left -= 1
+        return Said(self.expert(observation))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "left": self.left,
+            "episode_steps": self.episode_steps,
+            "closed_for": self.expert.closed_for,
+            "generator": dict(self.expert.generator.bit_generator.state),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps, self.left = state["steps"], state["left"]
+        self.episode_steps = state["episode_steps"]
+        self.expert.closed_for = state["closed_for"]
+        self.expert.generator.bit_generator.state = state["generator"]

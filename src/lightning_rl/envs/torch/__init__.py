@@ -1,0 +1,1 @@
+"""Envs that are batched in torch."""

@@ -1,0 +1,1 @@
+"""Wrappers of Gymnasium and vector envs."""

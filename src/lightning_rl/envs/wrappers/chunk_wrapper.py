@@ -1,0 +1,109 @@
+"""Execute a chunk of actions in a single Gymnasium env."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.envs.step_results import (
+    EXECUTED_ACTION,
+    INTERVENED,
+    one_number,
+    say_intervention,
+)
+from lightning_rl.rollout.structured_actions import StructuredActions
+from lightning_rl.system.errors import ConfigurationError
+
+
+class ChunkWrapper(gymnasium.Wrapper):
+    """An env whose action is a chunk of K actions [K, *A], executed until the episode ends.
+
+    The observation is a dict: `observation`, the env's own after the last action executed; and of
+    the chunk before it `step_reward` [K] and `executed` [K], 1 for the actions that were executed.
+    It travels with the observation because that is what reaches the learner with every step. The
+    info is that of the last action executed, but for `rewards`, which are summed, and for
+    `executed_action`, a chunk as well, and `intervened`, of any of its actions.
+
+    Args:
+        env: is stepped.
+        chunk_size: K.
+        execute: how many actions of a chunk are executed at most; all where not given.
+    """
+
+    def __init__(self, env: gymnasium.Env, chunk_size: int, execute: int | None = None) -> None:
+        super().__init__(env)
+        self._chunk_size, self._execute = chunk_size, execute or chunk_size
+        self.action_space = repeated(env.action_space, chunk_size)
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "observation": env.observation_space,
+                "step_reward": gymnasium.spaces.Box(-np.inf, np.inf, (chunk_size,), np.float32),
+                "executed": gymnasium.spaces.Box(0, 1, (chunk_size,), np.int8),
+            }
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; nothing was executed before."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._with_report(observation, *self._not_executed()), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Execute a chunk [K, *A]; the reward is the sum of its rewards."""
+        step_reward, executed = self._not_executed()
+        terms: dict[str, Any] = {}
+        taken_over: dict[str, Any] = {}
+        for k in range(self._execute):
+            observation, reward, terminated, truncated, info = self.env.step(action[k])
+            step_reward[k], executed[k] = float(reward), 1
+            said = info.get("rewards")
+            if isinstance(said, dict):
+                for name, value in said.items():
+                    if (number := one_number(value)) is not None:
+                        terms[name] = terms.get(name, 0.0) + number
+            if EXECUTED_ACTION in info or INTERVENED in info:
+                one = say_intervention(info, action[k], False)
+                # A copy of the chunk: its other actions were executed as they were told.
+                taken_over.setdefault(EXECUTED_ACTION, np.array(action))[k] = one[EXECUTED_ACTION]
+                taken_over[INTERVENED] = taken_over.get(INTERVENED, False) or one[INTERVENED]
+            if terminated or truncated:
+                break  # the rest of the chunk was meant for this episode
+        if terms or taken_over:
+            info = {**info, **({"rewards": terms} if terms else {}), **taken_over}
+        told = self._with_report(observation, step_reward, executed)
+        return told, step_reward.sum(), terminated, truncated, info
+
+    def _not_executed(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(self._chunk_size, np.float32), np.zeros(self._chunk_size, np.int8)
+
+    def _with_report(
+        self, observation: Any, step_reward: np.ndarray, executed: np.ndarray
+    ) -> dict[str, Any]:
+        return {"observation": observation, "step_reward": step_reward, "executed": executed}
+
+
+def repeated(space: gymnasium.Space[Any], count: int) -> gymnasium.Space[Any]:
+    """Return the space of `count` actions in a row, along a new first dimension.
+
+    Raises:
+        ConfigurationError: for a space that is neither a Box nor a Discrete from 0 on.
+    """
+    if isinstance(space, gymnasium.spaces.Box) and not isinstance(space, StructuredActions):
+        low, high = (np.stack([bound] * count) for bound in (space.low, space.high))
+        return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+    if isinstance(space, gymnasium.spaces.Discrete) and space.start == 0:
+        return gymnasium.spaces.MultiDiscrete([int(space.n)] * count)
+    raise ConfigurationError(
+        f"Action space {space} cannot be chunked: use a Box, or a Discrete that starts at 0."
+    )
+
+
+def single(space: gymnasium.Space[Any], count: int | None) -> gymnasium.Space[Any]:
+    """Return the space of one action, from that of `count` in a row; None: it is that already."""
+    if count is None:
+        return space
+    if isinstance(space, gymnasium.spaces.Box):
+        return gymnasium.spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+    assert isinstance(space, gymnasium.spaces.MultiDiscrete)
+    return gymnasium.spaces.Discrete(int(space.nvec[0]))

@@ -1,0 +1,46 @@
+"""Hide a part of what is observed, so that it takes a memory to act well."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+from lightning_rl.system.errors import ConfigurationError
+
+
+class HideEntries(gymnasium.ObservationWrapper):
+    """An env of whose flat observation some entries are left out, such as velocities.
+
+    Args:
+        env: whose observations are a Box [D].
+        entries: which are left out, from 0; below 0 from the end.
+
+    Raises:
+        ConfigurationError: for observations of another kind, an entry that is not there, and where
+            none would be left.
+    """
+
+    def __init__(self, env: gymnasium.Env, entries: list[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, Box) or len(space.shape) != 1:
+            raise ConfigurationError(
+                f"HideEntries leaves out entries of a flat Box, and the observation space is "
+                f"{space}: put gymnasium.wrappers.FlattenObservation before it, or hide keys of a "
+                "Dict by actor_keys and critic_keys of the policy."
+            )
+        size = space.shape[0]
+        hidden = {entry % size for entry in entries if -size <= entry < size}
+        if not entries or len(hidden) < len(set(entries)) or len(hidden) == size:
+            raise ConfigurationError(
+                f"HideEntries: entries={list(entries)} must name some of the {size} entries of the "
+                f"observation, each once, 0 to {size - 1}, and leave at least one."
+            )
+        self._kept = [entry for entry in range(size) if entry not in hidden]
+        self.observation_space = Box(
+            space.low[self._kept], space.high[self._kept], dtype=space.dtype.type
+        )
+
+    def observation(self, observation: Any) -> Any:
+        return np.asarray(observation)[self._kept]

@@ -1,0 +1,277 @@
+"""Act with a small perceptron in NumPy, on the weights where they lie.
+
+For a handful of envs torch spends most of a step on entering its operations; NumPy's are entered
+faster.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from lightning_rl.policies.base import RolloutActor
+from lightning_rl.policies.distributions.base import ActionDistribution, Categorical
+from lightning_rl.policies.distributions.gaussians import (
+    DiagonalGaussian,
+    NoisyTanh,
+    RescaledGaussian,
+    Squashing,
+    StateStdTanhGaussian,
+    TanhGaussian,
+    UnitActions,
+)
+from lightning_rl.policies.networks.encoders import Encoder
+from lightning_rl.policies.networks.memory import Memory
+from lightning_rl.policies.normalization import ObservationNormalizer
+from lightning_rl.rollout.contract import FieldSpec, flat_transitions, time_major
+
+MAX_ENVS = 64
+"""More envs than these act faster in torch."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def _elu(x: Array) -> None:
+    np.maximum(x, np.expm1(np.minimum(x, 0.0)), out=x)
+
+
+ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
+    nn.Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0.0, out=x),
+    nn.ELU: _elu,
+}
+"""In place, with torch's default settings (`_is_default`)."""
+
+
+FAMILIES: tuple[type[ActionDistribution], ...] = (
+    Categorical,
+    DiagonalGaussian,
+    RescaledGaussian,
+    TanhGaussian,
+    StateStdTanhGaussian,
+    NoisyTanh,
+)
+"""Those that are drawn from here; by the class itself, as one derived may draw in another way."""
+
+
+class Perceptron(Protocol):
+    """What is looked at of a policy here, an `ActorOnly` or what derives from it."""
+
+    actor: nn.Sequential
+    distribution: ActionDistribution
+    normalizer: ObservationNormalizer | None
+    encoder: Encoder | None
+    memory: Memory | None
+
+    @property
+    def extra_fields(self) -> dict[str, FieldSpec]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def put_in_eval_mode(self) -> None: ...
+
+
+def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
+    """Tell whether a `NumpyActor` does what the policy would: few envs, on the CPU, flat inputs.
+
+    Args:
+        policy: would act.
+        rollout: [N, T+1], that it would act on.
+    """
+    if type(policy.actor) is not nn.Sequential:
+        return False
+    observation = rollout["observation"]
+    layers = list(policy.actor)
+    distribution = policy.distribution
+    return (
+        type(distribution) in FAMILIES
+        and not distribution.state_size
+        and policy.encoder is None
+        and policy.memory is None
+        and rollout.batch_size[0] <= MAX_ENVS
+        and isinstance(observation, torch.Tensor)
+        and observation.dtype == torch.float32
+        and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in policy.parameters())
+        and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers[::2])
+        and all(type(layer) in ACTIVATIONS and _is_default(layer) for layer in layers[1::2])
+        and not (isinstance(distribution, Categorical) and distribution.padded)
+    )
+
+
+def _rows(vector: torch.Tensor, like: Array) -> Array:
+    """Repeat a vector [D] to [N, D]: NumPy takes twice as long where it has to broadcast."""
+    return np.broadcast_to(vector.numpy(), like.shape).copy()
+
+
+def _weights(linear: nn.Linear, like: Array) -> tuple[Array, Array]:
+    """Return the weights [in, out] and biases [N, out] of a layer, the former as views."""
+    return linear.weight.detach().numpy().T, _rows(linear.bias.detach(), like)
+
+
+def _is_default(activation: nn.Module) -> bool:
+    return not isinstance(activation, nn.ELU) or activation.alpha == 1.0
+
+
+class NumpyActor(RolloutActor):
+    """Acts in NumPy, on views of the weights; log-probs come from torch, all at once.
+
+    They are those of the outputs that were acted on: what torch computes from the same observations
+    in an update differs from these in the last digits, and the first ratio from 1 by some 1e-6.
+
+    Args:
+        policy: acts; `acts_in_numpy` must hold.
+        rollout: batch shape [N, T+1], written in place.
+    """
+
+    def __init__(self, policy: Perceptron, rollout: TensorDict) -> None:
+        self._policy = policy
+        self._rollout = rollout
+        # Views of each step, made once: to index a tensor takes longer than to add two rows.
+        storage = time_major(rollout)
+        slots, num_envs = storage.batch_size
+        observation = storage["observation"].view(slots, num_envs, -1)
+        self._observations = list(observation.numpy())
+        self._actions = list(storage["action"].view(slots, num_envs, -1).numpy())
+        if isinstance(policy.distribution, TanhGaussian | StateStdTanhGaussian):
+            self._unsquashed = list(storage["unsquashed_action"].numpy())
+        if isinstance(policy.distribution, RescaledGaussian):
+            self._units = list(storage["unit_action"].numpy())
+        distribution = policy.distribution
+        # For a whole rollout: drawn in one call, and the log-probs come from all outputs at once.
+        self._outputs = torch.empty(slots - 1, num_envs, distribution.num_outputs)
+        size = distribution.size if isinstance(distribution, UnitActions) else None
+        self._noise = self._outputs[..., :size].clone()
+        self._noise_steps = list(self._noise.numpy())
+        self._output_steps = list(self._outputs.numpy())
+        hidden = [layer for layer in policy.actor if isinstance(layer, nn.Linear)][:-1]
+        # Written at each step, so that none allocates.
+        self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
+        self._input = np.empty_like(self._observations[0])
+        self._normalization: tuple[Array, Array, Array, Array] | None = None
+        self._draw = {
+            Categorical: self._draw_category,
+            DiagonalGaussian: self._draw_gaussian,
+            RescaledGaussian: self._draw_rescaled,
+            TanhGaussian: self._draw_squashed,
+            StateStdTanhGaussian: self._draw_state_squashed,
+            NoisyTanh: self._draw_noisy,
+        }[type(distribution)]
+
+    def begin(self, generator: torch.Generator, start: int = 0) -> None:
+        policy = self._policy
+        policy.put_in_eval_mode()
+        distribution: Any = policy.distribution
+        layers: Any = list(policy.actor)
+        activations = [ACTIVATIONS[type(layer)] for layer in layers[1::2]]
+        # Anew for each rollout: the biases are copies (`_rows`), which no update moves.
+        self._layers = [
+            (*_weights(linear, x), x, activate)
+            for linear, x, activate in zip(layers[:-1:2], self._hidden, activations, strict=True)
+        ]
+        self._head = _weights(layers[-1], self._output_steps[0])
+        normalizer = policy.normalizer
+        if normalizer is not None:
+            self._normalization = (
+                _rows(normalizer.mean, self._input),
+                _rows(normalizer.factor(), self._input),
+                np.array(-normalizer.limit, np.float32),
+                np.array(normalizer.limit, np.float32),
+            )
+        # From where a resumed rollout goes on: what was drawn before it has been used.
+        noise = self._noise[start:]
+        if isinstance(distribution, Categorical):
+            noise.exponential_(generator=generator).log_().neg_()  # Gumbel's, see `gumbel_`
+        elif isinstance(distribution, StateStdTanhGaussian):
+            noise.normal_(generator=generator)
+            self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
+        elif isinstance(distribution, NoisyTanh):
+            noise.normal_(generator=generator).mul_(distribution.exploration_std)
+        else:
+            # Times the deviation at once, as no step changes it.
+            noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
+        if isinstance(distribution, Squashing):
+            bounds = ("scale", "center", "low", "high")
+            self._bounds = [getattr(distribution, name).numpy() for name in bounds]
+        if isinstance(distribution, RescaledGaussian):
+            like = self._output_steps[0]
+            self._bounds = [_rows(distribution.scale, like), _rows(distribution.center, like)]
+
+    def act(self, t: int) -> None:
+        x = self._observations[t]
+        if self._normalization is not None:
+            shift, factor, low, high = self._normalization
+            x = np.subtract(x, shift, out=self._input)
+            x *= factor
+            np.maximum(x, low, out=x)  # np.clip takes twice as long to enter
+            np.minimum(x, high, out=x)
+        for weight, bias, units, activate in self._layers:
+            x.dot(weight, units)
+            units += bias
+            activate(units)
+            x = units
+        weight, bias = self._head
+        output = self._output_steps[t]
+        x.dot(weight, output)
+        output += bias
+        self._draw(t, output, self._noise_steps[t])
+
+    @torch.no_grad()
+    def finish(self, start: int, stop: int) -> None:
+        """Write the log-probs, by the very function that the update uses."""
+        policy = self._policy
+        keys = ["action", *policy.extra_fields]
+        # Of these keys alone: to slice all of a rollout takes longer than the log-probs of a few.
+        transitions = flat_transitions(self._rollout.select(*keys)[:, start : stop + 1], keys)
+        fields = {key: transitions.get(key) for key in keys}
+        output = self._outputs[start:stop].flatten(0, 1)
+        log_prob, _ = policy.distribution.log_prob_and_entropy(output, fields)
+        time_major(self._rollout)["sample_log_prob"][start:stop].view(-1).copy_(log_prob)
+
+    def _draw_category(self, t: int, logits: Array, noise: Array) -> None:
+        noise += logits  # not log-probs: a constant does not move the largest
+        action = self._actions[t]
+        noise.reshape(*action.shape, -1).argmax(-1, action)
+
+    def _draw_gaussian(self, t: int, mean: Array, noise: Array) -> None:
+        np.add(mean, noise, out=self._actions[t])
+
+    def _draw_rescaled(self, t: int, mean: Array, noise: Array) -> None:
+        scale, center = self._bounds
+        unit, action = self._units[t], self._actions[t]
+        np.add(mean, noise, out=unit)
+        np.multiply(unit, scale, out=action)
+        action += center
+
+    def _draw_squashed(self, t: int, mean: Array, noise: Array) -> None:
+        unsquashed, action = self._unsquashed[t], self._actions[t]
+        np.add(mean, noise, out=unsquashed)
+        np.tanh(unsquashed, out=action)
+        self._scale_to_bounds(action)
+
+    def _scale_to_bounds(self, action: Array) -> None:
+        """Make an action of what is in [-1, 1], in place."""
+        scale, center, low, high = self._bounds
+        action *= scale
+        action += center
+        np.maximum(action, low, out=action)
+        np.minimum(action, high, out=action)
+
+    def _draw_state_squashed(self, t: int, output: Array, noise: Array) -> None:
+        size = noise.shape[-1]
+        low, high = self._log_std
+        std = np.maximum(output[:, size:], low)
+        np.minimum(std, high, out=std)
+        np.exp(std, out=std)
+        noise *= std
+        self._draw_squashed(t, output[:, :size], noise)
+
+    def _draw_noisy(self, t: int, output: Array, noise: Array) -> None:
+        action = self._actions[t]
+        np.tanh(output, out=action)
+        action += noise
+        np.maximum(action, -1.0, out=action)
+        np.minimum(action, 1.0, out=action)
+        self._scale_to_bounds(action)

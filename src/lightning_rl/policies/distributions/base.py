@@ -1,0 +1,133 @@
+"""Turn network outputs into actions, log-probs and entropies, without torch.distributions.
+
+Discrete ones here; those of continuous actions are in `gaussians.py`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.policies.distributions.gumbel import draw_category
+from lightning_rl.rollout.contract import FieldSpec
+
+NEVER = -1e30
+"""The logit of what cannot be chosen; finite, as 0 * -inf in an entropy would be NaN."""
+
+
+class ActionDistribution(nn.Module, ABC):
+    """A family of distributions over one action space; B stands for any batch shape."""
+
+    num_outputs: int
+    """How many numbers the network gives per sample."""
+
+    extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
+    """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
+
+    state_size = num_choices = 0
+    """S, how many numbers a draw hands to the next one; C, the categories of all choices."""
+
+    def masked(self, output: Tensor, mask: Tensor) -> Tensor:
+        """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
+        return output.masked_fill(mask == 0, NEVER)
+
+    @abstractmethod
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
+
+        The last of a `state` [B, S], zeros in an episode's beginning; `output` [B, num_outputs].
+        """
+
+    @abstractmethod
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-prob [B] of the stored action and the entropy [B], with gradients.
+
+        Args:
+            output: [B, num_outputs].
+            fields: `action` and `extra_fields`; one that is not there is None.
+            executed: [B, K] bool, of a chunk of K actions those that count; None for all.
+        """
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor] | None:
+        """Return `extra_fields` of given actions [B, *A]; None where they cannot be derived."""
+        return None if self.extra_fields else {}
+
+
+class Categorical(ActionDistribution):
+    """One or several independent categorical distributions: Discrete and MultiDiscrete actions.
+
+    The network gives the logits of all of them in a row; they are laid out as [B, D, max(n)], short
+    rows filled up with logits of no probability.
+    """
+
+    columns: Tensor
+
+    def __init__(self, sizes: Sequence[int], shape: Sequence[int]) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.num_outputs = self.num_choices = sum(sizes)
+        self.padded = len(set(sizes)) > 1
+        self.rows, self.width = len(sizes), max(sizes)
+        columns = torch.full((self.rows, self.width), self.num_outputs)
+        start = 0
+        for row, size in enumerate(sizes):
+            columns[row, :size] = torch.arange(start, start + size)
+            start += size
+        self.register_buffer("columns", columns.flatten(), persistent=False)
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        log_probs = self._log_probs(output)
+        index = draw_category(log_probs, deterministic, generator)
+        return {
+            "action": index if self.shape else index.squeeze(-1),
+            "sample_log_prob": self._gather(log_probs, index),
+        }
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        action = fields["action"]
+        log_probs = self._log_probs(output)
+        entropies = -(log_probs.exp() * log_probs)
+        entropy = entropies.sum((-2, -1))
+        if executed is not None:
+            entropy = summed(entropies.sum(-1), executed)
+        index = action if self.shape else action.unsqueeze(-1)
+        return self._gather(log_probs, index, executed), entropy
+
+    def _log_probs(self, output: Tensor) -> Tensor:
+        if self.padded:
+            output = nn.functional.pad(output, (0, 1), value=NEVER)[..., self.columns]
+        logits: Tensor = output.unflatten(-1, (self.rows, self.width))
+        return logits.log_softmax(-1)
+
+    def _gather(self, log_probs: Tensor, index: Tensor, executed: Tensor | None = None) -> Tensor:
+        return summed(log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), executed)
+
+
+def summed(values: Tensor, executed: Tensor | None) -> Tensor:
+    """Return the sum [*B] of numbers [*B, A], of those whose action was `executed` [*B, K]."""
+    if executed is None:
+        return values.sum(-1)
+    counted = executed.repeat_interleave(values.shape[-1] // executed.shape[-1], -1)
+    return torch.where(counted, values, 0.0).sum(-1)
+
+
+def widened(output: Tensor) -> Tensor:
+    """Return a network's output [...] in float32, where it is in less."""
+    return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

@@ -1,0 +1,646 @@
+"""Distributions over continuous actions, and the choice of a family for an action space."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.policies.distributions.base import ActionDistribution, Categorical, summed
+from lightning_rl.policies.distributions.joint import JointDistribution
+from lightning_rl.rollout.structured_actions import StructuredActions, flat_actions
+from lightning_rl.system.errors import ConfigurationError, require
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+"""log(2 pi) / 2, of the density of a normal distribution."""
+
+UNIT_LIMIT = 1.0 - 1e-6
+"""An action nearer to its bound counts as this near: tanh reaches the bound nowhere."""
+
+LARGEST_BOUND = 1e6
+"""A bound beyond ±this stands for none, as float32's maximum and 1e10 do in many envs."""
+
+
+def distribution_for(
+    space: gymnasium.Space[Any],
+    *,
+    squash: bool,
+    rescale: bool = True,
+    log_std_init: float,
+    log_std_bounds: Sequence[float],
+    noise_correlation: float = 0.0,
+) -> ActionDistribution:
+    """Choose the family for an action space.
+
+    With `rescale`, a Gaussian over a bounded Box is one over [-1, 1], whose samples are scaled to
+    the bounds: its mean begins near 0 and its deviation near 1, which is nowhere near the middle of
+    a Box(0, 512). Not where the bounds are -1 and 1 already, nor where there are none. Where only
+    some entries have both bounds none is scaled, as those without have no unit of their own, and a
+    warning says so.
+
+    Raises:
+        ConfigurationError: for an action space that no family covers, or `squash` where it has no
+            meaning.
+    """
+    space = flat_actions(space)
+    gaussian = partial(
+        distribution_for,
+        squash=squash,
+        rescale=rescale,
+        log_std_init=log_std_init,
+        log_std_bounds=log_std_bounds,
+        noise_correlation=noise_correlation,
+    )
+    if isinstance(space, StructuredActions):
+        boxes = [part for part in space.parts if not part.counts]
+        _refuse_for_choices(space, squash and not boxes, noise_correlation and not boxes)
+        parts = [
+            Categorical(part.counts, (len(part.counts),)) if part.counts else gaussian(part.space)
+            for part in space.parts
+        ]
+        return JointDistribution(space.parts, parts)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        settings = log_std_init, log_std_bounds, noise_correlation
+        if squash:
+            return TanhGaussian(space, *settings)
+        if rescale and _needs_scaling(space):
+            return RescaledGaussian(space, *settings)
+        return DiagonalGaussian(space.shape, *settings)
+    _refuse_for_choices(space, squash, noise_correlation)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Categorical([int(space.n)], ())
+    if isinstance(space, gymnasium.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return Categorical([int(n) for n in space.nvec], space.shape)
+    raise ConfigurationError(
+        f"Action space {space} is not supported: use a floating-point Box, Discrete or "
+        "one-dimensional MultiDiscrete, a MultiBinary, or a Dict or Tuple of them."
+    )
+
+
+def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
+    """Refuse settings of continuous actions where there are none."""
+    require(not squash, f"squash is for continuous actions; the action space is {space}.")
+    require(
+        not noise_correlation,
+        f"noise_correlation={noise_correlation} is of the noise of continuous actions; the action "
+        f"space is {space}. Leave it out.",
+    )
+
+
+def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
+    """Tell whether the actions of a Box are to be scaled; warn where only some of them could be."""
+    low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+    is_low, is_high = low > -LARGEST_BOUND, high < LARGEST_BOUND
+    bounded = is_low & is_high & (low < high)
+    unit = (low == -1.0) & (high == 1.0)
+    if bounded.all():
+        return not bool(unit.all())
+    amiss = (is_low | is_high) & ~unit
+    if amiss.any():
+        entry = np.argwhere(amiss)[0].tolist()
+        bounds = f"[{low[tuple(entry)]:g}, {high[tuple(entry)]:g}]"
+        warnings.warn(
+            f"Not every entry of the action space {space} has two bounds, low < high, so none is "
+            "rescaled: the Gaussian begins around 0 with a deviation of exp(log_std_init), also in "
+            f"entry {entry} with the bounds {bounds}, and the env clips what lies outside. Wrap "
+            "the env so that each entry has two bounds, or takes [-1, 1] for what it can do "
+            "(gymnasium.wrappers.TransformAction); set rescale_action: false if this is meant.",
+            stacklevel=2,
+        )
+    return False
+
+
+class Exploring(ActionDistribution):
+    """Draws standard normal noise, which may be correlated from one action to the next.
+
+    e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t, where c is the correlation and the x_t are
+    independent: an autoregressive process of the first order, which each step finds standard
+    normal, so that the density of an action given its observation is what it is without. After
+    -1 / log(c) steps the correlation has fallen to 1/e. What was drawn last is `state`, data that
+    is kept with a rollout: e in its first A numbers, and 1 in the last where there was a draw.
+
+    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016, "Continuous
+    Control with Deep Reinforcement Learning", section 3; that the density be the one of a step by
+    itself: Eberhard et al. 2023, "Pink Noise Is All You Need", section 4. Differs from the former
+    by a variance that does not grow along an episode.
+
+    Attributes:
+        noise_correlation: c, of two actions that follow each other in an episode, in [0, 1).
+    """
+
+    def set_correlation(self, noise_correlation: float, size: int) -> None:
+        """Take c, of noise of `size` numbers.
+
+        Raises:
+            ConfigurationError: where it is out of range.
+        """
+        require(
+            0 <= noise_correlation < 1,
+            f"noise_correlation must be at least 0 and below 1, got {noise_correlation}: 0 draws "
+            "each action by itself, 0.97 keeps some of the noise for 33 steps.",
+        )
+        self.noise_correlation = float(noise_correlation)
+        self.state_size = size + 1 if noise_correlation else 0
+
+    def around(
+        self,
+        mean: Tensor,
+        std: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return mean + std * e [B, A], and `next_state` where there is a state.
+
+        Args:
+            mean: [B, A].
+            std: [B, A] or [A].
+            deterministic: return the mean, and the state as it is.
+            generator: of the draw.
+            state: [B, A + 1], of the step before.
+
+        Raises:
+            ValueError: where the state is missing.
+        """
+        if deterministic:
+            return mean, {} if state is None or not self.state_size else {"next_state": state}
+        noise, following = self._noise(mean, generator, state)
+        return torch.addcmul(mean, noise, std), following
+
+    def _noise(
+        self, like: Tensor, generator: torch.Generator | None, state: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        fresh = torch.empty_like(like).normal_(generator=generator)
+        if not self.state_size:
+            return fresh, {}
+        if state is None:
+            raise ValueError(
+                "Noise that is correlated from step to step needs the `state` of the step before; "
+                "first_state(policy, num_envs) is that of an episode's beginning."
+            )
+        last, begun = state[..., :-1], state[..., -1:]
+        kept = self.noise_correlation * begun
+        noise = kept * last + (1.0 - kept.square()).sqrt() * fresh
+        return noise, {"next_state": torch.cat((noise, torch.ones_like(begun)), -1)}
+
+
+class DiagonalGaussian(Exploring):
+    """Independent normal distributions with a state-independent log standard deviation.
+
+    The network gives the mean. Actions are unbounded; the env adapter clips them to the space.
+
+    Args:
+        shape: *A, of an action.
+        log_std_init: initial log standard deviation, in units of the action.
+        log_std_bounds: (low, high), between which the log standard deviation stays.
+        noise_correlation: see `Exploring`.
+
+    Raises:
+        ConfigurationError: where `log_std_init` is not within the bounds, or the correlation not
+            in [0, 1).
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
+    ) -> None:
+        super().__init__()
+        require(
+            len(log_std_bounds) == 2 and log_std_bounds[0] <= log_std_init <= log_std_bounds[1],
+            f"log_std_init={log_std_init} must lie within log_std_bounds={list(log_std_bounds)} "
+            "(low, high).",
+        )
+        self.shape = tuple(shape)
+        self.num_outputs = math.prod(self.shape)
+        self.bounds = (float(log_std_bounds[0]), float(log_std_bounds[1]))
+        self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
+        self.set_correlation(noise_correlation, self.num_outputs)
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        std = self.clamped_log_std().exp()
+        action, following = self.around(output, std, deterministic, generator, state)
+        log_prob = self._log_prob(output, action)
+        return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        action = fields["action"].reshape(output.shape)
+        return self._log_prob(output, action, executed), self._entropy(output, executed)
+
+    def clamped_log_std(self) -> Tensor:
+        """Return the log standard deviation [A], within its bounds."""
+        return self.log_std.clamp(*self.bounds)
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        """Give actions [B, A] the shape of the space."""
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+    def _log_prob(self, mean: Tensor, action: Tensor, executed: Tensor | None = None) -> Tensor:
+        log_std = self.clamped_log_std()
+        standardized = (action - mean) * (-log_std).exp()
+        if executed is not None:
+            return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
+        return (
+            -0.5 * standardized.square().sum(-1)
+            - log_std.sum()
+            - self.num_outputs * HALF_LOG_TWO_PI
+        )
+
+    def _entropy(self, output: Tensor, executed: Tensor | None) -> Tensor:
+        """Return the entropy [B] where the network gave an output [B, A]."""
+        log_std = self.clamped_log_std()
+        if executed is not None:
+            return summed((log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape), executed)
+        entropy = log_std.sum() + self.num_outputs * (0.5 + HALF_LOG_TWO_PI)
+        return entropy.expand(output.shape[:-1])
+
+
+class RescaledGaussian(DiagonalGaussian):
+    """A diagonal Gaussian u in units of the bounds of a Box: a = center + scale * u.
+
+    log p(a) = log N(u) - sum(log(scale)), and the entropy is that of u plus sum(log(scale)): both
+    are those of the action. The u that was drawn is stored with the rollout, as `unit_action`:
+    computed back from the action it would differ in the last digits, and so would the first ratio
+    from 1. As for `DiagonalGaussian`, the env adapter clips actions to the space.
+
+    Attributes:
+        center, scale: [A], the middle of the bounds and half their distance. They are saved with
+            the weights, whose function they are a part of.
+    """
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
+    ) -> None:
+        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
+        low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+        self.register_buffer("center", torch.as_tensor((high + low) / 2).float().flatten())
+        self.register_buffer("scale", torch.as_tensor((high - low) / 2).float().flatten())
+        self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        std = self.clamped_log_std().exp()
+        unit, following = self.around(output, std, deterministic, generator, state)
+        return {
+            "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
+            "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
+            "unit_action": unit,
+            **following,
+        }
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        unit = fields["unit_action"]
+        if unit is None:  # an action that was not drawn here
+            unit = self.fields_of(fields["action"])["unit_action"]
+        log_volume = self.scale.log().sum()  # log |da/du|
+        if executed is not None:
+            log_volume = summed(self.scale.log().expand(output.shape), executed)
+        entropy = self._entropy(output, executed) + log_volume
+        return self._log_prob(output, unit, executed) - log_volume, entropy
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return {"unit_action": ((flat - self.center) / self.scale).float()}
+
+
+class Squashing(ActionDistribution):
+    """The bounds of a Box, and what tanh makes of a number u: a = center + scale * tanh(u).
+
+    Attributes:
+        low, high, center, scale: [A].
+    """
+
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    scale: Tensor
+
+    def set_bounds(self, space: gymnasium.spaces.Box, user: str, cure: str) -> None:
+        """Take the bounds of a space.
+
+        Args:
+            space: whose.
+            user: what needs them, for the message.
+            cure: what to do where they are not finite.
+
+        Raises:
+            ConfigurationError: where they are not finite, or not low < high.
+        """
+        largest = max(np.abs(space.low).max(initial=0), np.abs(space.high).max(initial=0))
+        require(
+            bool(largest <= LARGEST_BOUND),
+            f"{user} needs finite action bounds; the action space is {space}. {cure}"
+            + (" Bounds beyond a million count as none." if np.isfinite(largest) else ""),
+        )
+        low = torch.as_tensor(space.low).float().flatten()
+        high = torch.as_tensor(space.high).float().flatten()
+        require(bool((low < high).all()), f"{user} needs low < high; the action space is {space}.")
+        bounds = {"low": low, "high": high, "center": (high + low) / 2, "scale": (high - low) / 2}
+        for name, value in bounds.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def squashed(self, u: Tensor) -> Tensor:
+        """Return the actions [B, A] within the bounds of u [B, A]."""
+        # center + scale rounds: an action may miss a bound by a unit in the last place.
+        return torch.addcmul(self.center, self.scale, u.tanh()).clamp(self.low, self.high)
+
+    def _log_volume(self, u: Tensor, executed: Tensor | None = None) -> Tensor:
+        """Return log |da/du| [B], summed over the dimensions of the action."""
+        return summed(log_slope_of_tanh(u) + self.scale.log(), executed)
+
+
+def log_slope_of_tanh(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2) [...] of u [...], as 2 (log 2 - u - softplus(-2u)).
+
+    That overflows nowhere.
+    """
+    return 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
+
+
+class TanhGaussian(DiagonalGaussian, Squashing):
+    """A diagonal Gaussian u squashed to the bounds of the space: a = center + scale * tanh(u).
+
+    log p(a) = log N(u) - sum(log(scale * (1 - tanh(u)^2))), with log(1 - tanh(u)^2) = 2 (log 2 - u
+    - softplus(-2u)). Source: Haarnoja et al. 2018, "Soft Actor-Critic", appendix C. The unsquashed
+    u is stored with the rollout: inverting tanh near ±1 in float32 would spoil the ratio. The
+    entropy has no closed form: it is that of u plus the mean of the last term over u, taken by
+    Gauss-Hermite quadrature (Abramowitz & Stegun 1964, 25.4.46), dimension by dimension. With 24
+    nodes it is off by 1e-6 at a standard deviation of u of 1, by 6e-4 at 2 and by .02 at 4. Differs
+    from the usual estimate by the u that was drawn: that is noisy, and of the policy that acted.
+
+    Args:
+        space: of actions, with finite bounds.
+        log_std_init: initial log standard deviation of u.
+        log_std_bounds: (low, high), between which it stays.
+        noise_correlation: see `Exploring`.
+
+    Raises:
+        ConfigurationError: for a space without finite bounds, low < high.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        space: gymnasium.spaces.Box,
+        log_std_init: float,
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
+    ) -> None:
+        super().__init__(space.shape, log_std_init, log_std_bounds, noise_correlation)
+        self.set_bounds(space, "squash", "Set squash: false, or bound the space.")
+        nodes, weights = np.polynomial.hermite_e.hermegauss(24)
+        for name, values in {"nodes": nodes, "weights": weights / weights.sum()}.items():
+            self.register_buffer(name, torch.as_tensor(values).float(), persistent=False)
+        self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        std = self.clamped_log_std().exp()
+        u, following = self.around(output, std, deterministic, generator, state)
+        action = self.squashed(u)
+        log_prob = self._log_prob(output, u) - self._log_volume(u)
+        return {
+            "action": self._shaped(action),
+            "sample_log_prob": log_prob,
+            "unsquashed_action": u,
+            **following,
+        }
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        u, std = fields["unsquashed_action"], self.clamped_log_std().exp()
+        # [..., 24, A]: in every dimension the same nodes, since the volume is a sum over them.
+        points = output.unsqueeze(-2) + std * self.nodes.unsqueeze(-1)
+        at_points = None if executed is None else executed.unsqueeze(-2)
+        volume = (self._log_volume(points, at_points) * self.weights).sum(-1)
+        entropy = self._entropy(output, executed) + volume
+        return self._log_prob(output, u, executed) - self._log_volume(u, executed), entropy
+
+
+class UnitActions(Squashing, Exploring):
+    """What an off-policy actor and its critics share: actions in units of their bounds, [-1, 1].
+
+    Args:
+        space: floating-point, with finite bounds.
+        noise_correlation: see `Exploring`.
+
+    Raises:
+        ConfigurationError: for another space, or a correlation that is not in [0, 1).
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], noise_correlation: float = 0.0) -> None:
+        super().__init__()
+        continuous = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(
+            space.dtype, np.floating
+        )
+        in_parts = isinstance(flat_actions(space), StructuredActions)
+        if not continuous or in_parts:
+            cure = "Learn discrete actions with DiscreteSAC and a DiscreteActorCritic, or with PPO."
+            if in_parts:
+                cure = (
+                    "Learn actions of several parts with PPO; an arm beside a gripper, in one Box, "
+                    "GripperSAC learns as well."
+                )
+            raise ConfigurationError(
+                f"The critics of an off-policy algorithm take continuous actions, a floating-point "
+                f"Box; the action space is {space}. {cure}"
+            )
+        assert isinstance(space, gymnasium.spaces.Box)
+        self.set_bounds(
+            space,
+            "An actor that is squashed to the bounds of its actions",
+            "Bound the space: wrappers: [{class_path: gymnasium.wrappers.TransformAction, ...}] "
+            "with a bounded action_space, or learn with PPO.",
+        )
+        self.shape = space.shape
+        self.size = math.prod(space.shape)
+        self.set_correlation(noise_correlation, self.size)
+
+    def unit(self, action: Tensor) -> Tensor:
+        """Return actions [B, *A] of the env in units of their bounds, [-1, 1], as [B, A]."""
+        flat = action.flatten(action.dim() - len(self.shape)) if self.shape else action[..., None]
+        return (flat.to(self.center.dtype) - self.center) / self.scale
+
+    def from_unit(self, unit: Tensor) -> Tensor:
+        """Return actions [B, *A] of the env, within its bounds, of some in their units [B, A]."""
+        action = torch.addcmul(self.center, self.scale, unit).clamp(self.low, self.high)
+        return action.reshape(*action.shape[:-1], *self.shape)
+
+
+class StateStdTanhGaussian(UnitActions):
+    """A squashed Gaussian whose standard deviation depends on the observation too.
+
+    The network gives mean and log standard deviation of u per dimension of the action, [B, 2A]; the
+    latter is clamped. Source: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and
+    Applications", appendix C; the bounds as in the authors' code. Beyond them there is no gradient:
+    they are far from what is learnt, so as to bound mishaps alone.
+    Its entropy has no closed form: `log_prob_and_entropy` returns that of u plus the log slope of
+    tanh at the mean, which is exact where the deviation is small.
+
+    Args:
+        space: with finite bounds.
+        log_std_bounds: least and greatest log standard deviation of u.
+        noise_correlation: see `Exploring`.
+
+    Raises:
+        ConfigurationError: for another space, and bounds that are not low < high.
+    """
+
+    def __init__(
+        self,
+        space: gymnasium.Space[Any],
+        log_std_bounds: Sequence[float],
+        noise_correlation: float = 0.0,
+    ) -> None:
+        super().__init__(space, noise_correlation)
+        require(
+            len(log_std_bounds) == 2 and log_std_bounds[0] < log_std_bounds[1],
+            f"log_std_bounds must be two numbers, low < high, got {list(log_std_bounds)}.",
+        )
+        self.num_outputs = 2 * self.size
+        self.log_std_bounds = float(log_std_bounds[0]), float(log_std_bounds[1])
+        self.extra_fields = {"unsquashed_action": ((self.size,), torch.float32)}
+
+    def split(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation of u, [B, A] each, of an output [B, 2A]."""
+        mean, log_std = output.chunk(2, dim=-1)
+        return mean, log_std.clamp(*self.log_std_bounds)
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        mean, log_std = self.split(output)
+        u, following = self.around(mean, log_std.exp(), deterministic, generator, state)
+        return {
+            "action": self.from_unit(u.tanh()),
+            "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
+            "unsquashed_action": u,
+            **following,
+        }
+
+    def draw_unit(self, output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
+
+        Args:
+            output: [B, 2A].
+            noise: [B, A], of the standard normal distribution.
+        """
+        mean, log_std = self.split(output)
+        u = mean + noise * log_std.exp()
+        log_prob = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
+        return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.split(output)
+        u = fields["unsquashed_action"]
+        if u is None:
+            u = self.fields_of(fields["action"])["unsquashed_action"]
+        entropy = summed(log_std + 0.5 + HALF_LOG_TWO_PI, executed)
+        entropy = entropy + self._log_volume(mean, executed)
+        log_prob = self._log_prob(mean, log_std, u, executed)
+        return log_prob - self._log_volume(u, executed), entropy
+
+    def fields_of(self, action: Tensor) -> dict[str, Tensor]:
+        unit = self.unit(action).clamp(-UNIT_LIMIT, UNIT_LIMIT)
+        return {"unsquashed_action": torch.atanh(unit)}
+
+    def _log_prob(
+        self, mean: Tensor, log_std: Tensor, u: Tensor, executed: Tensor | None = None
+    ) -> Tensor:
+        standardized = (u - mean) * (-log_std).exp()
+        return summed(-0.5 * standardized.square() - log_std - HALF_LOG_TWO_PI, executed)
+
+
+class NoisyTanh(UnitActions):
+    """A deterministic action tanh(x), in units of its bounds, and noise to explore with.
+
+    Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
+    section 6.
+
+    Args:
+        space: with finite bounds.
+        exploration_std: standard deviation of the noise, in units of the bounds.
+        noise_correlation: see `Exploring`.
+
+    Raises:
+        ConfigurationError: for another space, and a deviation below zero.
+    """
+
+    def __init__(
+        self, space: gymnasium.Space[Any], exploration_std: float, noise_correlation: float = 0.0
+    ) -> None:
+        super().__init__(space, noise_correlation)
+        require(exploration_std >= 0, f"exploration_std must not be negative: {exploration_std}.")
+        self.num_outputs = self.size
+        self.exploration_std = exploration_std
+
+    def sample(
+        self,
+        output: Tensor,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        state: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        unit = output.tanh()
+        noise, following = self.around(
+            torch.zeros_like(unit), torch.ones_like(unit), deterministic, generator, state
+        )
+        action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
+        return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
+
+    def log_prob_and_entropy(
+        self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of the noise, as if it had not been cut off at the bounds."""
+        std = max(self.exploration_std, 1e-6)
+        log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std, executed)
+        log_std = self.scale.log() + math.log(std)
+        entropies = (log_std + 0.5 + HALF_LOG_TWO_PI).expand(output.shape)
+        return log_prob, summed(entropies, executed)
+
+    def _log_prob(self, noise: Tensor, executed: Tensor | None = None) -> Tensor:
+        log_std = self.scale.log() + math.log(max(self.exploration_std, 1e-6))
+        return summed(-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI, executed)

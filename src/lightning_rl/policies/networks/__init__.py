@@ -1,0 +1,1 @@
+"""Networks: perceptrons, encoders, memories and Q ensembles."""

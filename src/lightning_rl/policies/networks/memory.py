@@ -1,0 +1,248 @@
+"""Remember what was observed: GRU and LSTM, whose state is data of the rollout."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.policies.networks.perceptron import check_weights_fit
+from lightning_rl.rollout.sequences import Sequences
+from lightning_rl.system.errors import check_range
+
+
+class Memory(nn.Module, ABC):
+    """Makes of features, and of a state, what the heads of a policy read; and the next state.
+
+    It holds no state itself. A subclass of your own writes `step`, and may leave what does not
+    depend on the state to `project`, which is then done for all steps of a sequence at once. Its
+    first argument is `input_size`, D; name it in the config, `memory: {class_path: my.Memory}`.
+
+    Args:
+        input_size: D, how many features it reads.
+        size: H, how many numbers it gives.
+        state_size: S, how many numbers its state has.
+
+    Raises:
+        ConfigurationError: for a size below 1.
+    """
+
+    def __init__(self, input_size: int, size: int, state_size: int) -> None:
+        super().__init__()
+        check_range("memory: size", size, least=1)
+        self.input_size = input_size
+        self.size = size
+        self.state_size = state_size
+
+    @abstractmethod
+    def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output [B, H], and the state [B, S] after a step.
+
+        Args:
+            projected: [B, P], what `project` makes of features.
+            state: [B, S], before the step.
+        """
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return what a step reads of features [..., D], as [..., P]; the features themselves."""
+        return features
+
+    def forward(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Take one step.
+
+        Args:
+            features: [B, D].
+            state: [B, S], before it; zeros where an episode begins.
+
+        Returns:
+            the output [B, H], and the state [B, S] after the step.
+        """
+        return self.step(self.project(features), state)
+
+    def unroll(self, features: Tensor, state: Tensor, starts: Tensor) -> Tensor:
+        """Take L steps, with gradients through time; return the outputs [B, L, H].
+
+        Args:
+            features: [B, L, D].
+            state: [B, S], before the first step.
+            starts: [B, L] bool, whether an episode begins with a step: the state is then zero
+                before its observation is read.
+        """
+        outputs = []
+        steps = self.project(features).unbind(1), starts.unbind(1)
+        for projected, start in zip(*steps, strict=True):
+            output, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            outputs.append(output)
+        return torch.stack(outputs, 1)
+
+    @torch.no_grad()
+    def burn_in(self, features: Tensor, state: Tensor, starts: Tensor, real: Tensor) -> Tensor:
+        """Return the state [B, S] after C steps, without gradients.
+
+        Args:
+            features: [B, C, D].
+            state: [B, S], before the first step.
+            starts: [B, C] bool, whether an episode begins with a step.
+            real: [B, C] bool; a step that is not leaves the state as it is.
+        """
+        steps = (each.unbind(1) for each in (self.project(features), starts, real))
+        for projected, start, is_real in zip(*steps, strict=True):
+            _, following = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            state = torch.where(is_real[:, None], following, state)
+        return state
+
+    def recall(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
+        """Return what it gives at the samples [M, H] to which sequences lead.
+
+        Args:
+            sequences: of steps, and the state before each; the first S of its numbers are the
+                memory's, behind them may be others'.
+            encode: makes features [S, L, D] of steps [S, L].
+        """
+        state = self._first_state(sequences, encode)
+        first = sequences.burn_in
+        steps = sequences.steps[:, first : first + sequences.length]
+        return sequences.samples(self.unroll(encode(steps), state, steps["starts"]))
+
+    @torch.no_grad()
+    def recall_next(
+        self, sequences: Sequences, encode: Callable[[TensorDict], Tensor], following: Tensor
+    ) -> Tensor:
+        """Return what it gives where a sample's `next_observation` is read [M, H].
+
+        The state is that behind the sample's last step, whatever the step after that belongs to.
+
+        Args:
+            sequences: see `recall`; with `last`.
+            encode: likewise.
+            following: [M, D], the features of what followed the samples.
+        """
+        state = self._first_state(sequences, encode)
+        steps = sequences.steps[:, sequences.burn_in :]
+        through = self.project(encode(steps)).unbind(1), steps["starts"].unbind(1)
+        states = []
+        for projected, start in zip(*through, strict=True):
+            _, state = self.step(projected, state.masked_fill(start[:, None], 0.0))
+            states.append(state)
+        last = cast(Tensor, sequences.last)
+        behind = torch.stack(states, 1).flatten(0, 1).index_select(0, last)
+        output: Tensor = self(following, behind)[0]
+        return output
+
+    def _first_state(self, sequences: Sequences, encode: Callable[[TensorDict], Tensor]) -> Tensor:
+        """Return the state [B, S] before the first step of which a sample is, or may be."""
+        state = sequences.state[..., : self.state_size]
+        if sequences.burn_in == 0:
+            return state
+        before = sequences.steps[:, : sequences.burn_in]
+        with torch.no_grad():
+            features = encode(before)
+        return self.burn_in(features, state, before["starts"], before["real"])
+
+
+MemoryFactory = Callable[[int], Memory]
+"""Makes a memory for so many features.
+
+In YAML `{class_path: GRU, init_args: {size: 64}}`.
+"""
+
+
+class GRU(Memory):
+    """A gated recurrent unit; its state is its output.
+
+    h' = (1 - z) n + z h, with n = tanh(W x + b + r (U h + c)), and gates r, z = sigmoid(W x + U h +
+    b).
+
+    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for
+    Statistical Machine Translation". Differs from the paper: the gate r is applied after the
+    product with U, as in torch.nn.GRU, and the bias of z begins at 1, so that more is kept, as in
+    an LSTM (Jozefowicz et al. 2015).
+
+    Args:
+        input_size: D, how many features it reads.
+        size: H, units.
+
+    Raises:
+        ConfigurationError: for a size below 1.
+    """
+
+    def __init__(self, input_size: int, size: int = 64) -> None:
+        super().__init__(input_size, size, size)
+        self.input = _input_weights(input_size, 3 * size)
+        self.recurrent = _recurrent_weights(size, gates=3)
+        with torch.no_grad():
+            self.input.bias[size : 2 * size].fill_(1.0)
+
+    def project(self, features: Tensor) -> Tensor:
+        return _in_float32(self.input(features))
+
+    def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        of_gates, of_new = projected.tensor_split([2 * self.size], -1)
+        gates, recalled = _in_float32(self.recurrent(state)).tensor_split([2 * self.size], -1)
+        reset, update = (of_gates + gates).sigmoid().chunk(2, -1)
+        new = (of_new + reset * recalled).tanh()
+        following = new + update * (state - new)
+        return following, following
+
+
+class LSTM(Memory):
+    """A long short-term memory; its state is its output h and its cell c, joined: [h, c].
+
+    c' = f c + i tanh(g), h' = o tanh(c'), with i, f, g, o = W x + U h + b, and sigmoids on the
+    gates i, f, o.
+
+    Source: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory", with the forget gate of Gers
+    et al. 2000, "Learning to Forget"; its bias begins at 1 (Jozefowicz et al. 2015, "An Empirical
+    Exploration of Recurrent Network Architectures").
+
+    Args:
+        input_size: D, how many features it reads.
+        size: H, units.
+
+    Raises:
+        ConfigurationError: for a size below 1.
+    """
+
+    def __init__(self, input_size: int, size: int = 64) -> None:
+        super().__init__(input_size, size, 2 * size)
+        self.input = _input_weights(input_size, 4 * size)
+        self.recurrent = _recurrent_weights(size, gates=4, bias=False)
+        with torch.no_grad():
+            self.input.bias[size : 2 * size].fill_(1.0)
+
+    def project(self, features: Tensor) -> Tensor:
+        return _in_float32(self.input(features))
+
+    def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        output, cell = state.chunk(2, -1)
+        gates = projected + _in_float32(self.recurrent(output))
+        write, keep, new, show = gates.chunk(4, -1)
+        cell = keep.sigmoid() * cell + write.sigmoid() * new.tanh()
+        output = show.sigmoid() * cell.tanh()
+        return output, torch.cat([output, cell], -1)
+
+
+def _in_float32(product: Tensor) -> Tensor:
+    """Return a product in float32: autocast rounds it, and a state adds up many of them."""
+    return product.float() if product.dtype in (torch.bfloat16, torch.float16) else product
+
+
+def _input_weights(input_size: int, outputs: int) -> nn.Linear:
+    check_weights_fit((input_size, outputs))
+    layer = nn.Linear(input_size, outputs)
+    nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _recurrent_weights(size: int, gates: int, bias: bool = True) -> nn.Linear:
+    """Return weights that are orthogonal for each gate, so that no state grows or fades by them."""
+    check_weights_fit((size, gates * size))
+    layer = nn.Linear(size, gates * size, bias=bias)
+    for gate in layer.weight.detach().chunk(gates):
+        nn.init.orthogonal_(gate)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,299 @@
+"""Make perceptrons, and the flat observations that they read."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from lightning_rl.rollout.contract import MASK
+from lightning_rl.system.errors import ConfigurationError, closest, require
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "selu": nn.SELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+"""By the names that settings give them."""
+
+
+Normalization = Literal["none", "layer", "rms"]
+"""Of hidden units, before the activation: LayerNorm (Ba et al. 2016), RMSNorm, or none."""
+
+NORMALIZATIONS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+"""By the names that settings give them."""
+
+Network = Literal["perceptron", "residual"]
+"""What hidden layers are: one after the other, or each a block that is added to what it reads."""
+
+Initialization = Literal["orthogonal", "fan_in"]
+"""Of weights: orthogonal by a gain, with zero biases (Andrychowicz et al. 2021, "What Matters in
+On-Policy Reinforcement Learning", section 3.2); or, biases too, uniform within ±1/sqrt(n) of a
+layer of n inputs, as `torch.nn.Linear` begins (Lillicrap et al. 2016, "Continuous Control with Deep
+Reinforcement Learning", section 7)."""
+
+EXPANSION = 4
+"""How many times as many units as it reads a residual block has within."""
+
+
+MOST_WEIGHTS = 10**9
+"""Of one network, 4 GB of them."""
+
+
+def check_weights_fit(sizes: Sequence[int], copies: int = 1) -> None:
+    """Refuse layers of more than `MOST_WEIGHTS` weights, before any is made.
+
+    Args:
+        sizes: of the layers, the input's first.
+        copies: how many of these networks there are.
+
+    Raises:
+        ConfigurationError: naming the sizes.
+    """
+    count = copies * sum(before * after for before, after in pairwise(sizes))
+    times = f", {copies:,} times," if copies != 1 else ""
+    require(
+        count <= MOST_WEIGHTS,
+        f"Layers of the sizes {list(sizes)[:6]}{times} have {count:,} weights; a network has at "
+        f"most {MOST_WEIGHTS:,}. Set smaller sizes (hidden_sizes, num_critics, ...).",
+    )
+
+
+def mlp(
+    input_size: int,
+    hidden_sizes: Sequence[int],
+    output_size: int,
+    *,
+    activation: str = "tanh",
+    output_gain: float = 1.0,
+    normalization: Normalization = "none",
+    network: Network = "perceptron",
+    initialization: Initialization = "orthogonal",
+) -> nn.Sequential:
+    """Build a perceptron, or a residual network.
+
+    The gain of orthogonal weights is sqrt(2), and `output_gain` for the last layer.
+
+    In a residual network a linear layer leads to the width H that all hidden sizes have; there is a
+    `ResidualBlock` for each of them, and a normalisation before the last layer. Source: Lee et al.
+    2025, "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning", section
+    4. Differs from the paper by its initial weights.
+
+    Raises:
+        ConfigurationError: for an unknown activation, a layer size below 1, and a residual network
+            of several sizes.
+    """
+    check_activation(activation)
+    sizes = [input_size, *hidden_sizes, output_size]
+    require(
+        all(size >= 1 for size in sizes),
+        f"Layer sizes must be at least 1, got hidden_sizes={list(hidden_sizes)}.",
+    )
+    check_weights_fit(layer_sizes(input_size, hidden_sizes, output_size, network))
+    layers: list[nn.Module] = []
+    if network == "residual":
+        check_residual(hidden_sizes, "hidden_sizes")
+        layers.append(linear(input_size, hidden_sizes[0], 1.0, initialization))
+        layers += [
+            ResidualBlock(size, activation, normalization, initialization) for size in hidden_sizes
+        ]
+        layers += _normalizing(hidden_sizes[0], normalization)
+    else:
+        for before, after in pairwise(sizes[:-1]):
+            layers.append(linear(before, after, math.sqrt(2), initialization))
+            layers += _normalizing(after, normalization)
+            layers.append(ACTIVATIONS[activation]())
+    return nn.Sequential(*layers, linear(sizes[-2], sizes[-1], output_gain, initialization))
+
+
+def layer_sizes(
+    input_size: int, hidden_sizes: Sequence[int], output_size: int, network: Network
+) -> list[int]:
+    """Return the sizes of all layers, those within residual blocks too."""
+    if network == "residual":
+        hidden_sizes = [one for size in hidden_sizes for one in (size, EXPANSION * size, size)]
+    return [input_size, *hidden_sizes, output_size]
+
+
+class ResidualBlock(nn.Module):
+    """Add to x what an inverted bottleneck makes of it: x + W2 activation(W1 normalised(x)).
+
+    Args:
+        size: H, of x; there are `EXPANSION` times as many units within.
+        activation: one of `ACTIVATIONS`.
+        normalization: of x.
+        initialization: of the weights.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        activation: str,
+        normalization: Normalization,
+        initialization: Initialization = "orthogonal",
+    ) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *_normalizing(size, normalization),
+            linear(size, EXPANSION * size, math.sqrt(2), initialization),
+            ACTIVATIONS[activation](),
+            linear(EXPANSION * size, size, 1.0, initialization),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., H] of x [..., H]."""
+        return x + self.layers(x)  # type: ignore[no-any-return]  # nn.Module
+
+
+def check_residual(hidden_sizes: Sequence[int], setting: str) -> None:
+    """Refuse hidden sizes that a residual network cannot have.
+
+    Raises:
+        ConfigurationError: where there are none, or several.
+    """
+    require(
+        len(set(hidden_sizes)) == 1,
+        f"network: residual has a block for each of the hidden sizes, all of one width, such as "
+        f"[256, 256]; got {setting}={list(hidden_sizes)}.",
+    )
+
+
+def _normalizing(size: int, normalization: Normalization) -> list[nn.Module]:
+    return [] if normalization == "none" else [NORMALIZATIONS[normalization](size)]
+
+
+def check_activation(activation: str, setting: str = "activation") -> None:
+    """Refuse an unknown activation, by the name of the setting that asks for it.
+
+    Raises:
+        ConfigurationError: naming those that there are.
+    """
+    require(
+        activation in ACTIVATIONS,
+        f"Unknown {setting} '{activation}'; allowed: "
+        f"{', '.join(ACTIVATIONS)}{closest(activation, ACTIVATIONS)}.",
+    )
+
+
+def linear(
+    input_size: int, output_size: int, gain: float, initialization: Initialization
+) -> nn.Linear:
+    """Return a layer with its first weights; `gain` is of orthogonal ones."""
+    check_weights_fit((input_size, output_size))
+    layer = nn.Linear(input_size, output_size)
+    if initialization == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def flat_observation_size(space: gymnasium.Space[Any]) -> int:
+    """Return how many numbers `flatten_observation` makes of one observation.
+
+    Raises:
+        ConfigurationError: for a space that a perceptron cannot take.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        require(len(space) > 0, "The observation space is an empty Dict.")
+        return sum(flat_observation_size(child) for child in space.values())
+    if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
+        require(
+            len(space.shape) < 3,
+            f"Observation space {space} looks like an image: a perceptron cannot take it. Give the "
+            "policy an encoder (policy.init_args.encoder: {class_path: NatureCNN}; for a Dict with "
+            "pictures DictEncoder), or observe a state.",
+        )
+        return math.prod(space.shape)
+    raise ConfigurationError(
+        f"Observation space {space} is not supported: use Box, MultiBinary, or a Dict of them. For "
+        "a Discrete or "
+        "Tuple space add `wrappers: [gymnasium.wrappers.FlattenObservation]` to the env."
+    )
+
+
+def flatten_observation(
+    observation: Tensor | TensorDict, batch_dims: int = 1, keys: Sequence[str] | None = None
+) -> Tensor:
+    """Concatenate a tensor or a tree of tensors, keys in sorted order, to float32 [..., D].
+
+    Args:
+        observation: [*batch, ...], or a tree of such.
+        batch_dims: how many dimensions the batch has.
+        keys: of the tree, those that count; None for all.
+    """
+    if isinstance(observation, Tensor):
+        flat = observation[..., None] if observation.dim() == batch_dims else observation
+        return flat.flatten(batch_dims).to(torch.float32)
+    return torch.cat(
+        [
+            flatten_observation(observation[key], batch_dims)
+            for key in sorted(observation.keys() if keys is None else keys)
+        ],
+        dim=-1,
+    )
+
+
+NO_INPUT = (MASK,)
+"""Keys of an observation that no network reads unless it is asked to: they say what is allowed."""
+
+
+def read_keys(
+    space: gymnasium.Space[Any],
+    chosen: Sequence[str] | None,
+    setting: str,
+    ignored: Sequence[str] = (),
+) -> tuple[str, ...] | None:
+    """Return which keys of a Dict observation a network reads; None where there are no keys.
+
+    Args:
+        space: of one observation.
+        chosen: what was asked for; None for all but `NO_INPUT`.
+        setting: what asked, for the message: `actor_keys`.
+        ignored: keys that no network of the policy reads.
+
+    Raises:
+        ConfigurationError: for a key that is not there, or is to be ignored, none at all, or keys
+            where the observation has none.
+    """
+    if not isinstance(space, gymnasium.spaces.Dict):
+        require(
+            chosen is None,
+            f"{setting}={list(chosen or ())} chooses among the keys of a Dict observation, and the "
+            f"observation space is {space}. Leave {setting} out.",
+        )
+        return None
+    known = sorted(space.keys())
+    unread = (*NO_INPUT, *ignored)
+    keys = [key for key in known if key not in unread] if chosen is None else sorted(set(chosen))
+    unknown = [key for key in keys if key not in known]
+    names = ", ".join(known)
+    require(
+        not unknown,
+        f"{setting} names '{', '.join(unknown)}', and the observation has the keys {names}"
+        f"{closest(unknown[0], known) if unknown else ''}.",
+    )
+    both = [key for key in keys if key in ignored]
+    require(
+        not both, f"{setting} and ignore_keys both name {', '.join(both)}: read it or ignore it."
+    )
+    require(
+        len(keys) > 0,
+        f"The network would read no key of the observation, which has {names or 'none'}: name "
+        f"those it reads in {setting}. (An action_mask is no input unless it is named there.)",
+    )
+    return tuple(keys)
+
+
+def read_space(space: gymnasium.Space[Any], keys: Sequence[str] | None) -> gymnasium.Space[Any]:
+    """Return the space of what a network reads of an observation: see `read_keys`."""
+    if keys is None or not isinstance(space, gymnasium.spaces.Dict):
+        return space
+    return gymnasium.spaces.Dict({key: space[key] for key in keys})

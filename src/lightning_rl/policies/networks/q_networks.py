@@ -1,0 +1,272 @@
+"""Critics of an off-policy algorithm: what their networks are, and how they say a value."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.policies.distributions.base import widened
+from lightning_rl.policies.networks.perceptron import (
+    ACTIVATIONS,
+    EXPANSION,
+    Initialization,
+    Network,
+    Normalization,
+    check_residual,
+    check_weights_fit,
+    layer_sizes,
+    linear,
+)
+from lightning_rl.system.errors import check_range, require
+
+CriticNormalization = Literal[Normalization, "batch"]
+"""Of a critic's units: as `Normalization`, or over the minibatch (Ioffe and Szegedy 2015)."""
+
+MOMENTUM, EPS = 0.01, 1e-5
+"""Of batch normalisation: how far running statistics move, and what is added to a variance."""
+
+RENORMALIZED_AFTER, LARGEST_RATIO, LARGEST_SHIFT = 100_000, 3.0, 5.0
+"""Minibatches of batch statistics alone, and bounds of r and d (Ioffe 2017), as CrossQ has them."""
+
+
+@dataclass(frozen=True)
+class ValueAtoms:
+    """The values that a categorical critic distributes probability over, from -limit to limit.
+
+    Source: Bellemare et al. 2017, "A Distributional Perspective on Reinforcement Learning".
+
+    Attributes:
+        num_atoms: K, at least 2.
+        limit: the greatest; returns beyond it count as it.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    num_atoms: int = 101
+    limit: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_range("value_atoms.num_atoms", self.num_atoms, least=2)
+        check_range("value_atoms.limit", self.limit, above=0)
+
+
+class QEnsemble(nn.Module):
+    """Critics Q_1 ... Q_E of features and actions, evaluated side by side.
+
+    Each layer is one batched product for all of them. What a critic gives is a value, or, with
+    `atoms`, logits of a distribution over values, whose mean is the value.
+
+    Where it is normalised over the minibatch, what each layer reads is scaled: by the mean and the
+    variance of those samples in `together`, which moves running averages of both, and by these
+    averages in `forward`. They are exact means over the first 100 minibatches, so that there is no
+    bias to begin with, and exponential ones from there on. After 100,000 minibatches `together`
+    goes by the running averages too, within bounds (Ioffe 2017, "Batch Renormalization"), while
+    gradients flow as before: a run that is long no longer hangs on what single minibatches hold.
+
+    Args:
+        num_inputs: D + A, of features and actions together.
+        hidden_sizes: units of the hidden layers; see `mlp` for a residual network.
+        num_critics: E.
+        activation: one of `ACTIVATIONS`.
+        normalization: of the units of each hidden layer: `layer` and `rms` before the activation,
+            or where a residual block begins; `batch` of what each layer reads, the inputs as well.
+        network: `perceptron` or `residual`.
+        num_outputs: values of each critic, such as one per action; 1 where `atoms` are given.
+        atoms: of categorical critics; None for critics that give values.
+        initialization: of the weights; the gain of orthogonal ones is 1 for the last layer.
+
+    Attributes:
+        atoms: [K], or None.
+
+    Raises:
+        ConfigurationError: where the layers of a residual network are of several sizes.
+    """
+
+    atoms: Tensor | None
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_inputs: int,
+        hidden_sizes: Sequence[int] = (256, 256),
+        num_critics: int = 2,
+        activation: str = "relu",
+        normalization: CriticNormalization = "none",
+        network: Network = "perceptron",
+        num_outputs: int = 1,
+        atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
+    ) -> None:
+        super().__init__()
+        outputs = num_outputs if atoms is None else atoms.num_atoms
+        check_weights_fit(layer_sizes(num_inputs, hidden_sizes, outputs, network), num_critics)
+        self.initialization = initialization
+        self.num_critics = num_critics
+        self.normalization = normalization
+        self.residual = network == "residual"
+        self.activate = ACTIVATIONS[activation]()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        self.gains = nn.ParameterList()
+        self.shifts = nn.ParameterList()
+        spread = None if atoms is None else torch.linspace(-1, 1, atoms.num_atoms) * atoms.limit
+        self.register_buffer("atoms", spread, persistent=False)
+        if self.residual:
+            check_residual(hidden_sizes, "critic_hidden_sizes")
+            width = hidden_sizes[0]
+            inner = EXPANSION * width
+            self._add_layer(num_inputs, width, 1.0)
+            for _ in hidden_sizes:
+                self._add_layer(width, inner, math.sqrt(2.0))
+                self._add_layer(inner, width, 1.0)
+            self._add_layer(width, outputs, 1.0)
+            normalized = [width for _ in (*hidden_sizes, "last")]
+        else:
+            sizes = [num_inputs, *hidden_sizes, outputs]
+            for i, (before, after) in enumerate(pairwise(sizes)):
+                self._add_layer(before, after, 1.0 if i == len(hidden_sizes) else math.sqrt(2.0))
+            normalized = list(sizes[:-1] if normalization == "batch" else hidden_sizes)
+        for place, size in enumerate(normalized):
+            self._add_normalization(place, size)
+        if normalization == "batch":
+            self.register_buffer("seen", torch.zeros(()))
+
+    def _add_layer(self, before: int, after: int, gain: float) -> None:
+        layers = [linear(before, after, gain, self.initialization) for _ in range(self.num_critics)]
+        # [in, out], as the product of a batch of rows wants it.
+        self.weights.append(torch.stack([layer.weight.detach().t() for layer in layers]))
+        self.biases.append(torch.stack([layer.bias.detach()[None] for layer in layers]))
+
+    def _add_normalization(self, place: int, size: int) -> None:
+        if self.normalization != "none":
+            self.gains.append(torch.ones(self.num_critics, 1, size))
+        if self.normalization in ("layer", "batch"):
+            self.shifts.append(torch.zeros(self.num_critics, 1, size))
+        if self.normalization == "batch":
+            self.register_buffer(f"mean_{place}", torch.zeros(self.num_critics, 1, size))
+            self.register_buffer(f"var_{place}", torch.ones(self.num_critics, 1, size))
+
+    def forward(self, features: Tensor, unit_action: Tensor) -> Tensor:
+        """Return the values [E, B] of features [B, D] and actions in [-1, 1] [B, A]."""
+        return self.mean(self.outputs(features, unit_action))
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """Return the values [E, B] of which `outputs` [E, B, K] speak."""
+        if self.atoms is None:
+            return outputs.squeeze(-1)
+        return outputs.softmax(-1) @ self.atoms
+
+    def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
+        """Return what the critics give [E, B, K]: values, or logits of the atoms.
+
+        Args:
+            features: [B, D].
+            unit_action: [B, A]; None where there is a value for each action.
+        """
+        return widened(self._pass(_joined(features, unit_action), False))
+
+    def together(
+        self, features: Tensor, unit_action: Tensor, next_features: Tensor, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the critics give of two sets of samples [E, B, K], in one pass of both.
+
+        Source: Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for
+        Greater Sample Efficiency and Simplicity", section 4: what is normalised over the minibatch
+        has to see the actions of the target beside those of the replay, as they are of another
+        distribution.
+
+        Args:
+            features: [B, D].
+            unit_action: [B, A].
+            next_features: [B, D], of what followed.
+            next_action: [B, A], in it.
+        """
+        both = torch.cat(
+            [_joined(features, unit_action), _joined(next_features, next_action)], dim=0
+        )
+        now, following = widened(self._pass(both, True)).chunk(2, dim=1)
+        return now, following
+
+    def _pass(self, inputs: Tensor, moving: bool) -> Tensor:
+        """Return the outputs [E, B, K] of inputs [B, D + A].
+
+        Args:
+            inputs: of the first layer.
+            moving: whether batch statistics are those of these samples.
+        """
+        x = inputs.expand(self.num_critics, -1, -1)
+        if moving and self.normalization == "batch":
+            self.seen.add_(1.0)
+        if self.residual:
+            x = self._layer(x, 0)
+            blocks = (len(self.weights) - 2) // 2
+            for i in range(blocks):
+                inner = self._layer(self._normalized(x, i, moving), 1 + 2 * i)
+                x = x + self._layer(self.activate(inner), 2 + 2 * i)
+            return self._layer(self._normalized(x, blocks, moving), len(self.weights) - 1)
+        before = self.normalization == "batch"
+        last = len(self.weights) - 1
+        for i in range(last):
+            x = self._layer(self._normalized(x, i, moving) if before else x, i)
+            x = self.activate(x if before else self._normalized(x, i, moving))
+        return self._layer(self._normalized(x, last, moving) if before else x, last)
+
+    def _layer(self, x: Tensor, layer: int) -> Tensor:
+        product: Tensor = torch.baddbmm(self.biases[layer], x, self.weights[layer])
+        return product
+
+    def _normalized(self, x: Tensor, place: int, moving: bool) -> Tensor:
+        """Return units [E, B, H] normalised, each critic by its own gains."""
+        if self.normalization == "none":
+            return x
+        if self.normalization == "batch":
+            mean, scale = self._statistics(x, place, moving)
+            unit = (x - mean) * scale
+            return torch.addcmul(self.shifts[place], unit, self.gains[place])
+        of_layer = self.normalization == "layer"
+        normalize = nn.functional.layer_norm if of_layer else nn.functional.rms_norm
+        scaled: Tensor = normalize(x, x.shape[-1:]) * self.gains[place]
+        return scaled + self.shifts[place] if of_layer else scaled
+
+    def _statistics(self, x: Tensor, place: int, moving: bool) -> tuple[Tensor, Tensor]:
+        """Return what to subtract from x [E, B, H] and then to multiply by [E, 1, H]."""
+        averages = self.get_buffer(f"mean_{place}"), self.get_buffer(f"var_{place}")
+        running_mean, running_scale = averages[0], (averages[1] + EPS).rsqrt()
+        if not moving:
+            return running_mean, running_scale
+        var, mean = torch.var_mean(x, dim=1, correction=0, keepdim=True)
+        scale = (var + EPS).rsqrt()
+        with torch.no_grad():
+            late = self.seen > RENORMALIZED_AFTER
+            ratio = (running_scale / scale).clamp(1 / LARGEST_RATIO, LARGEST_RATIO)
+            shift = (mean - running_mean) * running_scale
+            ratio = torch.where(late, ratio, 1.0)
+            shift = torch.where(late, shift.clamp(-LARGEST_SHIFT, LARGEST_SHIFT), 0.0)
+            weight = (1.0 / self.seen).clamp(min=MOMENTUM)
+            usable = (mean + var).isfinite().all()  # what is not would stay so
+            for average, found in zip(averages, (mean, var), strict=True):
+                average.copy_(torch.where(usable, average.lerp(found, weight), average))
+        # (x - mean) * scale * ratio + shift, as one mean and one scale.
+        scale = scale * ratio
+        return mean - shift / scale, scale
+
+
+def _joined(features: Tensor, unit_action: Tensor | None) -> Tensor:
+    return features if unit_action is None else torch.cat([features, unit_action], dim=-1)
+
+
+def refuse_batch(normalization: str, whose: str) -> None:
+    """Refuse critics that are not made for a normalisation over the minibatch.
+
+    Raises:
+        ConfigurationError: where they are to have it.
+    """
+    require(
+        normalization != "batch",
+        f"critic_normalization: batch is not for {whose}: set none, layer or rms.",
+    )

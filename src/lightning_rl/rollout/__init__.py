@@ -1,0 +1,1 @@
+"""The data contract: rollouts, sequences and structured actions."""

@@ -1,0 +1,1 @@
+"""Searches over settings: points, trials and the processes that run them."""

@@ -1,0 +1,163 @@
+"""Read what is said of a sweep: which trials it has, and how many run at a time."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from jsonargparse import Namespace
+
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.options import OptionParser, explained_refusals
+from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
+from lightning_rl.system.errors import closest, require
+from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.plain_yaml import read_yaml
+
+TRIALS = 20
+"""Points of a search that is no grid, where not given."""
+
+OF_ANY_TYPE = ("space", "search_args", "first", "pruner_args")
+"""Settings of a sweep whose values may be of any type."""
+
+
+@dataclass
+class SweepSettings:
+    """Say which trials a sweep has, and how many run at a time.
+
+    Args:
+        seeds: of each point of the space: a number n for 1 to n, or a list of them; the
+            configuration's own where not given.
+        space: by the path of a setting: a list of values, [0.1, 0.2], or a range,
+            {low: 1.0e-5, high: 1.0e-2, log: true}, which may have a step.
+        search: grid (all combinations of the values), random, or a class of optuna.samplers such
+            as TPESampler; where not given grid, or random if there is a range.
+        search_args: of that class.
+        trials: points that are tried where the search is no grid; 20 where not given.
+        first: points that are tried before those that the search chooses, each with a value for
+            every setting of the space: what is known to be good.
+        pruner: a class of optuna.pruners, such as MedianPruner, that ends trials whose evaluations
+            fall behind; its steps are env steps.
+        pruner_args: of that class.
+        score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
+        jobs: trials at a time; as many as the cores allow where not given.
+        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; those of
+            trainer.num_threads and devices where not given, 0 to leave it to the system.
+        gpus_per_trial: that Ray keeps for a trial, or a share of one.
+        address: of a running Ray cluster, host:port, whose nodes run the trials, or local for one
+            that is started on this machine; without Ray where not given.
+        seed: of what the search draws.
+    """
+
+    seeds: int | list[int] | None = None
+    space: dict[str, Any] = field(default_factory=dict)
+    search: str | None = None
+    search_args: dict[str, Any] = field(default_factory=dict)
+    trials: int | None = None
+    first: list[dict[str, Any]] = field(default_factory=list)
+    pruner: str | None = None
+    pruner_args: dict[str, Any] = field(default_factory=dict)
+    score: Literal["last", "best"] = "last"
+    jobs: int | None = None
+    cores_per_trial: int | None = None
+    gpus_per_trial: float = 0.0
+    address: str | None = None
+    seed: int = 1
+
+
+def sweep_parser() -> OptionParser:
+    """Return the parser of what `rl-cli sweep` takes beside the options of `fit`."""
+    parser = OptionParser(
+        prog="rl-cli sweep",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        usage="rl-cli sweep --config FILE [--sweep FILE] [--sweep.NAME VALUE ...] [--NAME VALUE "
+        "...]",
+        description="Train by several seeds and settings, some at a time. Other options are those "
+        "of fit, for all trials.",
+    )
+    parser.add_argument(
+        "--resume", type=str, default=None, help="Directory of a sweep to go on with, or last."
+    )
+    parser.add_class_arguments(SweepSettings, "sweep")
+    return parser
+
+
+def sweep_settings(own: Sequence[str]) -> SweepSettings:
+    """Read what is said of the sweep.
+
+    Args:
+        own: options that begin with `--sweep` or `--resume`.
+
+    Raises:
+        ConfigurationError: for a name that there is not, and YAML or a file that cannot be read.
+    """
+    known = [one.name for one in fields(SweepSettings)]
+    arguments = list(own)
+    given: dict[str, Any] = {}  # by YAML, and by no later option
+    for i, option in enumerate(own):
+        flag, _, inline = option.partition("=")
+        if flag.startswith("--sweep."):
+            name = _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
+            given.pop(name, None)
+        elif flag == "--sweep":
+            at = i if inline else i + 1
+            require(at < len(own), "--sweep needs a YAML file, or YAML.")
+            text, name = _text_of(inline or own[at])
+            check_duplicate_keys(text, name)
+            content = _mapping(text, name)
+            for key in content:
+                _check_name(str(key), known, f"{name} has an unknown setting")
+            arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
+            given |= content
+    with explained_refusals(own):
+        parsed = sweep_parser().parse_args(arguments)
+    return _settings(parsed, given)
+
+
+def kept_settings(content: dict[str, Any]) -> SweepSettings:
+    """Return the settings that a sweep wrote down, each checked as one that was typed.
+
+    Raises:
+        ConfigurationError: for one of another type.
+    """
+    with explained_refusals([]):
+        parsed = sweep_parser().parse_object({"sweep": content})
+    return _settings(parsed, content)
+
+
+def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
+    # Of any type, a string is read as YAML once more: "off", in quotes, would be false.
+    as_read = {name: value for name, value in given.items() if name in OF_ANY_TYPE}
+    return SweepSettings(**parsed.sweep.as_dict() | as_read)
+
+
+def _check_name(path: str, known: Sequence[str], message: str) -> str:
+    """Return the setting that a path begins with."""
+    name = path.split(".")[0].rstrip("+")
+    if name in known:
+        return name
+    cure = f" Settings of the trials stand below space: space: {{{path}: [...]}}."
+    raise UsageError(
+        f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else ''} A sweep has "
+        f"{', '.join(known)}."
+    )
+
+
+def _text_of(given: str) -> tuple[str, str]:
+    """Return YAML that stands there, or in the file of that name, and how to call it."""
+    path = expanded(given)
+    if given.endswith((".yaml", ".yml")) and not path.is_file():
+        beside = [str(one) for one in path.parent.glob("*.y*ml")]
+        raise UsageError(
+            f"--sweep names the file {given}, which is not there{closest(given, beside)}. It holds "
+            "settings of a sweep, such as seeds: 5; a configuration of the trials is --config's."
+        )
+    return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
+
+
+def _mapping(text: str, name: str) -> dict[str, Any]:
+    content = read_yaml(text, name)
+    require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
+    return dict(content)

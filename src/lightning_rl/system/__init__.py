@@ -1,0 +1,1 @@
+"""Errors, files, processes, and what is private to a dependency: one file for each."""

@@ -1,0 +1,334 @@
+"""Write files whole or not at all, and read those that others may have made."""
+
+import errno
+import json
+import os
+import platform
+import shutil
+import stat
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from lightning_rl.system.errors import ConfigurationError, WriteError
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]  # asked for below
+
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files begin; the number of the process that writes one follows."""
+
+CURES = {
+    errno.ENOSPC: "Free some space, or set --output_dir to another disk",
+    errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
+    errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
+    errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.EACCES: "Set --output_dir to a directory that can be written",
+}
+
+
+PAGE = 4096
+"""Bytes that a file takes on most disks, if it has any."""
+
+MOST_BYTES = 4 * 2**20
+"""Of a file of settings: a configuration, a manifest, a description."""
+
+DEEPEST = 100
+"""Levels of such a file."""
+
+BEGAN_IN = Path.cwd() if os.path.isdir(".") else Path()
+"""The working directory of this process, until an env or a script changes it."""
+
+
+def expanded(path: str | Path) -> Path:
+    """Return the path that a user meant, `~` as the home directory: every path passes here once."""
+    return Path(path).expanduser()
+
+
+def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Let `write` fill a temporary file beside the target, flush it to the disk, and rename it.
+
+    A kill at any moment leaves the file that was there before; an error leaves no temporary one.
+
+    Raises:
+        WriteError: where the disk is full, or the directory cannot be written.
+    """
+    target = Path(path)
+    # Not by mkstemp, whose files are for their owner alone: others may read the runs of a group.
+    temporary = target.parent / f"{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _flush_directory(target.parent)
+    except BaseException as error:
+        with suppress(OSError):  # where there is no such directory either
+            temporary.unlink(missing_ok=True)
+        cause = _refusal(error)
+        if cause is None:
+            raise
+        raise _explained(target, cause) from error
+
+
+def open_file(path: Path, inside: Path | None, most_bytes: int) -> IO[bytes]:
+    """Open a file of a directory that may come from others, for reading.
+
+    A link may lead to a file that is not the sender's to show, and a pipe or a device never ends.
+
+    Args:
+        path: of the file.
+        inside: the directory that the file must lie in, after links are followed; None for any, as
+            in the cache of Hugging Face, which consists of links.
+        most_bytes: that it may hold.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ConfigurationError: for a link that leaves the directory, for anything that is no regular
+            file, and for a file that is too large or cannot be opened.
+    """
+    real = os.path.realpath(path)
+    if inside is not None and not Path(real).is_relative_to(os.path.realpath(inside)):
+        raise ConfigurationError(
+            f"{path} is a link that leads out of {inside}, to {real}, and is not read. Copy that "
+            "file there if it is yours."
+        )
+    try:
+        # Without O_NONBLOCK the opening of a pipe waits for a writer.
+        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | _AT_ONCE)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from error
+    status = os.fstat(descriptor)
+    regular = stat.S_ISREG(status.st_mode)
+    if regular and status.st_size <= most_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    why = f"it has more than {most_bytes:,} bytes" if regular else "it is no regular file"
+    raise ConfigurationError(f"{path} cannot be read: {why}.")
+
+
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+
+
+def read_text(path: str | Path, inside: Path | None = None) -> str:
+    """Return the text of a small file in UTF-8, whatever the locale says; see `open_file`.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ConfigurationError: if it cannot be read, or is in another encoding.
+    """
+    with open_file(Path(path), inside, MOST_BYTES) as file:
+        try:
+            return file.read().decode()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(
+                f"{path} is not in UTF-8 (byte {error.object[error.start]:#04x} at {error.start}): "
+                "save it in that encoding."
+            ) from error
+
+
+def read_json(path: Path, inside: Path | None) -> dict[str, Any]:
+    """Return the mapping in a small JSON file; see `open_file`.
+
+    Raises:
+        FileNotFoundError: where there is none.
+        ConfigurationError: where it cannot be read, is no JSON or no mapping, or has more than
+            `DEEPEST` levels.
+    """
+    text = read_text(path, inside)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} cannot be read: it holds no mapping.")
+    level: list[Any] = [content]
+    for _ in range(DEEPEST):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        raise ConfigurationError(f"{path} cannot be read: it has more than {DEEPEST} levels.")
+    return content
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Say readably what keeps a library from writing a file, or into a directory.
+
+    Raises:
+        WriteError: where it raises what the system said.
+    """
+    try:
+        yield
+    except WriteError:
+        raise
+    except FileNotFoundError as error:  # what was missing has been made before
+        raise WriteError(gone(Path(path))) from error
+    except OSError as error:
+        raise _explained(Path(path), error) from error
+
+
+def check_writable(directory: Path) -> None:
+    """Make a directory, and see whether it takes a file with something in it.
+
+    Raises:
+        WriteError: where it does not.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(PAGE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _explained(directory, error) from error
+
+
+def check_still_there(directory: Path) -> None:
+    """Refuse to go on in a directory that has been deleted: files would begin another one.
+
+    Raises:
+        WriteError: saying so.
+    """
+    if not directory.is_dir():
+        raise WriteError(gone(directory))
+
+
+def gone(directory: Path) -> str:
+    """Say why a directory that was made is not there: deleted, or looked for elsewhere."""
+    if not directory.is_absolute() and (BEGAN_IN / directory).is_dir():
+        return (
+            f"Cannot write into {directory}: the working directory was changed from {BEGAN_IN} to "
+            f"{os.getcwd()} while the run went on, perhaps by os.chdir in an env. Have it change "
+            "back, or give --output_dir as an absolute path."
+        )
+    return (
+        f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
+        "in it."
+    )
+
+
+def remove_leftovers(directory: str | Path) -> None:
+    """Remove the unfinished files that a kill has left, unless who writes them is still alive."""
+    for path in Path(directory).glob(f"{TEMPORARY}*"):
+        number = path.name.removeprefix(TEMPORARY).partition("-")[0]
+        if path.is_file() and not (number.isdigit() and _writes(int(number))):
+            path.unlink(missing_ok=True)
+
+
+def lock_file(path: Path, refusal: str) -> int | None:
+    """Lock a file, and write into it who does; None where that is not possible here.
+
+    The lock is the system's, and goes with the process or with the descriptor that is returned.
+
+    Args:
+        path: of the file, made where it is missing.
+        refusal: what is said where another process has it, with `{owner}` for which.
+
+    Raises:
+        ConfigurationError: where another process has it, or it is a link.
+    """
+    if path.is_symlink():  # its target would be overwritten
+        raise ConfigurationError(f"{path} is a link, and a lock is a file: remove it.")
+    if fcntl is None:
+        return None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None  # who writes there first says it readably
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
+        os.close(descriptor)
+        raise ConfigurationError(refusal.format(owner=owner)) from error
+    except OSError:
+        os.close(descriptor)
+        return None
+    if not _is_file(descriptor, path):  # whoever had it has removed it in between
+        os.close(descriptor)
+        return lock_file(path, refusal)
+    with suppress(OSError):  # a full disk; the lock holds all the same
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+    return descriptor
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a whole file or directory, such that both last through a power cut.
+
+    Raises:
+        WriteError: where the disk is full, or the directory cannot be written.
+    """
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_file():
+            with source.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(source, target)
+    _flush_directory(target.parent)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
+
+
+def _flush_directory(directory: Path) -> None:
+    """Make the rename last through a power cut; some file systems cannot, and say so."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _refusal(error: BaseException) -> OSError | None:
+    """Return what the system said; `torch.save` hides it behind an error of its own."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, OSError):
+        chain = chain.__cause__ or chain.__context__
+    return chain
+
+
+def _explained(target: Path, error: OSError) -> WriteError:
+    there = " What was there before is whole." if target.is_file() else ""
+    cure = CURES.get(error.errno or 0, "Set --output_dir to a directory that can be written")
+    free = ""
+    if error.errno == errno.ENOSPC:
+        with suppress(OSError):
+            free = f" ({shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free)"
+    return WriteError(f"Cannot write {target}: {error.strerror or error}{free}. {cure}.{there}")
+
+
+def _writes(process: int) -> bool:
+    """Tell whether another process of this number is there; ours has left nothing unfinished."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is there, and somebody else's
+        return True
+    return True

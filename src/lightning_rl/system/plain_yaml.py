@@ -1,0 +1,113 @@
+"""Write and read YAML of plain values, by libyaml where PyYAML was built with it.
+
+That takes a third of the time that Python takes.
+"""
+
+import re
+from enum import Enum
+from typing import Any
+
+import yaml
+
+from lightning_rl.system.errors import ConfigurationError
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+MOST_VALUES = 10_000
+"""Values of a configuration, those of an alias counted each time."""
+
+MOST_DEPTH = 100
+"""Levels of a configuration. PyYAML builds each level by a call, and libyaml's end the process."""
+
+LONGEST_TEXT = 10_000
+"""Characters of a value. `1:59:59...` is one number, and takes the square of its length."""
+
+
+class QuotedText(str):
+    """A text that stood in quotes, and would be a number, a boolean or null without them.
+
+    The parser leaves it alone, where it reads a plain `str` again as YAML.
+    """
+
+
+# A class of its own, as PyYAML's is the whole process's. It puts a text in quotes that some reader
+# of YAML takes for a number, as `1e3`.
+_Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
+_Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
+_Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), None
+)
+
+
+def dump_yaml(content: object) -> str:
+    """Return what `yaml.safe_dump` would, keys in their order."""
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False)
+    return text
+
+
+def load_yaml(text: str) -> Any:
+    """Return what `yaml.safe_load` would, of a text that this process wrote."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
+    """Return what `yaml.safe_load` would, of a text of any origin.
+
+    Args:
+        text: of the YAML.
+        name: begins the messages, such as `The configuration in FILE`.
+        cure: ends them.
+
+    Raises:
+        ConfigurationError: if the text is not valid YAML of plain values, or is larger than any
+            configuration. Aliases of aliases double a text with each line.
+    """
+    try:
+        check_size(text, name, cure)
+        return load_yaml(text)
+    except ConfigurationError:
+        raise
+    # PyYAML's constructors raise many kinds: `2024-99-99` a ValueError, `!!bool x` a KeyError.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"{name} is not valid YAML: {' '.join(str(error).split())}. {cure}"
+        ) from error
+
+
+def check_size(text: str, name: str, cure: str = "Correct it.") -> None:
+    """Refuse YAML that is larger than any configuration; see `read_yaml`.
+
+    Raises:
+        YAMLError: where it is none.
+        ConfigurationError: saying which bound it exceeds.
+    """
+    if (reason := _too_large(text)) is not None:
+        raise ConfigurationError(f"{name} holds {reason}, as no configuration does. {cure}")
+
+
+def _too_large(text: str) -> str | None:
+    """Return which bound a YAML text exceeds, before anything is built from it."""
+    sizes: dict[str, int] = {}  # values below each anchor that is closed
+    opened: list[tuple[str | None, int]] = []
+    count = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            holds_itself = any(anchor == event.anchor for anchor, _ in opened)
+            count += MOST_VALUES + 1 if holds_itself else sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if len(event.value) > LONGEST_TEXT:
+                return f"a value of more than {LONGEST_TEXT:,} characters"
+        if count > MOST_VALUES:
+            return f"more than {MOST_VALUES:,} values, or itself"
+        if len(opened) > MOST_DEPTH:
+            return f"more than {MOST_DEPTH} levels"
+    return None

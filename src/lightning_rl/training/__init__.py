@@ -1,0 +1,1 @@
+"""The trainer, its data and its callbacks."""

@@ -1,0 +1,132 @@
+"""Leave on a signal without losing anything: finish the update, save, stop."""
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_rl.collectors import Collector
+from lightning_rl.system import ranks
+from lightning_rl.system.lightning_private import skip_signal_exchange
+from lightning_rl.system.machine import settings
+from lightning_rl.system.runs import CHECKPOINTS
+from lightning_rl.training.callbacks.typed import data_of
+
+SAME_SIGNAL_SECONDS = 2.0
+"""Until when another SIGTERM is the same one: `timeout` and `torchrun` send it twice."""
+
+
+class GracefulStop(Callback):
+    """On SIGTERM, SIGUSR1 or Ctrl-C end the run after the iteration under way, and save it.
+
+    A rollout that a background collector has not finished is not waited for, unless there are
+    several processes, which have to stop at the same iteration, whichever of them gets the signal.
+    A second Ctrl-C ends it at once, without saving, as does a second SIGTERM: one that comes
+    `SAME_SIGNAL_SECONDS` after the first or later. The signal is left in `trainer.stop_signal`.
+
+    Args:
+        directory: of the run.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CHECKPOINTS / "last.ckpt"
+        self._received: int | None = None  # by this process; only the handler sets it
+        self._first = 0.0  # when the first signal came, in seconds
+        self._collector: Collector | None = None
+        self._previous: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over from Lightning's handlers, which would raise and skip the checkpoint."""
+        self._received = None
+        self._collector = None
+        data = data_of(trainer)
+        if trainer.world_size == 1 and data.dataset is not None:
+            data.dataset.on_interrupt = lambda: self._save_and_stop(trainer, self._received)
+            self._collector = data.collector
+        if trainer.world_size > 1 and settings().skip_signal_exchange:
+            skip_signal_exchange(trainer)
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {
+                number: signal.signal(number, self._handle) for number in self.SIGNALS
+            }
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        """Save and stop in the middle of an epoch.
+
+        At its end, the evaluation and `LastCheckpoint` come first.
+        """
+        if trainer.is_last_batch or trainer.should_stop:
+            return
+        number = self._received_by_any()
+        if number is not None:
+            self._save_and_stop(trainer, number)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop between epochs. This callback comes after `LastCheckpoint`."""
+        if trainer.should_stop:
+            return
+        number = self._received_by_any()
+        if number is not None:
+            self._stop(trainer, number)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back to Lightning, which then gives them back to whoever had them.
+
+        With several processes only in the end: a handler of Lightning's that got the signal of a
+        launcher would wait for processes that have ended.
+        """
+        if ranks.world_size() == 1:
+            self._restore()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Give the signals back."""
+        if ranks.world_size() == 1:
+            self._restore()
+
+    def _received_by_any(self) -> int | None:
+        """Return the signal that any rank has got, the same on all."""
+        # Not kept in `_received`: one that comes while the others are waited for would be lost.
+        return ranks.max_over_ranks(self._received or 0) or None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._ends_at_once(number):
+            raise KeyboardInterrupt
+        if self._received is None:
+            self._first = time.monotonic()
+        self._received = number
+        if self._collector is not None:
+            self._collector.interrupt()
+        name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}.get(signal.Signals(number))
+        again = f" ({name} again to stop at once, without saving)" if name else ""
+        sys.stderr.write(f"\n{signal.Signals(number).name}: stopping after this iteration{again}\n")
+
+    def _ends_at_once(self, number: int) -> bool:
+        """Tell whether somebody asks a second time; a SIGTERM after a SIGUSR1 is no hurry."""
+        if self._received is None:
+            return False
+        late = time.monotonic() - self._first >= SAME_SIGNAL_SECONDS
+        again = self._received == number == signal.SIGTERM and late
+        return number == signal.SIGINT or again
+
+    def _save_and_stop(self, trainer: Trainer, number: int | None) -> None:
+        trainer.save_checkpoint(self.path)
+        trainer.limit_val_batches = 0
+        self._stop(trainer, number)
+
+    def _stop(self, trainer: Trainer, number: int | None) -> None:
+        trainer.should_stop = True
+        trainer.stop_signal = number  # type: ignore[attr-defined]  # RLTrainer
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}

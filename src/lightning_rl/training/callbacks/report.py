@@ -1,0 +1,65 @@
+"""Print the result of `validate` or `test` as a table, and write it to a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+
+from lightning_rl.system.files import write_atomically
+from lightning_rl.training.callbacks.typed import algorithm_of
+
+
+class EvaluationReport(Callback):
+    """Write `evaluation.json` after `validate`, `test.json` after `test`, and print what is in it.
+
+    Args:
+        directory: where the file goes.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report, unless this is an evaluation during training."""
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
+            self._report(algorithm_of(pl_module).evaluation, "evaluation.json")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report."""
+        if trainer.is_global_zero:
+            self._report(algorithm_of(pl_module).evaluation, "test.json")
+
+    def _report(self, evaluation: dict[str, Any], name: str) -> None:
+        path = self.directory / name
+        content = json.dumps(evaluation, indent=2).encode()
+        write_atomically(path, lambda file: file.write(content))
+        table = Table(title="Evaluation", show_header=False)
+        for label, text in _rows(evaluation).items():
+            table.add_row(label, text)
+        console = Console(highlight=False)
+        console.print(table)
+        console.print(f"Written to {path}", soft_wrap=True)
+
+
+def _rows(evaluation: dict[str, Any]) -> dict[str, str]:
+    """Return the lines of the table."""
+    low, high = evaluation["ci95"]
+    success, by_chance = evaluation["success_rate"], evaluation["success_ci95"]
+    by_task, by_time = evaluation["terminations"], evaluation["truncations"]
+    acting = "deterministic" if evaluation["deterministic"] else "stochastic"
+    return {
+        "episodes": f"{evaluation['episodes']} ({acting}, one per seed)",
+        "average return": f"{evaluation['avg_reward']:.2f} ± {evaluation['std_reward']:.2f} (std)",
+        "95 % interval of the average": f"[{low:.2f}, {high:.2f}]",
+        "average length": f"{evaluation['avg_length']:.1f} env steps",
+        "success rate": "not reported by the env"
+        if success is None
+        else f"{success:.1%} (95 % interval [{by_chance[0]:.1%}, {by_chance[1]:.1%}])",
+        "ended by the task / by time": f"{by_task} / {by_time}"
+        + (f" ({evaluation['cut']} cut, data.max_eval_episode_steps)" if evaluation["cut"] else ""),
+        **{f"metrics/{name}": f"{value:.4g}" for name, value in evaluation["metrics"].items()},
+        "trained for": f"{evaluation['env_steps']:,} env steps",
+    }

@@ -1,0 +1,348 @@
+"""Film the episodes of evaluations."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lightning_rl.envs.watch import EnvTimeoutError
+from lightning_rl.system.errors import ConfigurationError, check_range
+from lightning_rl.system.files import write_atomically
+from lightning_rl.training.callbacks.film import Film, require_video_packages
+from lightning_rl.training.callbacks.loggers import EnvStepTensorBoard
+from lightning_rl.training.callbacks.typed import algorithm_of, data_of
+from lightning_rl.training.data import RLDataModule
+
+FEWEST_FRAMES = 8
+"""Of a film that the share of the time would make shorter; then others must wait."""
+
+SLOWEST = 4.0
+"""Frames per second below which a film is shown faster than real time."""
+
+FIRST_GUESS = 0.02
+"""Seconds per frame, until a film has been made."""
+
+
+@dataclass
+class VideoSettings:
+    """Say which evaluations are filmed, and how.
+
+    Args:
+        every_n_evaluations: film every n-th evaluation of a training run; `validate` and `test`
+            always are.
+        at_best: keep a film of the best evaluation, of which `best.ckpt` is, as
+            `best_<env steps>.mp4`. Where it was not due, its episodes are played again.
+        num_envs: how many episodes are shown side by side: those of the first seeds.
+        fps: frames per second at most; fewer where the env moves slower.
+        max_frames: of one film. Longer episodes are filmed at every other step, every fourth ...
+        max_share: share of a training run's time that its films may take. They have fewer frames
+            then, evenly spaced. null for no such bound; `validate` and `test` have none.
+
+    Raises:
+        ConfigurationError: for a number out of range.
+    """
+
+    every_n_evaluations: int = 1
+    at_best: bool = True
+    num_envs: int = 2
+    fps: float = 30.0
+    max_frames: int = 200
+    max_share: float | None = 0.05
+
+    def __post_init__(self) -> None:
+        check_range("trainer.video.every_n_evaluations", self.every_n_evaluations, least=1)
+        check_range("trainer.video.num_envs", self.num_envs, least=1)
+        check_range("trainer.video.fps", self.fps, above=0)
+        check_range("trainer.video.max_frames", self.max_frames, least=FEWEST_FRAMES)
+        check_range("trainer.video.max_share", self.max_share, above=0, most=1)
+
+
+class VideoRecorder(Callback):
+    """Write `videos/eval_<env steps>.mp4` and `best_...`, of `validate` and `test` likewise.
+
+    The film is made of the episodes that the evaluation plays anyway, from pictures taken between
+    their steps, so that no result changes. A thread encodes it while training goes on. TensorBoard
+    shows the film, and each logger with a `log_video`, such as `WandbLogger`, gets it.
+
+    An env that cannot be drawn, or a disk that cannot be written to, ends the filming of a training
+    run with one warning. In `validate`, `test` and `play` it is a `ConfigurationError`.
+
+    Args:
+        directory: of the run.
+        settings: what is filmed.
+
+    Attributes:
+        stage: what a film that is none of a training is named after, in the place of `validate` or
+            `test`; `RLTrainer.play` sets it.
+
+    Raises:
+        ConfigurationError: where a package of the extra `video` is missing.
+    """
+
+    stage: str | None = None
+
+    def __init__(self, directory: Path, settings: VideoSettings) -> None:
+        require_video_packages()
+        self.directory = directory / "videos"
+        self.settings = settings
+        self._clock = _TimeShare(settings.max_share)
+        self._film: Film | None = None
+        self._seeds: list[int] = []
+        self._broken = False
+        self._training = True
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[float] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw once, so that an env that cannot be drawn says so now; then begin the clock.
+
+        What it takes to load a renderer is no part of a film's time.
+        """
+        if trainer.is_global_zero:
+            self._attempt(lambda: _draw_once(data_of(trainer)))
+        self._clock = _TimeShare(self.settings.max_share)
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: list[int],
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Begin to film the first episodes of an evaluation that is due."""
+        if batch_idx > 0 or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        self._seeds, self._film = list(batch), None
+        training = self._training = trainer.state.fn == "fit"
+        # By epochs, which a resumed run counts on.
+        evaluations = trainer.current_epoch // (trainer.check_val_every_n_epoch or 1)
+        due = not training or evaluations % self.settings.every_n_evaluations == 0
+        if due and (not training or self._clock.allows()):
+            self._attempt(lambda: self._begin(trainer, pl_module))
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: object
+    ) -> None:
+        """Look away: further batches are not filmed."""
+        algorithm_of(pl_module).watch = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the film; at the best evaluation so far also as the best's."""
+        if trainer.sanity_checking:
+            return
+        best = self.settings.at_best and trainer.state.fn == "fit" and _is_best(trainer)
+        if not trainer.is_global_zero:
+            return
+        asked_for = self.stage or str(getattr(trainer.state.fn, "value", ""))
+        stage = "eval" if trainer.state.fn == "fit" else asked_for
+        if self._film is not None:
+            self._attempt(lambda: self._finish(trainer, pl_module, stage, best))
+        elif best and self._clock.allows():
+            self._attempt(lambda: self._play_again(trainer, pl_module))
+        if trainer.state.fn != "fit":
+            self._close()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the last film."""
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Wait for the film that is being written."""
+        self._film = None
+        self._close()
+
+    def _close(self) -> None:
+        """Wait for the film that is being written, and end the thread."""
+        self._attempt(self._wait)
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
+
+    on_test_batch_start = on_validation_batch_start
+    on_test_end = on_validation_end
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, *args: object
+    ) -> None:
+        algorithm_of(pl_module).watch = None
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Act, unless it has failed before; count the time.
+
+        Raises:
+            ConfigurationError: if the action fails outside of a training run.
+        """
+        if self._broken:
+            return
+        began, before = time.perf_counter(), self._clock.spent
+        try:
+            action()
+        except EnvTimeoutError:
+            raise  # the env is lost, for the evaluation too
+        except Exception as error:  # a renderer fails in many ways; none is worth a training run
+            self._broken, self._film = True, None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            if not self._training:
+                raise ConfigurationError(
+                    f"The film that was asked for cannot be made: {reason} (Without one: --video "
+                    "false.)"
+                ) from error
+            rank_zero_warn(f"No videos from here on: {reason}")
+        self._clock.spent = before + time.perf_counter() - began  # attempts within it included
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the module show each step from the first reset on."""
+        algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
+        env.make_renderable()
+        settings = self.settings
+        count = min(settings.num_envs, len(self._seeds))
+        capacity = settings.max_frames
+        if trainer.state.fn == "fit":
+            capacity = self._clock.frames(capacity)
+        # How long it will be is not known; as long as the last time is a guess that saves pictures.
+        expected = max(algorithm.evaluation.get("lengths", [0])[:count])
+        stride = max(round(env.render_fps / settings.fps), -(-expected // capacity), 1)
+        film = self._film = Film(count, stride, capacity)
+        shown, ends = set(range(count)), dict[int, int]()
+
+        def watch(step: int, returns: Tensor, running: Tensor) -> None:
+            rows = [i for i, runs in enumerate(running[:count].tolist()) if runs]
+            for i in set(range(count)) - ends.keys() - set(rows):
+                ends[i] = step
+            if shown and (film.wants(step) or not rows):
+                self._attempt(lambda: look(step, returns, rows))
+
+        def look(step: int, returns: Tensor, rows: list[int]) -> None:
+            pictures = dict(zip(rows, env.render(rows), strict=True)) if rows else {}
+            for i in sorted(shown):
+                when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
+                film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
+            film.take(last=not rows)
+            shown.intersection_update(rows)
+
+        algorithm.watch = watch
+
+    def _finish(self, trainer: Trainer, pl_module: LightningModule, stage: str, best: bool) -> None:
+        """Hand the film to the thread that writes it."""
+        assert self._film is not None
+        film, self._film = self._film, None
+        self._clock.frames_made += len(film.frames)
+        self._wait()
+        steps = algorithm_of(pl_module).env_steps
+        fps, real = self.settings.fps, data_of(trainer).eval_env.render_fps / film.stride
+        rate = min(fps, max(real, min(SLOWEST, fps)))
+        names = [f"{stage}_{steps}.mp4", *([f"best_{steps}.mp4"] if best else [])]
+        # The curves of a run are those of its training.
+        loggers = trainer.loggers if trainer.state.fn == "fit" else []
+        boards = [x for x in loggers if isinstance(x, EnvStepTensorBoard) or _takes_videos(x)]
+        self._writer = self._writer or ThreadPoolExecutor(1, thread_name_prefix="video")
+        self._writing = self._writer.submit(
+            _write, film, rate, [self.directory / name for name in names], boards, steps
+        )
+
+    def _play_again(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Film the first episodes of an evaluation that was not due."""
+        self._begin(trainer, pl_module)
+        algorithm = algorithm_of(pl_module)
+        watch, algorithm.watch = algorithm.watch, None
+        algorithm.play(self._seeds, watch)
+        if self._film is not None:
+            self._finish(trainer, pl_module, "best", False)
+
+    def _wait(self) -> None:
+        """Wait until the film before this one is written; raise what went wrong with it."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._clock.spent_behind += writing.result()
+
+
+def _takes_videos(logger: Logger) -> bool:
+    """Return whether a logger takes films: `log_video(key, videos, step)` of `WandbLogger`."""
+    return hasattr(logger, "log_video")
+
+
+def _write(
+    film: Film, fps: float, paths: list[Path], boards: list[Logger], env_steps: int
+) -> float:
+    """Write a film to its files, drop the best's of before, and give it to loggers.
+
+    Returns the seconds of processor time that it took.
+    """
+    began = time.thread_time()
+    for path in paths:
+        write_atomically(path, lambda file: film.write(file, fps))
+        if path.name.startswith("best_"):
+            for older in set(path.parent.glob("best_*.mp4")) - {path}:
+                older.unlink()
+    height, width, _ = film.frames[0].shape
+    for board in boards:
+        if isinstance(board, EnvStepTensorBoard):
+            board.log_animation("eval/video", film.gif(fps), height, width, env_steps)
+        else:
+            cast(Any, board).log_video("eval/video", [str(paths[0])], step=env_steps)
+    return time.thread_time() - began
+
+
+def _draw_once(data: RLDataModule) -> None:
+    data.eval_env.make_renderable()
+    data.eval_env.reset(seed=data.eval_seed)
+    data.eval_env.render([0])
+
+
+class _TimeShare:
+    """Work out how many frames a share of the time allows.
+
+    Args:
+        share: of the time since this was made; None for any number.
+
+    Attributes:
+        spent: seconds that training has waited.
+        spent_behind: seconds of processor time of the thread that writes.
+        frames_made: in these seconds.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self.share = share
+        self.spent = self.spent_behind = 0.0
+        self.frames_made = 0
+        self._began = time.perf_counter()
+
+    def total(self) -> float:
+        """Return all seconds spent."""
+        return self.spent + self.spent_behind
+
+    def left(self) -> float:
+        """Return the seconds that may be spent now."""
+        assert self.share is not None
+        return self.share * (time.perf_counter() - self._began) - self.total()
+
+    def allows(self) -> bool:
+        """Return whether it is time for another film."""
+        return self.share is None or self.spent == 0.0 or self.left() > 0.0
+
+    def frames(self, most: int) -> int:
+        """Return how many frames the next film may have."""
+        if self.share is None:
+            return most
+        cost = self.total() / self.frames_made if self.frames_made else FIRST_GUESS
+        return int(min(most, max(FEWEST_FRAMES, self.left() / cost)))
+
+
+def _is_best(trainer: Trainer) -> bool:
+    """Return whether this evaluation's weights are about to be kept as `best.ckpt`."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+            current = trainer.callback_metrics.get(callback.monitor)
+            return current is not None and callback.check_monitor_top_k(trainer, current)
+    return False

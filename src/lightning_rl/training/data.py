@@ -1,0 +1,537 @@
+"""Feed rollouts to the trainer.
+
+The dataset, the seeds of the evaluation, and the data module that owns the envs.
+"""
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from tensordict import TensorDict
+from torch.utils.data import IterableDataset
+
+from lightning_rl.buffers import (
+    Buffer,
+    ReadInterrupted,
+    Replay,
+    ReplayFactory,
+    RolloutBuffer,
+)
+from lightning_rl.buffers.replay_files import REPLAY_FOLDER
+from lightning_rl.checkpoints.format import restoring
+from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
+from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
+from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
+from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.policies import Policy
+from lightning_rl.system import ranks
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.phases import PhaseTimer, phases_of
+
+if TYPE_CHECKING:
+    EnvLike = EnvFactory | str
+else:
+    # The command line reads this: there a text is the name of a class.
+    EnvLike = EnvFactory
+
+
+class CollectorFactory(Protocol):
+    """Makes a collector; in YAML the class and its other arguments."""
+
+    def __call__(
+        self,
+        env: VectorEnv,
+        policy: Policy,
+        num_steps: int,
+        seed: int,
+        /,
+        *,
+        plan: EpisodePlan,
+        phase: PhaseTimer,
+    ) -> Collector:
+        """Make one; see `Collector` for the arguments."""
+
+
+class RolloutDataset(IterableDataset[TensorDict]):
+    """One rollout per training step, collected when it is asked for.
+
+    It must have a length: Lightning fetches one batch ahead from a loader without one, and every
+    rollout would then come
+    from the policy before the last update.
+
+    Attributes:
+        collect_seconds: how long the last rollout took to come.
+        on_interrupt: called where a collector that was interrupted has no rollout ready, before the
+            stream ends.
+    """
+
+    def __init__(self, collector: Collector, buffer: Buffer, iterations_per_epoch: int) -> None:
+        self.collector = collector
+        self.buffer = buffer
+        self.iterations_per_epoch = iterations_per_epoch
+        self.collect_seconds = 0.0
+        self.on_interrupt: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return self.iterations_per_epoch
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        for _ in range(len(self)):
+            start = time.perf_counter()
+            try:
+                while not self.buffer.ready():
+                    self.buffer.extend(self.collector.collect())
+            except ReadInterrupted:
+                self.on_interrupt()
+                return
+            rollout = self.buffer.get()
+            self.collect_seconds = time.perf_counter() - start
+            yield rollout
+
+
+def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int | None) -> None:
+    check_range("data.env_timeout_s", env_timeout_s, above=0)
+    check_range("data.seed", seed, least=0)
+    check_range("data.eval_seed", eval_seed, least=0)
+
+
+def _refuse_without_plan(factory: CollectorFactory) -> None:
+    """Refuse what makes a collector and cannot be told of the plan.
+
+    Raises:
+        ConfigurationError: naming it, and what to add to its arguments.
+    """
+    made = _constructor(factory)
+    missing = [name for name in ("plan", "phase") if not _takes(made, name)]
+    require(
+        not missing,
+        f"data.collector: {getattr(made, '__qualname__', made)} takes no argument "
+        f"{' and no argument '.join(missing)}. A collector is made with plan=... (how the "
+        "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end the "
+        "arguments by **settings, and pass them on, as in "
+        "super().__init__(env, policy, num_steps, seed, **settings).",
+    )
+
+
+def _constructor(factory: CollectorFactory) -> Any:
+    """Return the class that a factory makes collectors of, or the function that it is."""
+    made: Any = factory
+    while isinstance(made, partial):  # from a config it is one of a function that takes the class
+        classes = [arg for arg in made.args if inspect.isclass(arg) and issubclass(arg, Collector)]
+        made = classes[0] if classes else made.func
+    return made
+
+
+def _takes(made: Any, name: str) -> bool:
+    """Tell whether a constructor takes an argument of a name."""
+    parameters = inspect.signature(made).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return takes_any or name in parameters
+
+
+class EpisodeSeeds(IterableDataset[list[int]]):
+    """The seeds of the evaluation episodes, in batches of at most the evaluation envs.
+
+    Every rank has its own, as many batches as the others, some of them perhaps empty: Lightning
+    runs no hook of an evaluation without batches.
+    """
+
+    def __init__(self, first_seed: int, num_episodes: int, num_envs: int) -> None:
+        share = -(-num_episodes // ranks.world_size())
+        first = ranks.rank() * share
+        seeds = list(range(first_seed, first_seed + num_episodes))[first : first + share]
+        self.batches = [seeds[i : i + num_envs] for i in range(0, share, num_envs)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+class RLDataModule(LightningDataModule):
+    """Own the envs, the collector and the buffer, and hand rollouts to the trainer.
+
+    Args:
+        env: which env: what makes one from `num_envs`, a class, a `partial` or another function; in
+            Python also the id of a Gymnasium env, or the name of a task.
+        num_envs: N, envs stepped in parallel, by each process.
+        buffer_size: T, steps per env in a rollout.
+        total_env_steps: the budget, of all processes: training stops after the iteration that
+            reaches it.
+        collector: how rollouts are collected.
+        replay: what an off-policy algorithm keeps of the rollouts, to sample from.
+        iterations_per_epoch: iterations (one rollout and its update each) per epoch; an evaluation
+            and a checkpoint follow each epoch. Where not given, a twentieth of the budget.
+        num_eval_episodes: episodes per evaluation, one per seed, dealt to the processes.
+        num_eval_envs: envs that play them side by side in a process, one per episode where not
+            given. Where there are fewer, each plays its share of the seeds, and begins the next
+            when all are through: an episode depends on its seed alone.
+        eval_seed: seed of the first evaluation episode; `test` takes up where `validate` stops.
+            Where not given, the run's seed + 10,000.
+        eval_deterministic: evaluate by the mode of the policy's distribution; false draws the
+            actions of an episode from a generator with its seed, one call of the policy per episode
+            and step.
+        eval_env: which env the evaluation uses, see `env`; where not given, that of the training.
+        max_eval_episode_steps: env steps after which an evaluation episode is cut, and counts as
+            truncated. Where not given, an env with a time limit is played to its end, and one
+            without for as many steps as an epoch of training steps each env, at least 1,000.
+        env_timeout_s: how many seconds the making, a reset or a step of the N envs may take before
+            one counts as hung and the run ends with its stack; null for any number, where a person
+            takes part. It holds for the evaluation's envs too.
+        seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
+
+    Raises:
+        ConfigurationError: for a number out of range, and what the env raises for its own settings.
+    """
+
+    def __init__(
+        self,
+        env: EnvLike,
+        num_envs: int = 8,
+        buffer_size: int = 128,
+        total_env_steps: int = 1_000_000,
+        collector: CollectorFactory = SyncCollector,
+        replay: ReplayFactory | None = None,
+        iterations_per_epoch: int | None = None,
+        num_eval_episodes: int = 10,
+        num_eval_envs: int | None = None,
+        eval_seed: int | None = None,
+        eval_deterministic: bool = True,
+        eval_env: EnvLike | None = None,
+        max_eval_episode_steps: int | None = None,
+        env_timeout_s: float | None = 300.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {
+            "num_envs": num_envs,
+            "buffer_size": buffer_size,
+            "total_env_steps": total_env_steps,
+            "iterations_per_epoch": iterations_per_epoch,
+            "num_eval_episodes": num_eval_episodes,
+            "num_eval_envs": num_eval_envs,
+            "max_eval_episode_steps": max_eval_episode_steps,
+        }.items():
+            require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
+        _check_ranges(env_timeout_s, seed, eval_seed)
+        self.num_envs, self.buffer_size = num_envs, buffer_size
+        self.total_env_steps = total_env_steps
+        self._iterations_per_epoch = iterations_per_epoch
+        self.num_eval_episodes = num_eval_episodes
+        self.num_eval_envs = min(num_eval_envs or num_eval_episodes, num_eval_episodes)
+        self.seed = seed if seed is not None else torch.initial_seed() % 2**31
+        self.eval_seed = eval_seed if eval_seed is not None else self.seed + 10_000
+        self.eval_deterministic = eval_deterministic
+        self._max_eval_episode_steps = max_eval_episode_steps
+        self.collector: Collector | None = None
+        self.dataset: RolloutDataset | None = None
+        self._make_env = env_factory(env, "data.env")
+        self._make_eval_env = (
+            self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
+        )
+        _refuse_without_plan(collector)
+        self._make_collector, self._make_replay = collector, replay
+        self.replay: Replay | None = None
+        self._eval_env: VectorEnv | None = None
+        self._restored: dict[str, list[dict[str, Any]]] = {}
+        self._replays_restored = Path()  # beside the checkpoint that is resumed from
+        self._replays_saved: Path | None = None  # beside the one that is being saved
+        self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
+        self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
+        self._env: VectorEnv | None = self.new_env()
+        self._steps_per_action = self._env.steps_per_action
+        limit = self._env.max_episode_steps
+        self.max_episode_actions = None if limit is None else -(-limit // self._steps_per_action)
+        self.observation_space = self._env.single_observation_space
+        self.action_space = self._env.single_action_space
+
+    def _fail_collector(self, error: Exception) -> None:
+        """Have whoever waits for a rollout hear that the env hangs."""
+        if self.collector is not None:
+            self.collector.fail(error)
+
+    def new_env(self) -> VectorEnv:
+        """Make another env like that of the training; whoever wants one closes it."""
+        return self._watch.make(
+            lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that make another one like this, with the seeds as they turned out.
+
+        The envs are what makes them.
+        """
+        other_env = self._make_eval_env is not self._make_env
+        return {
+            "env": self._make_env,
+            "num_envs": self.num_envs,
+            "buffer_size": self.buffer_size,
+            "total_env_steps": self.total_env_steps,
+            "collector": self._make_collector,
+            "replay": self._make_replay,
+            "iterations_per_epoch": self._iterations_per_epoch,
+            "num_eval_episodes": self.num_eval_episodes,
+            "num_eval_envs": self.num_eval_envs,
+            "eval_seed": self.eval_seed,
+            "eval_deterministic": self.eval_deterministic,
+            "eval_env": self._make_eval_env if other_env else None,
+            "max_eval_episode_steps": self._max_eval_episode_steps,
+            "env_timeout_s": self._watch.timeout_s,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def load_from_checkpoint(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: Lightning's own way would unpickle the file, and call what that names.
+
+        Raises:
+            ConfigurationError: always; it says how a run goes on.
+        """
+        raise ConfigurationError(
+            f"{cls.__name__} is not loaded from a checkpoint: make one, and give the checkpoint to "
+            "the trainer, trainer.fit(model, data, ckpt_path=...) or trainer.validate(...)."
+        )
+
+    @property
+    def env_steps_per_iteration(self) -> int:
+        """N * T of this process, times the env steps of an action where actions are chunks."""
+        return self.num_envs * self.buffer_size * self._steps_per_action
+
+    @property
+    def total_iterations(self) -> int:
+        """How many iterations the budget takes all processes; the last one may overshoot it."""
+        return -(-self.total_env_steps // (self.env_steps_per_iteration * ranks.world_size()))
+
+    @property
+    def iterations_per_epoch(self) -> int:
+        """As set, or a twentieth of the budget; known once all processes have begun."""
+        return self._iterations_per_epoch or max(1, self.total_iterations // 20)
+
+    @property
+    def max_eval_episode_steps(self) -> int:
+        """Env steps after which an evaluation episode is cut: as set, or by the training."""
+        if self._max_eval_episode_steps is not None:
+            return self._max_eval_episode_steps
+        if self.eval_env.max_episode_steps is not None:
+            return MAX_EPISODE_STEPS
+        epoch = self.iterations_per_epoch * self.buffer_size * self._steps_per_action
+        return min(max(LEAST_BOUND, epoch), MAX_EPISODE_STEPS)
+
+    @property
+    def max_staleness(self) -> int:
+        """By how many updates a rollout may lag the learner when it is trained on."""
+        return self.collector.max_staleness if self.collector is not None else 0
+
+    @property
+    def may_drop_rollouts(self) -> bool:
+        """Whether the collector may throw a rollout away before it is trained on."""
+        return self.collector is not None and self.collector.may_drop_rollouts
+
+    @property
+    def reports_success(self) -> bool:
+        """Whether the env says of an episode that it succeeded or not."""
+        return self.collector is not None and self.collector.reports_success
+
+    @property
+    def acted_by_policy(self) -> bool:
+        """Whether the actions of a rollout are the policy's own."""
+        return self.collector is not None and self.collector.acted_by_policy
+
+    @property
+    def eval_env_reports_success(self) -> bool:
+        """Whether the env of the evaluation is known, from training on it, to say success."""
+        return self.reports_success and self.evaluates_on_the_training_env
+
+    @property
+    def evaluates_on_the_training_env(self) -> bool:
+        """Whether the evaluation has an env of the same kind."""
+        return self._make_eval_env is self._make_env
+
+    def publish(self) -> None:
+        """Tell the collector that the policy has new weights."""
+        if self.collector is not None:
+            self.collector.publish()
+
+    @property
+    def eval_env(self) -> VectorEnv:
+        """The env of the evaluation, apart from that of the training; made when first asked for.
+
+        Raises:
+            ConfigurationError: where its spaces are not those of the training's.
+        """
+        if self._eval_env is None:
+            share = -(-self.num_eval_episodes // ranks.world_size())
+            count = min(self.num_eval_envs, share)
+            self._eval_env = self._eval_watch.make(
+                lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
+            )
+            self._eval_env.stop_interventions()  # it shall be the policy that is evaluated
+            for kind in ("observation", "action"):
+                ours = getattr(self, f"{kind}_space")
+                theirs = getattr(self._eval_env, f"single_{kind}_space")
+                require(
+                    ours == theirs,
+                    f"The {kind} space of data.eval_env is {theirs}, but the policy was made for "
+                    f"{ours}, that of data.env. Evaluate on an env with the same spaces.",
+                )
+        return self._eval_env
+
+    def show_evaluation(self) -> None:
+        """Have the evaluation play one episode after the other, in a window.
+
+        Raises:
+            ConfigurationError: where its env has none.
+        """
+        self.num_eval_envs = 1
+        self.eval_env.show()
+
+    def train_dataloader(self) -> RolloutDataset:
+        """Make the collector: by now the policy's weights are restored and on their device."""
+        assert self.trainer is not None
+        module = cast(Any, self.trainer.lightning_module)
+        policy = cast(Policy, module.policy)
+        if self._env is None:
+            self._env = self.new_env()
+        settings: dict[str, Any] = {}
+        if _takes(_constructor(self._make_collector), "make_env"):
+            # No lambda: it may be sent to where the collector's envs are.
+            settings["make_env"] = partial(make_env, self._make_env, self.num_envs, "data.env")
+        if _takes(_constructor(self._make_collector), "compilation"):
+            settings["compilation"] = module.choose_step_compilation()
+        self.collector = self._make_collector(
+            self._env,
+            policy,
+            self.buffer_size,
+            self.seed_for("collector"),
+            plan=replace(module.plan, env_steps_before=module.env_steps),
+            phase=phases_of(cast(Any, self.trainer).profiler),
+            **settings,
+        )
+        if self._make_replay is not None:
+            self.replay = self._make_replay(
+                self.observation_space,
+                self.action_space,
+                self.num_envs,
+                policy.version.device,
+                self.seed_for("replay"),
+                directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
+            )
+            if not getattr(self.trainer, "save_replay", True):
+                rank_zero_warn(
+                    "trainer.save_replay is false: checkpoints hold no replay. A run that is "
+                    "resumed will begin with an empty one, and what was learnt from it may be lost "
+                    "before it is filled again."
+                )
+        self._restore()
+        if self.collector.in_background and cast(Any, self.trainer).enable_validation:
+            _ = self.eval_env  # made now: not to fork beside a running thread
+        self.dataset = RolloutDataset(self.collector, RolloutBuffer(), self.iterations_per_epoch)
+        return self.dataset
+
+    def _restore(self) -> None:
+        """Take up what a checkpoint has left of the collector and the replay, of as many ranks."""
+        saved, self._restored = self._restored, {}
+        own = ranks.rank()
+        states = saved.get("collectors", [])
+        if self.collector is not None and len(states) == ranks.world_size():
+            with restoring("state of collector and envs"):  # else the algorithm says so
+                self.collector.load_state_dict(states[own])
+        if self.replay is None or not saved:
+            return
+        states = saved.get("replays", [])
+        if not states:
+            why = "the checkpoint was saved without it"
+        elif not getattr(self.trainer, "restore_replay", True):
+            why = "restore_replay is false"
+        elif len(states) != ranks.world_size():
+            why = f"the checkpoint has one for each of {len(states)} processes"
+        else:
+            with restoring("replay"):
+                self.replay.load_state_dict(states[own], self._replays_restored)
+            return
+        rank_zero_warn(
+            f"The replay of the resumed run begins empty, as {why}: what was learnt from it may be "
+            "lost before it is filled again, and the run will differ from an uninterrupted one."
+        )
+
+    def val_dataloader(self) -> EpisodeSeeds:
+        """Return the evaluation's seeds, `eval_seed` onwards."""
+        return EpisodeSeeds(self.eval_seed, self.num_eval_episodes, self.num_eval_envs)
+
+    def test_dataloader(self) -> EpisodeSeeds:
+        """Return the seeds that follow those of the evaluation: no episode is in both."""
+        return EpisodeSeeds(
+            self.eval_seed + self.num_eval_episodes, self.num_eval_episodes, self.num_eval_envs
+        )
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Leave the batch: rollouts are collected on the policy's device already."""
+        return batch
+
+    def seed_for(self, purpose: str) -> int:
+        """Derive a seed from the run's, one per purpose and rank: no two share a stream."""
+        entropy = [self.seed, *purpose.encode()]
+        if ranks.rank() > 0:  # rank 0 has the streams of a run of one process
+            entropy += [256 + ranks.rank()]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0] % 2**31)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each rank's collector, with the envs' in it, and of its replay.
+
+        Of that only within `replay_saved_to`.
+        """
+        states: dict[str, Any] = {}
+        if self.collector is not None:
+            states["collectors"] = ranks.gather_over_ranks(self.collector.state_dict())
+        if self.replay is not None and self._replays_saved is not None:
+            # The files of all ranks are whole before any rank goes on to the checkpoint.
+            own = self.replay.state_dict(self._replays_saved)
+            states["replays"] = ranks.gather_over_ranks(own)
+        return states
+
+    @contextmanager
+    def replay_saved_to(self, folder: Path) -> Iterator[None]:
+        """Have a checkpoint that is saved within hold the replay, whose files go to a folder."""
+        self._replays_saved = folder
+        try:
+            yield
+        finally:
+            self._replays_saved = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep a saved state until there is who takes it up."""
+        assert self.trainer is not None
+        self._restored = dict(state_dict)
+        self._replays_restored = Path(str(self.trainer.ckpt_path)).parent / REPLAY_FOLDER
+
+    def close(self) -> None:
+        """Stop the collector, and close the envs. May be called more than once."""
+        watches = (self._watch, self._eval_watch)
+        for watch in watches:
+            watch.acknowledge()
+        for resource in (self.collector, self._env, self._eval_env, *watches):
+            if resource is not None:
+                resource.close()
+        self.collector, self.replay = None, None
+        self._env, self._eval_env = None, None
+
+    def teardown(self, stage: str) -> None:
+        """Close everything at the end of a run."""
+        self.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Close everything when a run fails: Lightning does not tear down then."""
+        self.close()

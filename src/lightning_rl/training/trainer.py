@@ -1,0 +1,583 @@
+"""Set Lightning's trainer up for reinforcement learning."""
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_rl.algorithms.checks import check_strategy
+from lightning_rl.audit.check_env import Finding
+from lightning_rl.audit.checking import Checked, RunCheck
+from lightning_rl.buffers.replay_files import REPLAY_FOLDER, ReplayFolder
+from lightning_rl.collectors.evaluation import logged_values
+from lightning_rl.system.construction import Constructed
+from lightning_rl.system.errors import ConfigurationError, WriteError, check_range, require
+from lightning_rl.system.files import check_still_there, expanded, gone, write_atomically
+from lightning_rl.system.machine import MachineSettings, put_in_force
+from lightning_rl.system.process import flush_denormals, keep_freed_memory, last_act
+from lightning_rl.system.runs import (
+    CHECKPOINTS,
+    alone_in,
+    find_checkpoint,
+    new_run_dir,
+    remove_refused,
+    removed_if_refused,
+)
+from lightning_rl.training.callbacks import (
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    EnvStepBudget,
+    EnvStepCSV,
+    EnvStepProgress,
+    EnvStepTensorBoard,
+    EpisodeLines,
+    EvaluationReport,
+    GracefulStop,
+    LastCheckpoint,
+    MemoryEstimate,
+    MetricsWriter,
+    Peers,
+    PeriodicCheckpoint,
+    RunManifest,
+    SettingsWriter,
+    VideoRecorder,
+    VideoSettings,
+    WarmStart,
+    Window,
+)
+from lightning_rl.training.callbacks.checkpoints import WEIGHTS_ONLY
+from lightning_rl.training.callbacks.typed import algorithm_of
+from lightning_rl.training.data import RLDataModule
+
+NOISE = (
+    "GPU available",
+    "TPU available",
+    "HPU available",
+    "Tip:",
+    "LOCAL_RANK",
+    "You are using the plain ModelCheckpoint",
+    "Restoring states from the checkpoint",
+    "Restored all states from the checkpoint",
+    "Loaded model weights from the checkpoint",
+    "`Trainer.fit` stopped",
+    "Seed set to",
+    "distributed_backend=",
+    "All distributed processes registered",
+    "Initializing distributed",
+    "Your model can run with static graph optimizations",
+)
+"""How messages of the framework begin, or what they hold, that say nothing about the run."""
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "accumulate_grad_batches": (
+        1,
+        "one rollout is a batch to Lightning, and the update has minibatches of its own. For "
+        "larger ones raise model.batch_size; where memory does not suffice for one, a policy with "
+        "micro_batch_size adds gradients up",
+    ),
+    "gradient_clip_val": (
+        None,
+        "the update clips its gradients itself: set model.max_grad_norm, the bound on the norm of "
+        "the whole gradient",
+    ),
+    "gradient_clip_algorithm": (
+        None,
+        "gradients are clipped by the norm of the whole: set model.max_grad_norm",
+    ),
+    "barebones": (
+        False,
+        "it takes away checkpoints and logs, which make a run: set trainer.logger and "
+        "trainer.enable_checkpointing to false where none are wanted",
+    ),
+    "limit_predict_batches": (None, "there is no prediction: use rl-cli validate or test"),
+}
+"""Settings of Lightning's trainer that mean nothing here: the only value allowed, and why."""
+
+
+SPLITTING = ("fsdp", "deepspeed", "xla", "model_parallel")
+"""How the names of strategies begin that split a policy over processes."""
+
+
+class RLTrainer(Trainer, Constructed):
+    """Lightning's `Trainer` with the callbacks.
+
+    The logger and the checkpoint files of this package.
+
+    An iteration is one rollout and its update, an epoch is `data.iterations_per_epoch` of them;
+    `global_step` counts iterations. Training ends at `data.total_env_steps`, whatever `max_epochs`
+    and `max_steps` allow beyond it.
+
+    Args:
+        num_threads: CPU threads for torch's arithmetic, set for the whole process. One is fastest
+            for small networks (two threads that wait for each other on a busy machine can be a
+            hundred times slower), and results do not depend on the number of cores; raise it for
+            large networks on a CPU.
+        flush_denormal: take numbers below 1.2e-38 for zero, in every thread that computes: learner,
+            collector and evaluation. Intel's CPUs are many times slower on them, and nothing is
+            learnt from them. Not every CPU can. Set for the thread that makes the trainer, and
+            those it starts; the attribute of that name says whether it is so.
+        machine: what is done for speed alone, each with a switch; see `MachineSettings`.
+        exp_name: first part of the run directory's name.
+        output_dir: where run directories are made.
+        run_dir: the directory of this run; where not given, a new one
+            `output_dir/exp_name_<timestamp>`. Nothing is written into it before training starts,
+            and one that stays empty is removed at exit.
+        video: film evaluations, all of them where true (`--video true` for short); or which and
+            how (see `VideoSettings`).
+        logger: where not given, TensorBoard in `run_dir/logs`. Whichever it is, `logs/metrics.csv`
+            is written beside it; false for none at all.
+        callbacks: of the user, beside the package's own.
+        enable_checkpointing: write `last.ckpt` and `best.ckpt`.
+        best_metric: of the evaluation, by which `best.ckpt` is chosen.
+        best_mode: whether the largest or the smallest is the best.
+        checkpoint_every_n_iterations: write `iteration_<number>.ckpt` too; null for none.
+        keep_checkpoints: how many of those files stay, the oldest are removed; null for all.
+        checkpoint_weights_only: write `best.ckpt` and `iteration_*.ckpt` without what only a
+            resumed run needs; `last.ckpt` stays full.
+        save_replay: save what an off-policy algorithm samples from beside each full checkpoint,
+            in `checkpoints/replay`: only what is new since the last one is written. Without it a
+            resumed run begins with an empty replay.
+        restore_replay: have a resumed run go on with the replay of its checkpoint; false begins
+            with an empty one, where files of it are lost.
+        init_from: a checkpoint (or a run directory, `last` or `best`) whose policy a new run
+            begins with; a resumed run goes on with its own.
+        enable_progress_bar: show progress.
+        max_epochs: end after so many epochs, if the budget is not used up before; -1 for no bound.
+        num_sanity_val_steps: evaluations before training; one is a whole evaluation.
+        log_every_n_steps: write metrics every so many iterations.
+        enable_model_summary: print the modules and their parameters when a run begins.
+        kwargs: see Lightning's `Trainer`.
+
+    Attributes:
+        stop_signal: the signal that ended training, or None.
+        keeps_freed_memory: whether the C library keeps what is freed, see `keep_freed_memory`.
+    """
+
+    def __init__(
+        self,
+        num_threads: int = 1,
+        flush_denormal: bool = True,
+        machine: MachineSettings | None = None,
+        exp_name: str = "run",
+        output_dir: str = "outputs",
+        run_dir: str | None = None,
+        video: VideoSettings | bool = False,
+        logger: Logger | list[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        enable_checkpointing: bool = True,
+        best_metric: str = "eval/avg_reward",
+        best_mode: Literal["max", "min"] = "max",
+        checkpoint_every_n_iterations: int | None = None,
+        keep_checkpoints: int | None = 5,
+        checkpoint_weights_only: bool = False,
+        save_replay: bool = True,
+        restore_replay: bool = True,
+        init_from: str | None = None,
+        enable_progress_bar: bool = True,
+        max_epochs: int = -1,
+        num_sanity_val_steps: int = 0,
+        log_every_n_steps: int = 1,
+        enable_model_summary: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        quieten_framework()
+        _refuse(kwargs)
+        self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
+        self.run_dir = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        self.stop_signal: int | None = None
+        self.save_replay, self.restore_replay = save_replay, restore_replay
+        self._replay_folders: dict[Path, ReplayFolder] = {}
+        with removed_if_refused(self.run_dir):
+            own = _as_list(callbacks)
+            metrics = MetricsWriter(best_metric, best_mode)
+            package = self._callbacks(own, metrics, video, enable_progress_bar)
+            if enable_checkpointing:
+                every, small = checkpoint_every_n_iterations, checkpoint_weights_only
+                package.append(BestCheckpoint(self.run_dir, best_metric, best_mode, small))
+                package += self._later_checkpoints(every, keep_checkpoints, small)
+            if init_from is not None:
+                package.append(WarmStart(lambda: find_checkpoint(init_from, output_dir)))
+            with _readable():
+                super().__init__(
+                    logger=_loggers(self.run_dir / "logs", logger),
+                    callbacks=[*own, *package, RunManifest(self.run_dir)],
+                    enable_checkpointing=enable_checkpointing,
+                    enable_progress_bar=enable_progress_bar,
+                    enable_model_summary=enable_model_summary,
+                    max_epochs=max_epochs,
+                    num_sanity_val_steps=num_sanity_val_steps,
+                    log_every_n_steps=log_every_n_steps,
+                    default_root_dir=str(self.run_dir),
+                    plugins=[*_as_list(kwargs.pop("plugins", None)), AtomicCheckpointIO()],
+                    **kwargs,
+                )
+            check_strategy(self)
+
+    def _set_process_up(
+        self, num_threads: int, flush_denormal: bool, machine: MachineSettings
+    ) -> None:
+        """Set what holds for the whole process."""
+        require(num_threads >= 1, f"trainer.num_threads must be at least 1, got {num_threads}.")
+        # First: threads that torch starts from here on inherit it.
+        self.flush_denormal = flush_denormals(flush_denormal)
+        torch.set_num_threads(num_threads)
+        put_in_force(machine)
+        self.keeps_freed_memory = machine.keep_freed_memory and keep_freed_memory()
+
+    def _callbacks(
+        self,
+        own: list[Callback],
+        metrics: MetricsWriter,
+        video: VideoSettings | bool,
+        progress: bool,
+    ) -> list[Callback]:
+        """Return the package's callbacks but those of checkpoints, beside the user's own."""
+        callbacks: list[Callback] = [Peers(), EnvStepBudget(), metrics]
+        callbacks.append(EvaluationReport(self.run_dir))
+        if not any(isinstance(callback, SettingsWriter) for callback in own):
+            callbacks.append(SettingsWriter())
+        if video:
+            settings = video if isinstance(video, VideoSettings) else VideoSettings()
+            callbacks.append(VideoRecorder(self.run_dir, settings))
+        if progress:
+            callbacks += [EnvStepProgress(metrics), MemoryEstimate()]
+        return callbacks
+
+    def _later_checkpoints(
+        self, every: int | None, keep: int | None, small: bool
+    ) -> list[Callback]:
+        """Return what writes the other checkpoints, in turn at the end of an epoch.
+
+        GracefulStop comes last: it ends the run once they are.
+        """
+        periodic = [] if every is None else [PeriodicCheckpoint(self.run_dir, every, keep, small)]
+        return [*periodic, LastCheckpoint(self.run_dir), GracefulStop(self.run_dir)]
+
+    def save_checkpoint(
+        self,
+        filepath: str | Path,
+        weights_only: bool | None = None,
+        storage_options: Any | None = None,
+    ) -> None:
+        """Save a checkpoint: full, or the weights-only kind, which validates and warm-starts."""
+        if self.run_dir in Path(filepath).parents and self.state.fn == "fit":
+            check_still_there(self.run_dir)
+        for logger in self.loggers:
+            logger.save()  # a run that goes on from here does not log again what came before
+        # Lightning's own weights-only kind lacks the configuration that rebuilds the policy.
+        options = WEIGHTS_ONLY if weights_only else storage_options
+        directory = Path(filepath).absolute().parent
+        with nullcontext() if weights_only else self._with_replay(directory):
+            super().save_checkpoint(filepath, weights_only=False, storage_options=options)
+        # Now that the checkpoint is there, or one has taken another's place.
+        folder = self._replay_folders.setdefault(directory, ReplayFolder(directory))
+        folder.remove_unnamed()
+
+    def _with_replay(self, directory: Path) -> AbstractContextManager[None]:
+        """Have a full checkpoint hold the replay, where there is one that is to be saved."""
+        data = self.datamodule  # type: ignore[attr-defined]  # set by `fit`
+        if not self.save_replay or not isinstance(data, RLDataModule):
+            return nullcontext()
+        return data.replay_saved_to(directory / REPLAY_FOLDER)
+
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train, as the only process that does so in the run's directory.
+
+        Args:
+            model: an algorithm.
+            train_dataloaders: not used.
+            val_dataloaders: not used.
+            datamodule: an `RLDataModule`.
+            ckpt_path: of the checkpoint from which training goes on.
+            weights_only: see Lightning's `Trainer.fit`.
+
+        Raises:
+            ConfigurationError: where another one does, or where settings do not go together; then
+                a new run leaves no directory.
+            WriteError: where the disk is full, or the run directory was deleted; it says what to
+                resume from.
+        """
+        # Before anything is opened there: Lightning opens the loggers before any callback is asked.
+        alone = alone_in(self.run_dir) if self.is_global_zero else nullcontext()
+        with alone, last_act(self._tell):
+            try:
+                super().fit(
+                    model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only
+                )
+            except WriteError as error:
+                raise WriteError(self._what_is_left(error)) from error
+            except Exception as error:
+                if self.is_global_zero and self.global_step == 0 and _is_refusal(error):
+                    remove_refused(self.run_dir)
+                raise
+
+    def check(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | Path | None = None,
+        seconds: float = 5.0,
+        json_file: str | None = None,
+    ) -> list[Finding]:
+        """Check a run that is not begun: its env, how it collects, what its update will do.
+
+        Everything is made as `fit` makes it, in this process alone, and what `fit` would refuse at
+        its beginning is refused. The env is played by random actions and by the policy as it is;
+        nothing is trained, and no run directory stays.
+
+        Args:
+            model: an algorithm.
+            datamodule: an `RLDataModule`.
+            ckpt_path: of the checkpoint from which training would go on.
+            seconds: how long the env is played, about; making envs comes on top.
+            json_file: where the findings are written too, as JSON: a list of `topic`, `level`,
+                `text` and `cure`.
+
+        Returns:
+            the findings, by topic; see `Finding`.
+
+        Raises:
+            ConfigurationError: for what `fit` refuses before its first rollout.
+        """
+        check_range("seconds", seconds, above=0)
+        check = RunCheck(seconds)
+        callbacks = cast(list[Callback], cast(Any, self).callbacks)
+        callbacks.append(check)
+        try:
+            super().fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+        except Checked:
+            pass
+        finally:
+            callbacks.remove(check)
+            remove_refused(self.run_dir)
+        if json_file is not None:
+            text = json.dumps([finding.as_dict() for finding in check.findings], indent=2)
+            write_atomically(expanded(json_file), lambda file: file.write(text.encode()))
+        return check.findings
+
+    def _what_is_left(self, error: WriteError) -> str:
+        """Say what could not be written, and what to resume from."""
+        if not self.run_dir.is_dir():
+            return f"{gone(self.run_dir)} There is nothing to resume from."
+        last = self.run_dir / CHECKPOINTS / "last.ckpt"
+        if not last.is_file():
+            return f"{error} No checkpoint has been written."
+        return f"{error} The last checkpoint is whole; go on with: rl-cli fit --ckpt_path {last}"
+
+    def _tell(self, error: Exception) -> None:
+        """Tell callbacks and loggers what ends the process, where `fit` cannot return to do so."""
+        for callback in cast(list[Callback], cast(Any, self).callbacks):
+            with suppress(Exception):
+                callback.on_exception(self, self.lightning_module, error)
+        for logger in self.loggers:
+            logger.finalize("failed")
+
+    def validate(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Evaluate on the seeds of the evaluation, and report.
+
+        `verbose` adds Lightning's own table.
+
+        Returns:
+            one dict, the same on all ranks: the numbers of the report by their names `eval/...`,
+            which `callback_metrics` has too, and what the algorithm itself logged.
+        """
+        with self._evaluating("limit_val_batches"):
+            logged = super().validate(
+                model, dataloaders, ckpt_path, verbose, datamodule, weights_only
+            )
+        return self._with_evaluation(logged)
+
+    def test(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+        datamodule: LightningDataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Evaluate on seeds that no evaluation has used, and report; see `validate`."""
+        with self._evaluating("limit_test_batches"):
+            logged = super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+        return self._with_evaluation(logged)
+
+    def play(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | Path | None = None,
+    ) -> list[Mapping[str, float]]:
+        """Play the episodes of an evaluation in a window, one by one; with `video`, film them.
+
+        A line tells how each episode ended. No `evaluation.json` is written: that of `validate`
+        stays.
+
+        Args:
+            model: an algorithm.
+            datamodule: an `RLDataModule`; its `num_eval_episodes` are played.
+            ckpt_path: of the checkpoint whose policy plays.
+
+        Returns:
+            what `validate` returns.
+
+        Raises:
+            ConfigurationError: where the env has no window, or a package that draws is missing.
+        """
+        callbacks = cast(list[Callback], cast(Any, self).callbacks)
+        callbacks[:] = [one for one in callbacks if not isinstance(one, EvaluationReport)]
+        recorders = [one for one in callbacks if isinstance(one, VideoRecorder)]
+        for recorder in recorders:
+            recorder.stage = "play"
+        callbacks.append(EpisodeLines() if recorders else Window())
+        return self.validate(model, datamodule=datamodule, ckpt_path=ckpt_path)
+
+    def _with_evaluation(self, logged: Any) -> list[Mapping[str, float]]:
+        """Add the evaluation to what Lightning returns, which leaves out what no logger gets."""
+        evaluation = algorithm_of(self.lightning_module).evaluation
+        return [{**values, **logged_values(evaluation)} for values in logged]
+
+    @contextmanager
+    def _evaluating(self, limit: str) -> Iterator[None]:
+        """Evaluate where that is asked for, also with the settings of a run that did without."""
+        before = getattr(self, limit)
+        if before == 0:
+            rank_zero_info(
+                f"trainer.{limit} is 0, which leaves out evaluations while training; this one was "
+                "asked for, and takes place."
+            )
+            setattr(self, limit, 1.0)
+        try:
+            yield
+        finally:
+            setattr(self, limit, before)
+
+
+def _refuse(settings: dict[str, Any]) -> None:
+    """Refuse settings that mean nothing here, before anything is made."""
+    for name, (allowed, why) in REFUSED.items():
+        value = settings.get(name, allowed)
+        require(
+            value == allowed,
+            f"trainer.{name} must be {_as_yaml(allowed)}, got {_as_yaml(value)}: {why}.",
+        )
+    _check_devices(settings.get("accelerator", "auto"), settings.get("devices", "auto"))
+    strategy = settings.get("strategy")
+    require(
+        not (isinstance(strategy, str) and strategy.startswith(SPLITTING)),
+        f"trainer.strategy {strategy} is not supported: every process needs the whole policy, to "
+        "act with. Use --trainer.strategy ddp, or one device.",
+    )
+
+
+def _check_devices(accelerator: Any, devices: Any) -> None:
+    """Refuse a kind of device that is not here, and more processes than cores could serve."""
+    cuda, mps = torch.cuda.device_count() > 0, torch.backends.mps.is_available()
+    here = {"auto": True, "cpu": True, "gpu": cuda or mps, "cuda": cuda, "mps": mps}
+    usable = [name for name, is_here in here.items() if is_here]
+    if isinstance(accelerator, str):
+        require(
+            accelerator.lower() in usable,
+            f"trainer.accelerator must be one of {', '.join(usable)} on this machine, got "
+            f"'{accelerator}'{': torch finds no such device' if accelerator in here else ''}. "
+            "Where not given, a GPU is taken if there is one.",
+        )
+    on_cpu = accelerator == "cpu" or not here["gpu"]
+    processes = int(devices) if str(devices).isdecimal() else 1
+    most = max(8, os.cpu_count() or 1)
+    require(
+        not on_cpu or processes <= most,
+        f"trainer.devices must be at most {most} on this machine without GPU, got {devices}: on a "
+        "CPU each is a process of its own.",
+    )
+
+
+def _as_yaml(value: Any) -> str:
+    return {"None": "null", "True": "true", "False": "false"}.get(str(value), str(value))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what Lightning raises of its trainer's settings into one message."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+        raise ConfigurationError(
+            f"Lightning's trainer cannot be made with these settings of trainer: {error}"
+        ) from error
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Tell whether settings are at fault; a collector's thread wraps what it raises."""
+    refusals = (ConfigurationError, MisconfigurationException)
+    return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
+
+
+def _as_list(given: Any) -> list[Any]:
+    """Return one thing, several, or none, as a list."""
+    return given if isinstance(given, list) else [given] if given else []
+
+
+def _loggers(directory: Path, chosen: Logger | list[Logger] | bool | None) -> list[Logger]:
+    """Return the loggers of a run: TensorBoard unless others are chosen, and always the table."""
+    if chosen is False:
+        return []
+    if chosen is None or chosen is True:
+        chosen = EnvStepTensorBoard(directory, name="", version="", default_hp_metric=False)
+    own = chosen if isinstance(chosen, list) else [chosen]
+    return [*own, EnvStepCSV(directory / "metrics.csv")]
+
+
+def quieten_framework() -> None:
+    """Silence the framework's device lines, tips and advertisements.
+
+    Its warnings about a run stay.
+    """
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            if _is_news not in handler.filters:
+                handler.addFilter(_is_news)
+    for message in (
+        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*your dataloader is not resumable.*",
+        ".*Your `IterableDataset` has `__len__` defined.*",
+        ".*The dirpath has changed from.*",
+        ".*logging on epoch level in distributed setting.*",  # what is logged is equal already
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*in eval mode at the start of training.*",  # as a policy always is
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    return not any(noise in message for noise in NOISE)
