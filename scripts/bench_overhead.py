@@ -37,7 +37,7 @@ from tensordict import TensorDict
 
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.buffers import RolloutBuffer
-from lightning_rl.collectors import SyncCollector
+from lightning_rl.collectors import CollectorContext, SyncCollector
 from lightning_rl.training.data import RolloutDataset
 
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -124,7 +124,8 @@ def make_run(
 def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
     """Do what `PPO.training_step` does, without a trainer; pause after each minibatch."""
     env = GymnasiumEnv(data.num_envs, data._env.id)
-    collector = SyncCollector(env, ppo.policy, data.buffer_size, data.seed_for("collector"))
+    seed = data.seed_for("collector")
+    collector = SyncCollector(CollectorContext(env, ppo.policy, data.buffer_size, seed))
     (optimizer,), objective = ppo.configure_optimizers(), ppo.objectives[""]
     parameters = list(ppo.policy.parameters())
     ppo.generator.manual_seed(data.seed_for("shuffle"))

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from lightning_rl import ActorCritic, GymnasiumEnv, RayCollector, SlowPolicy
+from lightning_rl import ActorCritic, CollectorContext, GymnasiumEnv, RayCollector, SlowPolicy
 from lightning_rl.collectors.remote import MOST_TOLD
 from lightning_rl.collectors.weights import changing_weights
 
@@ -267,9 +267,8 @@ def collecting(
     """Give a collector whose processes run, and end them."""
     env = make_env()
     made = policy(env.single_observation_space, env.single_action_space).eval()
-    collector = RayCollector(
-        env, made, num_steps, 1, num_collectors=count, num_cpus=0.1, make_env=make_env
-    )
+    context = CollectorContext(env, made, num_steps, 1, make_env=make_env)
+    collector = RayCollector(context, num_collectors=count, num_cpus=0.1)
     try:
         yield collector
     finally:

@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from lightning_rl import ActorCritic, SyncCollector
+from lightning_rl import ActorCritic, CollectorContext, SyncCollector
 from lightning_rl.compiled.choice import Choice, StepsChoice
 from lightning_rl.envs import CartPole, PointMass, PushCube
 from lightning_rl.envs.tasks.base import Task
@@ -63,7 +63,8 @@ def collect(make: type[Task], num_envs: int, args: argparse.Namespace) -> tuple[
         policy = ActorCritic(env.single_observation_space, env.single_action_space)
         choice = StepsChoice(compiled, None, Choice(compiled, None))
         policy = policy.to(args.device)
-        collectors.append(SyncCollector(env, policy, args.rollouts, 1, compilation=choice))
+        context = CollectorContext(env, policy, args.rollouts, 1, compilation=choice)
+        collectors.append(SyncCollector(context))
         if compiled and not choice.compiled:
             raise SystemExit(f"{make.__name__} is not stepped compiled: {choice.why}")
     best = [0.0, 0.0]

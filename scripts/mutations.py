@@ -928,7 +928,7 @@ MUTATIONS = (
     Mutation(
         "collectors/base.py",
         "episodes that GRPO does not train on are counted",
-        "counted = first_episode_mask(done) if self.plan.first_episode_only else None",
+        "counted = first_episode_mask(done) if self.context.plan.first_episode_only else None",
         "counted = None",
         "numerics/test_grpo.py numerics/test_collection.py",
     ),

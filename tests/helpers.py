@@ -1,6 +1,7 @@
 """Build small training runs, and compare them."""
 
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from lightning_rl import (
     SAC,
     ActorCritic,
     ActorOnly,
+    CollectorContext,
     DeterministicActorCritic,
     DiscreteActorCritic,
     DiscreteSAC,
@@ -43,6 +45,13 @@ def make_data(env="CartPole-v1", **kwargs):
         "num_eval_episodes": 2,
     }
     return RLDataModule(factory, **settings | kwargs)
+
+
+def make_collector(cls, env, policy, num_steps, seed, *own, **settings):
+    """A collector outside of a run; settings are those of its context, and its own."""
+    names = {field.name for field in fields(CollectorContext)}
+    context = {name: settings.pop(name) for name in names & settings.keys()}
+    return cls(CollectorContext(env, policy, num_steps, seed, **context), *own, **settings)
 
 
 def make_ppo(data, policy_kwargs=None, algorithm=PPO, **kwargs):

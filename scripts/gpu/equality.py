@@ -12,7 +12,7 @@ from findings import Findings
 from torch import Tensor
 from training import Watch, difference, said, state_of, train
 
-from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, SyncCollector
+from lightning_rl import GRPO, PPO, ActorCritic, AsyncCollector, CollectorContext, SyncCollector
 from lightning_rl.compiled import cuda_graphs, graphs
 from lightning_rl.compiled.choice import Choice, StepsChoice
 from lightning_rl.envs import CartPole, PointMass, PushCube
@@ -119,7 +119,8 @@ def _collector(
     torch.manual_seed(1)
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
     choice = StepsChoice(compiled, None, Choice(compiled, None))
-    return SyncCollector(env, policy.to(findings.device), ROLLOUT, 1, compilation=choice)
+    policy = policy.to(findings.device)
+    return SyncCollector(CollectorContext(env, policy, ROLLOUT, 1, compilation=choice))
 
 
 def _relative(one: Tensor, other: Tensor) -> float:

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from training import Watch, difference, said, state_of, train
 
 from lightning_rl import GRPO, ActorCritic, PushCube, ranks
-from lightning_rl.collectors import Collector, SyncCollector
+from lightning_rl.collectors import Collector, CollectorContext, SyncCollector
 from lightning_rl.rollout.contract import rollout_from, rollout_state
 
 RECORDED, STEPS, ITERATIONS = 16, 16, 3
@@ -54,7 +54,7 @@ def _record(findings: Findings) -> None:
     env = PushCube(RECORDED, device=findings.device)
     spaces = env.single_observation_space, env.single_action_space
     policy = ActorCritic(*spaces, (64, 64)).to(findings.device)
-    collector = SyncCollector(env, policy, STEPS, seed=5)
+    collector = SyncCollector(CollectorContext(env, policy, STEPS, seed=5))
     rollouts = []
     for version in range(ITERATIONS):
         rollout = collector.collect().clone()
@@ -66,8 +66,8 @@ def _record(findings: Findings) -> None:
 class Replayed(Collector):
     """Hand out recorded rollouts: to each rank its rows."""
 
-    def __init__(self, path: Path, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    def __init__(self, path: Path, context: CollectorContext) -> None:
+        super().__init__(context)
         rows = slice(ranks.rank() * self.env.num_envs, (ranks.rank() + 1) * self.env.num_envs)
         device = self.policy.version.device
         self.rollouts = [

@@ -55,6 +55,9 @@ from lightning_rl.collectors import (
     Collector as Collector,
 )
 from lightning_rl.collectors import (
+    CollectorContext as CollectorContext,
+)
+from lightning_rl.collectors import (
     RayCollector as RayCollector,
 )
 from lightning_rl.collectors import (
@@ -155,13 +158,15 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     TorchEnv as TorchEnv,
-    VLAObservation as VLAObservation,
 )
 from lightning_rl.envs import (
     VectorEnv as VectorEnv,
 )
 from lightning_rl.envs import (
     VectorEnvWrapper as VectorEnvWrapper,
+)
+from lightning_rl.envs import (
+    VLAObservation as VLAObservation,
 )
 from lightning_rl.policies import (
     GRU as GRU,

@@ -458,7 +458,7 @@ def arguments_of(cls):
 
 
 SPACES = {"observation_space", "action_space"}
-COLLECTING = {"env", "policy", "num_steps", "seed", "plan", "phase", "make_env", "compilation"}
+COLLECTING = {"context"}
 
 TABLES = {
     "docs/algorithms/ppo.md": arguments_of(lightning_rl.PPO) - {"policy"},

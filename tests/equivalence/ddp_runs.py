@@ -48,7 +48,7 @@ from lightning_rl.system.machine import MachineSettings
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
-from tests.helpers import last, make_data, make_ppo, train, uncompiled_traces
+from tests.helpers import last, make_collector, make_data, make_ppo, train, uncompiled_traces
 
 TEN = {"num_envs": 2, "total_env_steps": 2 * 2 * 16 * 10, "iterations_per_epoch": 10}
 PENDULUM = {
@@ -171,8 +171,9 @@ class Replayed(Collector):
 
     acted_by_policy = False  # but another one's
 
-    def __init__(self, path, env, policy, num_steps, seed, **settings):
-        super().__init__(env, policy, num_steps, seed, **settings)
+    def __init__(self, path, context):
+        super().__init__(context)
+        env, policy = context.env, context.policy
         rows = slice(ranks.rank() * env.num_envs, (ranks.rank() + 1) * env.num_envs)
         self.rollouts = [rollout[rows] for rollout in torch.load(path, weights_only=False)]
         if "state" in policy.extra_fields:
@@ -190,7 +191,7 @@ def record_rollouts(path, count=4):
     torch.manual_seed(1)
     data = make_data("CartPole-v1", num_envs=2 * N)
     policy = make_ppo(data).policy
-    collector = SyncCollector(data._env, policy, 16, seed=5)
+    collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
     rollouts = []
     for _ in range(count):
         rollout = collector.collect().clone()
@@ -296,7 +297,7 @@ def record_transitions(directory, count=3):
         data = make_data(settings["env"], num_envs=2 * N)
         algorithm = settings.get("algorithm", SAC)
         policy = make_ppo(data, settings.get("policy"), algorithm).policy
-        collector = SyncCollector(data._env, policy, 16, seed=5)
+        collector = make_collector(SyncCollector, data._env, policy, 16, seed=5)
         rollouts = [collector.collect().clone() for _ in range(count)]
         for version, rollout in enumerate(rollouts):
             rollout["policy_version"].fill_(version)
@@ -329,7 +330,7 @@ def record_chunks(path, count=3):
     """Collect rollouts of chunks, and invent how many actions were executed: few in the last rows."""
     torch.manual_seed(1)
     env = chunked(2 * N)
-    collector = SyncCollector(env, vla(env), 5, seed=5)
+    collector = make_collector(SyncCollector, env, vla(env), 5, seed=5)
     rollouts = [collector.collect().clone() for _ in range(count)]
     for version, rollout in enumerate(rollouts):
         most = torch.where(torch.arange(2 * N) < N, 4.0, 2.0)[:, None]
@@ -427,8 +428,8 @@ class Send(Callback):
 class Spoiled(SyncCollector):
     """Collect what is no number, on rank 1, in the second rollout or from then on."""
 
-    def __init__(self, field, until, *args, **settings):
-        super().__init__(*args, **settings)
+    def __init__(self, field, until, context):
+        super().__init__(context)
         self.field, self.until, self.count = field, until, 0
 
     def collect(self):

@@ -29,7 +29,7 @@ from lightning_rl.envs import (
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
-from tests.helpers import assert_same, load, train
+from tests.helpers import assert_same, load, make_collector, train
 
 STARTS_APART = ("PointMass", "pictures")
 """Whose starts are made of so many numbers that they are made outside the graph."""
@@ -44,7 +44,8 @@ def collector_of(make_env, compiled, steps, make_policy=None, plan=None, cls=Syn
     torch.manual_seed(1)
     policy = (make_policy or perceptron)(env)
     settings = {"plan": plan} if plan else {}
-    return cls(env, policy, steps, 1, compilation=choice(compiled), **settings, **more)
+    settings |= {"compilation": choice(compiled)}
+    return make_collector(cls, env, policy, steps, 1, **settings, **more)
 
 
 def perceptron(env):

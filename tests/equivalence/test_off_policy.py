@@ -197,8 +197,8 @@ def test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground(name, 
 def kept_in(made):
     """What makes a collector in the background, and keeps it."""
 
-    def make(*arguments, **kwargs):
-        made.append(AsyncCollector(*arguments, max_staleness=1, timeout_s=30, **kwargs))
+    def make(context):
+        made.append(AsyncCollector(context, max_staleness=1, timeout_s=30))
         return made[-1]
 
     return make

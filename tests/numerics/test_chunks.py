@@ -18,7 +18,7 @@ from lightning_rl.envs.wrappers.chunk_wrapper import repeated
 from lightning_rl.functional import gae, group_relative_advantage
 from lightning_rl.rollout.contract import discount_of, env_steps
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import take_in
+from tests.helpers import make_collector, take_in
 
 K, GAMMA = 4, 0.9
 
@@ -198,7 +198,7 @@ def test_evaluation_and_collection_count_env_steps():
     env = ActionChunk(3, lambda n: Walk(n, fails=False, limit=6), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [6, 6, 6]
-    collector = SyncCollector(env, policy, 5, seed=1)
+    collector = make_collector(SyncCollector, env, policy, 5, seed=1)
     rollout = collector.collect()
     assert rollout["action"].shape == (3, 6, K, 1)
     assert env_steps(rollout).tolist() == [[4, 2, 4, 2, 4]] * 3
@@ -252,7 +252,7 @@ def test_success_and_metrics_of_a_chunked_episode_are_those_of_the_plain_one(chu
     ):
         assert ours["success"] == theirs["success"] == (theirs["length"] % 2 == 1)
         assert ours["metrics"] == theirs["metrics"] == {"age": theirs["length"]}
-    collector = SyncCollector(chunked, by_chunks, 6, seed=1)
+    collector = make_collector(SyncCollector, chunked, by_chunks, 6, seed=1)
     rollout = collector.collect()
     lengths = collector.statistics.lengths
     assert list(collector.statistics.successes) == [length % 2 == 1 for length in lengths]
@@ -314,7 +314,7 @@ def test_rewards_within_a_chunk_are_discounted_by_the_algorithms_own_gamma():
     env = ActionChunk(2, lambda n: Walk(n), K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     algorithm = Rewarded(policy, gamma=0.5)
-    rollout = SyncCollector(env, policy, 3, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy, 3, seed=1).collect()
     by_hand = (rollout["step_reward"][:, :-1] * torch.tensor([1.0, 0.5, 0.25, 0.125])).sum(-1)
     torch.testing.assert_close(algorithm.rewards(rollout), by_hand)
     torch.testing.assert_close(
@@ -389,7 +389,7 @@ def test_a_chunked_gymnasium_env_resumes_and_is_evaluated_in_env_steps():
     env = ActionChunk(3, make, K)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
     assert [e["length"] for e in run_episodes(policy, env, [1, 2, 3])] == [7, 7, 7]
-    collector = SyncCollector(env, policy, 5, seed=1)
+    collector = make_collector(SyncCollector, env, policy, 5, seed=1)
     rollout = collector.collect()
     assert env_steps(rollout).tolist() == [[4, 3, 4, 3, 4]] * 3
     resumed = ActionChunk(3, make, K)

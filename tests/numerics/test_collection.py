@@ -25,7 +25,7 @@ from lightning_rl.rollout.contract import (
     validate,
 )
 from lightning_rl.training.data import EpisodeSeeds, RolloutDataset
-from tests.helpers import assert_same, take_in
+from tests.helpers import assert_same, make_collector, take_in
 
 
 class Timed(gymnasium.Env):
@@ -92,9 +92,9 @@ def make_policy(env, seed=0, cls=ActorCritic, **kwargs):
     return policy
 
 
-def make_collector(env, num_steps=16, seed=3, **kwargs):
+def collector_of(env, num_steps=16, seed=3, **kwargs):
     env = GymnasiumEnv(4, env) if isinstance(env, str) else env
-    return SyncCollector(env, make_policy(env, **kwargs), num_steps, seed)
+    return make_collector(SyncCollector, env, make_policy(env, **kwargs), num_steps, seed)
 
 
 def copied(rollout):
@@ -125,7 +125,7 @@ def make_env(name):
 @pytest.mark.parametrize("name", ENVS)
 def test_a_rollout_is_valid_and_goes_on_where_the_last_one_stopped(name):
     env = Spy(make_env(name))
-    collector = make_collector(env)
+    collector = collector_of(env)
     last = None
     for i in range(4):
         rollout = collector.collect()
@@ -152,7 +152,7 @@ def transitions_of(rollouts, key="action"):
 def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
     kwargs = {"max_episode_steps": 30}
     env = GymnasiumEnv(3, id, env_kwargs=kwargs)
-    collector = make_collector(
+    collector = collector_of(
         env, num_steps=25, seed=11, **({} if "Cart" in id else {"log_std_init": 1.0})
     )
     rollouts = collected(collector, 5)
@@ -181,13 +181,13 @@ def test_a_rollout_is_what_plain_envs_give_for_its_actions(id):
 
 def test_actions_are_stored_as_drawn_and_not_as_clipped():
     env = GymnasiumEnv(4, "Pendulum-v1")
-    rollout = make_collector(env, log_std_init=2.0).collect()
+    rollout = collector_of(env, log_std_init=2.0).collect()
     assert (rollout["action"][:, :-1].abs() > 2.0).any()
 
 
 @pytest.mark.parametrize("name", ENVS)
 def test_the_stored_log_prob_is_that_of_the_stored_action(name):
-    collector = make_collector(make_env(name))
+    collector = collector_of(make_env(name))
     for _ in range(2):
         transitions = collector.collect()[:, :-1].reshape(-1)
         log_prob = collector.policy.evaluate_actions(transitions)["sample_log_prob"]
@@ -202,7 +202,7 @@ class WithDropout(ActorCritic):
 
 
 def test_a_policy_with_dropout_acts_in_eval_mode():
-    collector = make_collector("CartPole-v1", cls=WithDropout)
+    collector = collector_of("CartPole-v1", cls=WithDropout)
     collector.policy.train()
     transitions = collector.collect()[:, :-1].reshape(-1)
     assert not collector.policy.training
@@ -218,7 +218,7 @@ class Subclass(ActorCritic):
 
 
 def test_collecting_computes_no_value():
-    collector = make_collector("CartPole-v1", cls=Subclass)
+    collector = collector_of("CartPole-v1", cls=Subclass)
     calls = []
     collector.policy.critic.register_forward_hook(lambda *args: calls.append("critic"))
     collector.policy.actor.register_forward_hook(lambda *args: calls.append("actor"))
@@ -227,12 +227,12 @@ def test_collecting_computes_no_value():
 
 
 def test_collecting_needs_no_gradient():
-    rollout = make_collector("CartPole-v1").collect()
+    rollout = collector_of("CartPole-v1").collect()
     assert not any(value.requires_grad for value in rollout.flatten_keys(".").values())
 
 
 def test_every_step_carries_the_version_of_its_policy():
-    collector = make_collector("CartPole-v1")
+    collector = collector_of("CartPole-v1")
     for version in (0, 1, 7):
         collector.policy.version.fill_(version)
         seen = collector.collect()["policy_version"]
@@ -242,7 +242,7 @@ def test_every_step_carries_the_version_of_its_policy():
 
 def test_the_fields_that_a_policy_stores_are_collected():
     env = GymnasiumEnv(2, "Pendulum-v1")
-    collector = make_collector(env, squash=True)
+    collector = collector_of(env, squash=True)
     rollout = collector.collect()
     u = rollout["unsquashed_action"][:, :-1]
     torch.testing.assert_close(rollout["action"][:, :-1], 2.0 * u.tanh())
@@ -250,7 +250,7 @@ def test_the_fields_that_a_policy_stores_are_collected():
 
 
 def test_collecting_leaves_the_global_streams_alone():
-    collector = make_collector("CartPole-v1")
+    collector = collector_of("CartPole-v1")
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     collector.collect()
     assert torch.equal(torch.get_rng_state(), before)
@@ -259,14 +259,14 @@ def test_collecting_leaves_the_global_streams_alone():
 
 @pytest.mark.parametrize("name", ENVS)
 def test_the_seed_decides_everything(name):
-    one, same, other = (collected(make_collector(make_env(name), seed=s), 3) for s in (3, 3, 4))
+    one, same, other = (collected(collector_of(make_env(name), seed=s), 3) for s in (3, 3, 4))
     assert_same(one, same)
     assert not torch.equal(transitions_of(one), transitions_of(other))
 
 
 def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
     """The algorithm adds fields, and writes values; none of it shows in the next rollout."""
-    one, other = make_collector("CartPole-v1"), make_collector("CartPole-v1")
+    one, other = collector_of("CartPole-v1"), collector_of("CartPole-v1")
     for _ in range(3):
         a, b = one.collect(), other.collect()
         assert_same(copied(a), copied(b))
@@ -275,7 +275,7 @@ def test_a_rollout_does_not_depend_on_what_was_done_with_the_last_one():
 
 
 def test_a_field_that_was_replaced_is_collected_anew():
-    one, other = make_collector("Timed-v0"), make_collector("Timed-v0")
+    one, other = collector_of("Timed-v0"), collector_of("Timed-v0")
     one.collect()
     rollout = other.collect()
     rollout["reward"] = rollout["reward"] * 100
@@ -286,7 +286,7 @@ def test_a_field_that_was_replaced_is_collected_anew():
 def test_evaluation_in_between_changes_nothing(name):
     def run(evaluate):
         env = make_env(name)
-        collector, result = make_collector(env), []
+        collector, result = collector_of(env), []
         for _ in range(4):
             result.append(copied(collector.collect()))
             if evaluate:
@@ -301,11 +301,11 @@ def test_evaluation_in_between_changes_nothing(name):
 
 @pytest.mark.parametrize("name", ENVS)
 def test_a_collector_goes_on_exactly(name, tmp_path):
-    whole, begun = make_collector(make_env(name)), make_collector(make_env(name))
+    whole, begun = collector_of(make_env(name)), collector_of(make_env(name))
     expected = collected(whole, 5)[3:]
     collected(begun, 3)
     torch.save(begun.state_dict(), tmp_path / "collector.pt")
-    resumed = make_collector(make_env(name), seed=99)
+    resumed = collector_of(make_env(name), seed=99)
     resumed.load_state_dict(torch.load(tmp_path / "collector.pt", weights_only=True))
     for a, b in zip(collected(resumed, 2), expected, strict=True):
         assert_same(a, b)
@@ -320,7 +320,7 @@ def test_a_collector_goes_on_exactly(name, tmp_path):
     ],
 )
 def test_another_number_of_envs_restarts_the_episodes_with_a_warning(make):
-    begun, resumed = make_collector(make(3)), make_collector(make(2))
+    begun, resumed = collector_of(make(3)), collector_of(make(2))
     collected(begun, 2)
     with pytest.warns(UserWarning, match="its episodes restart"):
         resumed.load_state_dict(begun.state_dict())
@@ -431,7 +431,7 @@ def test_a_reward_that_is_not_finite_spoils_only_its_own_episode():
 
 
 def test_a_collector_keeps_the_statistics_of_its_episodes():
-    collector = make_collector("Timed-v0")
+    collector = collector_of("Timed-v0")
     rollouts = collected(collector, 6)
     expected = episodes_by_hand(
         transitions_of(rollouts, "reward"), transitions_of(rollouts, "done")
@@ -475,7 +475,7 @@ def test_a_buffer_refuses_what_is_no_rollout():
 
 
 def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
-    collector = make_collector("CartPole-v1")
+    collector = collector_of("CartPole-v1")
     dataset = RolloutDataset(collector, RolloutBuffer(), 3)
     assert len(dataset) == 3
     for epoch in range(2):
@@ -495,7 +495,7 @@ def test_the_dataset_collects_each_rollout_when_it_is_asked_for():
 
 def test_the_dataset_yields_as_many_rollouts_as_it_says():
     for count in (1, 4):
-        dataset = RolloutDataset(make_collector("CartPole-v1", num_steps=2), RolloutBuffer(), count)
+        dataset = RolloutDataset(collector_of("CartPole-v1", num_steps=2), RolloutBuffer(), count)
         assert len(list(dataset)) == len(dataset) == count
 
 

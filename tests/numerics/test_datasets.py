@@ -17,6 +17,7 @@ from lightning_rl.datasets.episodes import EpisodeWriter, read_episodes, write_m
 from lightning_rl.datasets.replays import read_replay, write_replay
 from lightning_rl.rollout.contract import successors
 from lightning_rl.system.errors import ConfigurationError
+from tests.helpers import make_collector
 from tests.numerics.test_replay import ACTION as OF_STREAMS
 from tests.numerics.test_replay import NESTED, VECTOR, Stream
 
@@ -423,7 +424,9 @@ def test_a_pass_reads_each_demonstration_once_and_a_resumed_run_goes_on_in_it(tm
 
     def collector():
         path = str(tmp_path / "data")
-        return Demonstrations(env, policy, 4, seed=3, path=path, episodes_per_rollout=2)
+        return make_collector(
+            Demonstrations, env, policy, 4, seed=3, path=path, episodes_per_rollout=2
+        )
 
     def handed_out(collector):
         rollout = collector.collect()

@@ -23,7 +23,7 @@ from lightning_rl.rollout.contract import (
     successors,
 )
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same, take_in
+from tests.helpers import assert_same, make_collector, take_in
 from tests.numerics.test_collection import episodes_by_hand
 
 LENGTH = 4
@@ -60,7 +60,7 @@ class Limited(VectorEnv):
 def collector_of(env, kind=SyncCollector, **kwargs):
     torch.manual_seed(0)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    return kind(env, policy, 10, 1, **kwargs)
+    return make_collector(kind, env, policy, 10, 1, **kwargs)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -345,7 +345,9 @@ def test_the_episodes_that_are_reported_are_single_ones(reset, first_only):
     env = Ticker(4)
     torch.manual_seed(0)
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = SyncCollector(env, policy, 15, 1, plan=EpisodePlan(2, reset, first_only))
+    collector = make_collector(
+        SyncCollector, env, policy, 15, 1, plan=EpisodePlan(2, reset, first_only)
+    )
     merged = 0
     for _ in range(8):
         before = collector.statistics.episodes

@@ -26,7 +26,7 @@ from lightning_rl.rollout.contract import (
     rollout_state,
     successors,
 )
-from tests.helpers import assert_same
+from tests.helpers import assert_same, make_collector
 from tests.numerics.test_ends import Mill
 
 N, T = 4, 37
@@ -248,7 +248,7 @@ def test_a_collector_finishes_what_was_kept_aside(monkeypatch):
         env = Mill(12)
         torch.manual_seed(0)
         policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-        collector = SyncCollector(env, policy, 21, 1)
+        collector = make_collector(SyncCollector, env, policy, 21, 1)
         return [rollout_state(collector.collect()) for _ in range(3)]
 
     expected = collected()
@@ -266,7 +266,7 @@ def test_each_segment_of_a_ring_has_its_own_and_a_checkpoint_has_those_of_unread
         env = Mill(12)
         torch.manual_seed(0)
         policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-        return AsyncCollector(env, policy, 21, 1, max_staleness=2, timeout_s=20)
+        return make_collector(AsyncCollector, env, policy, 21, 1, max_staleness=2, timeout_s=20)
 
     def collected(collector, count):
         return [rollout_state(collector.collect()) for _ in range(count)]

@@ -17,7 +17,7 @@ from lightning_rl.algorithms.rollout_evaluation import log_prob_of
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
+from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
 from tests.references import group_advantage
 
 GROUPS = {"num_envs": 8, "buffer_size": 40, "total_env_steps": 8 * 40 * 4}
@@ -301,7 +301,7 @@ def test_a_reference_is_a_copy_of_what_changes_and_shares_the_rest():
     spaces = env.single_observation_space, env.single_action_space
     policy = ActorOnly(*spaces, (8,), normalize_observation=True)
     policy.actor[0].requires_grad_(False)
-    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
     reference, copied = ReferencePolicy(policy), copy.deepcopy(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -335,7 +335,9 @@ def test_resume_is_exact_with_groups_and_a_reference(tmp_path):
 def test_a_plan_without_groups_draws_new_starts_for_every_row():
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collector = SyncCollector(env, policy, 20, seed=1, plan=EpisodePlan(reset_every_rollout=True))
+    collector = make_collector(
+        SyncCollector, env, policy, 20, seed=1, plan=EpisodePlan(reset_every_rollout=True)
+    )
     starts = torch.cat([collector.collect()["observation"][:, 0].clone() for _ in range(3)])
     assert len(starts.unique(dim=0)) == 12
 

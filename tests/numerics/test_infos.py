@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode
 from lightning_rl import ActionChunk, ActorCritic, EnvPoolEnv, GymnasiumEnv, SyncCollector
 from lightning_rl.collectors.evaluation import run_episodes, summarize
 from lightning_rl.collectors.statistics import EnvReports
+from tests.helpers import make_collector
 
 LENGTH = 6
 
@@ -166,7 +167,7 @@ def test_a_gymnasium_env_is_heard_at_every_step(kind):
 def test_the_charts_are_averages_over_the_envs_and_steps_that_say_something(kind):
     env = GymnasiumEnv(3, "Talker-v0", vectorization=kind)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (8,))
-    collector = SyncCollector(env, policy, 2 * LENGTH, seed=0)
+    collector = make_collector(SyncCollector, env, policy, 2 * LENGTH, seed=0)
     rollout = collector.collect()
     by_hand = {
         f"{key}/{name}": np.nanmean(

@@ -22,7 +22,7 @@ from lightning_rl import (
 from lightning_rl.rollout.contract import rollout_state, successors
 from lightning_rl.system.errors import ConfigurationError
 from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same, assert_same_run, train
+from tests.helpers import assert_same, assert_same_run, make_collector, train
 
 LENGTH = 5
 INSTEAD = [-0.25, 0.75]
@@ -188,7 +188,7 @@ def check(rollout):
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_it_is_in_the_rollout_from_every_kind_of_env(make):
     env = make(3)
-    collector = SyncCollector(env, policy_for(env), 12, seed=1)
+    collector = make_collector(SyncCollector, env, policy_for(env), 12, seed=1)
     for _ in range(2):
         rollout = collector.collect()
         check(rollout)
@@ -202,8 +202,10 @@ def test_it_is_in_the_rollout_from_every_kind_of_env(make):
 @pytest.mark.parametrize("make", [KINDS["in-line"], KINDS["workers"], TorchHelped])
 def test_in_the_background_it_is_what_it_is_in_the_foreground(make):
     envs = make(2), make(2)
-    here = SyncCollector(envs[0], policy_for(envs[0]), 9, seed=1)
-    there = AsyncCollector(envs[1], policy_for(envs[1]), 9, 1, max_staleness=0, timeout_s=20)
+    here = make_collector(SyncCollector, envs[0], policy_for(envs[0]), 9, seed=1)
+    there = make_collector(
+        AsyncCollector, envs[1], policy_for(envs[1]), 9, 1, max_staleness=0, timeout_s=20
+    )
     rollouts = [collector.collect() for collector in (here, there)]
     for key in ("executed_action", "intervened", "action"):
         assert torch.equal(rollouts[0][key], rollouts[1][key]), key
@@ -216,7 +218,7 @@ def test_in_the_background_it_is_what_it_is_in_the_foreground(make):
 @pytest.mark.parametrize("make", [KINDS["in-line"], TorchHelped])
 def test_of_a_chunk_it_is_a_chunk(make):
     env = ActionChunk(2, make, 4, 3)
-    rollout = SyncCollector(env, policy_for(env), 6, seed=1).collect()[:, :-1]
+    rollout = make_collector(SyncCollector, env, policy_for(env), 6, seed=1).collect()[:, :-1]
     told, executed = rollout["action"].clamp(-1, 1), rollout["executed_action"]
     # Chunks of three, then of the two that an episode of five has left.
     for t in range(6):
@@ -234,7 +236,7 @@ def test_numbered_actions_begin_at_zero_and_are_compared_where_nobody_says_who_i
     vectorization,
 ):
     env = GymnasiumEnv(4, "ByNumber-v0", vectorization=vectorization)
-    rollout = SyncCollector(env, policy_for(env), 12, seed=1).collect()[:, :-1]
+    rollout = make_collector(SyncCollector, env, policy_for(env), 12, seed=1).collect()[:, :-1]
     told, executed = rollout["action"], rollout["executed_action"]
     assert torch.equal(executed[:, 1::2], torch.full((4, 6), 2))
     assert torch.equal(executed[:, ::2], told[:, ::2])
@@ -245,7 +247,7 @@ def test_numbered_actions_begin_at_zero_and_are_compared_where_nobody_says_who_i
 
 def test_where_nobody_takes_over_nothing_is_kept():
     env = GymnasiumEnv(1, "CartPole-v1")
-    rollout = SyncCollector(env, policy_for(env), 2, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy_for(env), 2, seed=1).collect()
     assert "executed_action" not in rollout.keys()
     assert "intervened" not in rollout.keys()
 
@@ -255,7 +257,7 @@ def test_an_action_of_another_shape_is_refused(vectorization, monkeypatch):
     monkeypatch.setattr("tests.numerics.test_interventions.INSTEAD", [1.0, 2.0, 3.0])
     monkeypatch.setattr(Helped, "step", _three_numbers)
     env = GymnasiumEnv(2, "Helped-v0", vectorization=vectorization)
-    collector = SyncCollector(env, policy_for(env), 4, seed=1)
+    collector = make_collector(SyncCollector, env, policy_for(env), 4, seed=1)
     with pytest.raises(ConfigurationError) as error:
         collector.collect()
     assert str(error.value) == (
@@ -277,7 +279,7 @@ def test_an_action_of_another_shape_of_ones_own_env_is_refused():
 
     env = Wrong(2)
     with pytest.raises(ConfigurationError) as error:
-        SyncCollector(env, policy_for(env), 4, seed=1).collect()
+        make_collector(SyncCollector, env, policy_for(env), 4, seed=1).collect()
     assert str(error.value) == (
         "Wrong returned an executed_action of shape [2, 1] instead of [2, 2]: mend its step and "
         "reset, or the space that it announces."
@@ -293,7 +295,7 @@ def test_a_run_with_it_resumes_exactly(make, tmp_path):
 
 def test_a_resumed_collector_collects_the_same():
     env, again = (GymnasiumEnv(2, "Helped-v0") for _ in range(2))
-    one, other = (SyncCollector(e, policy_for(e), 7, seed=1) for e in (env, again))
+    one, other = (make_collector(SyncCollector, e, policy_for(e), 7, seed=1) for e in (env, again))
     one.collect()
     other.load_state_dict(one.state_dict())
     expected = one.collect()

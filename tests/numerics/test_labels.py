@@ -23,6 +23,7 @@ from lightning_rl.datasets.label import (
 from lightning_rl.datasets.mixed_replay import _Dataset
 from lightning_rl.envs.wrappers.condition import conditioned, unconditioned, with_condition
 from lightning_rl.system.errors import ConfigurationError
+from tests.helpers import make_collector
 
 pytest.importorskip("pyarrow", reason="the extra data is not installed")
 pytest.importorskip("av", reason="the extra data is not installed")
@@ -314,7 +315,7 @@ def test_a_condition_is_one_number_more():
 def demonstrations(path, wrappers=(Conditioned,), **settings):
     env = GymnasiumEnv(2, "CartPole-v1", wrappers=wrappers, vectorization="sync")
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
-    return Demonstrations(env, policy, 8, 0, path=path, **settings)
+    return make_collector(Demonstrations, env, policy, 8, 0, path=path, **settings)
 
 
 def test_demonstrations_hand_out_the_label_beside_each_observation(dataset):

@@ -22,6 +22,7 @@ from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout, check_allowed
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from tests.helpers import make_collector
 from tests.references import masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))
@@ -138,7 +139,7 @@ def test_a_mask_is_no_input_unless_it_is_asked_for(mask):
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_what_infos_say_is_observed_at_resets_and_steps_and_held_to(vectorization):
     env = env_with_masks(vectorization=vectorization)  # which fails where it is not held to
-    collector = SyncCollector(env, policy_for(env), 40, seed=0)
+    collector = make_collector(SyncCollector, env, policy_for(env), 40, seed=0)
     rollout = collector.collect()
     mask = rollout["observation", "action_mask"][:, :-1]
     assert (mask.sum(-1) == 2).all()
@@ -163,7 +164,7 @@ def test_an_env_that_allows_nothing_is_named_with_env_and_step():
     )
     env = env_with_masks(empty_at=3)
     with pytest.raises(ConfigurationError, match=message):
-        SyncCollector(env, policy_for(env), 8, seed=0).collect()
+        make_collector(SyncCollector, env, policy_for(env), 8, seed=0).collect()
     with pytest.raises(ConfigurationError, match=r"allows nothing: .* of env 0 at step 3"):
         run_episodes(policy_for(env), env, [1, 2, 3, 4], deterministic=True)
 
@@ -190,7 +191,7 @@ def test_of_several_choices_the_empty_one_is_named():
 )
 def test_the_infos_key_is_a_setting_and_is_missed(kwargs, message):
     env = env_with_masks(**kwargs)
-    collector = SyncCollector(env, policy_for(env), 8, seed=0)
+    collector = make_collector(SyncCollector, env, policy_for(env), 8, seed=0)
     if message is None:
         collector.collect()
         return

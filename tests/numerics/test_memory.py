@@ -5,7 +5,7 @@ import torch
 from lightning_rl import ActorOnly, AsyncCollector, GymnasiumEnv, RLTrainer, SyncCollector
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.training.callbacks import memory
-from tests.helpers import make_data, make_ppo
+from tests.helpers import make_collector, make_data, make_ppo
 
 
 def rollout_of(policy, collector=SyncCollector, steps=5):
@@ -36,7 +36,7 @@ def test_measuring_draws_no_random_numbers():
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
     policy.actor.insert(1, torch.nn.Dropout(0.5))
-    rollout = SyncCollector(env, policy.eval(), 5, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy.eval(), 5, seed=1).collect()
     before = torch.get_rng_state()
     memory.activation_bytes(policy.train(), rollout)
     assert torch.equal(torch.get_rng_state(), before)
@@ -79,8 +79,10 @@ def test_what_is_frozen_is_neither_copied_nor_published():
 def test_there_is_memory_for_as_many_rollouts_as_a_collector_says():
     env = GymnasiumEnv(4, "CartPole-v1")
     policy = ActorOnly(env.single_observation_space, env.single_action_space, (8,))
-    collectors = [SyncCollector(env, policy, 5, seed=1)]
-    collectors += [AsyncCollector(env, policy, 5, seed=1, max_staleness=lag) for lag in (0, 2)]
+    collectors = [make_collector(SyncCollector, env, policy, 5, seed=1)]
+    collectors += [
+        make_collector(AsyncCollector, env, policy, 5, seed=1, max_staleness=lag) for lag in (0, 2)
+    ]
     assert collectors[0].num_rollouts == 1
     assert collectors[1].num_rollouts < collectors[2].num_rollouts
     for collector in collectors:

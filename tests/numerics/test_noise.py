@@ -19,6 +19,7 @@ from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
+from tests.helpers import make_collector
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
 CORRELATION = 0.8
@@ -108,7 +109,7 @@ def test_in_a_rollout_it_begins_anew_with_each_episode_and_with_no_other_step():
         env.single_observation_space, env.single_action_space, (8,), noise_correlation=0.9
     )
     assert first_state(policy, 3)["state"].shape == (3, 3 + 2 + 5)  # of each Box one number more
-    collector = SyncCollector(env, policy, 10, seed=0)
+    collector = make_collector(SyncCollector, env, policy, 10, seed=0)
     rollout = collector.collect()
     assert collector.ways["acting"] == StepwiseActor.__name__
     state = rollout["state"].clone()

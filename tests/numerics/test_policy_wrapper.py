@@ -11,7 +11,7 @@ from torch import nn
 from lightning_rl import PPO, ActorCritic, AsyncCollector, GymnasiumEnv, Policy, SlowPolicy
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.rollout.contract import allocate_rollout
-from tests.helpers import make_data
+from tests.helpers import make_collector, make_data
 
 SPACES = (Box(-1.0, 1.0, (3,)), Discrete(2))
 
@@ -128,7 +128,9 @@ def test_wrappers_within_each_other():
 def test_the_weights_of_a_wrapped_policy_are_published(tmp_path):
     data = make_data()
     policy = SlowPolicy(data.observation_space, data.action_space, ActorCritic, delay_ms=0.0)
-    collector = AsyncCollector(GymnasiumEnv(4, "CartPole-v1"), policy, 4, 1, max_staleness=0)
+    collector = make_collector(
+        AsyncCollector, GymnasiumEnv(4, "CartPole-v1"), policy, 4, 1, max_staleness=0
+    )
     assert int(collector.collect()["policy_version"][:, :-1].max()) == 0
     policy.version += 1
     collector.publish()

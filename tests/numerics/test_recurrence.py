@@ -42,6 +42,7 @@ from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import (
     assert_same_run,
     last,
+    make_collector,
     make_data,
     make_ppo,
     make_update,
@@ -80,7 +81,7 @@ def collected(memory=LSTM, steps=24, limit=7, envs=N, seed=0, rollouts=2, **kwar
     for name, parameter in policy.named_parameters():
         if name.startswith(("actor", "critic")):  # so that what is remembered shows in actions
             torch.nn.init.normal_(parameter)
-    collector = SyncCollector(env, policy, steps, seed=seed)
+    collector = make_collector(SyncCollector, env, policy, steps, seed=seed)
     for _ in range(rollouts):
         rollout = collector.collect()
     return policy, rollout

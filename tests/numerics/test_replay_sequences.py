@@ -26,7 +26,7 @@ from lightning_rl import (
 from lightning_rl.rollout.contract import final_observations
 from lightning_rl.rollout.sequences import sequences_of
 from tests.arms import ACTION as GRIP
-from tests.helpers import load, train
+from tests.helpers import load, make_collector, train
 from tests.numerics.test_recurrence import Double, numerical_gradient
 from tests.q_references import SACReference, forward
 from tests.references import gru_step
@@ -66,7 +66,7 @@ def collected(policy, sizes, envs=3, broken=(), seed=2):
     env = Walk(envs)
     replay = ReplayBuffer(SPACE, ACTION, envs, seed=seed, capacity=20 * envs + 1)
     streams = [[] for _ in range(envs)]
-    collector = SyncCollector(env, policy, sizes, seed=seed)
+    collector = make_collector(SyncCollector, env, policy, sizes, seed=seed)
     for k in range(8):
         rollout = collector.collect()
         if k in broken:
@@ -414,7 +414,7 @@ def test_shifted_pictures_and_a_gripper_are_refused():
 def test_of_a_policy_that_never_stored_a_state_there_are_none():
     replay = ReplayBuffer(SPACE, ACTION, 2, capacity=100)
     policy = SquashedActorCritic(SPACE, ACTION, (6,))
-    replay.extend(SyncCollector(Walk(2), policy, 8, seed=0).collect())
+    replay.extend(make_collector(SyncCollector, Walk(2), policy, 8, seed=0).collect())
     with pytest.raises(ConfigurationError, match="the rollouts in the replay have no state"):
         next(replay.sequences(1, 2, 4))
 

@@ -32,7 +32,7 @@ from lightning_rl.envs import VectorEnv
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import make_data, make_ppo, scalars, train
+from tests.helpers import make_collector, make_data, make_ppo, scalars, train
 
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -136,7 +136,9 @@ def test_random_schedules_keep_bound_order_and_versions(schedules):
     for seed in range(schedules):
         staleness, steps, rollouts = seed % 4, 2, 6
         env, policy = Counting(Delay(seed)), WeightPolicy(Delay(seed + 1))
-        collector = AsyncCollector(env, policy, steps, seed, max_staleness=staleness, timeout_s=20)
+        collector = make_collector(
+            AsyncCollector, env, policy, steps, seed, max_staleness=staleness, timeout_s=20
+        )
         try:
             seen = consume(collector, policy, rollouts, Delay(seed + 2, worst_ms=2.0))
             counters = collector._buffer.statistics()
@@ -191,7 +193,9 @@ class Ones(Counting):
 )
 def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
     policy, swaps = kind(), 0
-    collector = AsyncCollector(Ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20)
+    collector = make_collector(
+        AsyncCollector, Ones(Delay(1, 2.0)), policy, 8, 1, max_staleness=1, timeout_s=20
+    )
     assert isinstance(collector._loop._writers[0].actor, actor)
     delay = Delay(3, 10.0)
     try:
@@ -215,8 +219,15 @@ def test_weights_and_log_probs_are_those_of_the_version(kind, actor):
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_overwriting_counts_exactly_what_it_drops(max_staleness):
     env, policy = Counting(Delay(1, 0.2), length=7), WeightPolicy()
-    collector = AsyncCollector(
-        env, policy, 4, 1, max_staleness=max_staleness, overflow="overwrite", timeout_s=20
+    collector = make_collector(
+        AsyncCollector,
+        env,
+        policy,
+        4,
+        1,
+        max_staleness=max_staleness,
+        overflow="overwrite",
+        timeout_s=20,
     )
     try:
         seen = consume(collector, policy, 40, Delay(2, 8.0))
@@ -246,7 +257,7 @@ def test_weights_are_whole_however_slowly_they_are_copied(monkeypatch):
 
     monkeypatch.setattr(torch, "_foreach_copy_", copy_slowly)
     env, policy = Counting(), WeightPolicy()
-    collector = AsyncCollector(env, policy, 4, 1, max_staleness=3, timeout_s=20)
+    collector = make_collector(AsyncCollector, env, policy, 4, 1, max_staleness=3, timeout_s=20)
     try:
         seen = consume(collector, policy, 60)
     finally:
@@ -376,7 +387,8 @@ def test_whoever_is_ahead_waits_and_an_env_step_has_its_updates(schedules):
         env = Several(
             num_envs, Delay(seed + 1, 0.1), pick.randint(1, 9) if end == "crash" else 10**9
         )
-        begin = partial(AsyncCollector, num_steps=steps, seed=seed, max_staleness=lag, timeout_s=20)
+        settings = {"num_steps": steps, "seed": seed, "max_staleness": lag, "timeout_s": 20}
+        begin = partial(make_collector, AsyncCollector, **settings)
         collector = begin(env, module.policy)
         until = {"end": total, "stop": pick.randrange(40, total)}.get(end, 10**9)
         timer = threading.Timer(0.002, collector.interrupt) if end == "interrupt" else None
@@ -409,7 +421,9 @@ def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(e
     """An iteration of 120 updates takes as long as a rollout of 30 steps."""
     module = Updates(each=lambda: time.sleep(0.0003), updates_per_env_step=4.0, publish_every_updates=every)  # fmt: skip
     env = Several(1, lambda: time.sleep(0.001))
-    collector = AsyncCollector(env, module.policy, 30, 1, max_staleness=1, timeout_s=20)
+    collector = make_collector(
+        AsyncCollector, env, module.policy, 30, 1, max_staleness=1, timeout_s=20
+    )
     module.collector, acted = collector, []
     try:
         for _ in range(4):
@@ -432,7 +446,7 @@ def test_who_acts_gets_newer_weights_between_two_env_steps_of_a_long_iteration(e
 
 def stale_rollout(data, module, lag, change=0.0):
     """Return a rollout that a policy `lag` updates ago, and some weights away, has collected."""
-    rollout = SyncCollector(data._env, module.policy, 16, 1)
+    rollout = make_collector(SyncCollector, data._env, module.policy, 16, 1)
     rollout = rollout.collect()
     module.policy.version += lag
     with torch.no_grad():
@@ -605,7 +619,7 @@ def test_an_error_of_the_thread_comes_with_its_traceback():
         def step(self, action):
             raise ZeroDivisionError("the env is broken")
 
-    collector = AsyncCollector(Failing(), WeightPolicy(), 4, 1)
+    collector = make_collector(AsyncCollector, Failing(), WeightPolicy(), 4, 1)
     with pytest.raises(WriterError, match="ZeroDivisionError: the env is broken") as caught:
         collector.collect()
     frames = traceback.extract_tb(caught.value.__cause__.__traceback__)
@@ -624,7 +638,7 @@ def test_a_slow_policy_is_the_one_inside_but_later():
     quick = ActorOnly(*spaces, (8,))
     torch.manual_seed(1)
     slow = SlowPolicy(*spaces, lambda *s: ActorOnly(*s, (8,)), delay_ms=5)
-    rollouts = [SyncCollector(make_data()._env, p, 6, 1) for p in (quick, slow)]
+    rollouts = [make_collector(SyncCollector, make_data()._env, p, 6, 1) for p in (quick, slow)]
     seconds = []
     for i, collector in enumerate(rollouts):
         start = time.perf_counter()

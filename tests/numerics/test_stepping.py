@@ -12,7 +12,6 @@ from lightning_rl import (
     AsyncCollector,
     Policy,
     PolicyWrapper,
-    RLDataModule,
     SyncCollector,
     TorchEnv,
 )
@@ -20,7 +19,7 @@ from lightning_rl.collectors import EpisodePlan
 from lightning_rl.collectors.evaluation import run_episodes
 from lightning_rl.collectors.loop import FirstEpisodes, step_through
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same, make_data
+from tests.helpers import assert_same, make_collector, train
 
 ENDS = 5
 
@@ -99,7 +98,7 @@ def check_state(rollout):
 def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, reset):
     env = Clock(4)
     plan = EpisodePlan(reset_every_rollout=reset)
-    collector = SyncCollector(env, policy_for(env, cls), 7, seed=1, plan=plan)
+    collector = make_collector(SyncCollector, env, policy_for(env, cls), 7, seed=1, plan=plan)
     ages = set()
     for _ in range(4):
         rollout = collector.collect()
@@ -112,7 +111,9 @@ def test_a_state_goes_on_from_step_to_step_and_from_rollout_to_rollout(cls, rese
 def test_a_state_goes_on_in_the_background(staleness):
     env = Clock(3)
     policy = policy_for(env)
-    collector = AsyncCollector(env, policy, 7, 1, max_staleness=staleness, timeout_s=20)
+    collector = make_collector(
+        AsyncCollector, env, policy, 7, 1, max_staleness=staleness, timeout_s=20
+    )
     for _ in range(6):
         check_state(collector.collect())
         policy.version += 1
@@ -123,6 +124,7 @@ def test_a_state_goes_on_in_the_background(staleness):
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_collector_has_the_state(background):
     make = partial(AsyncCollector, max_staleness=0, timeout_s=20) if background else SyncCollector
+    make = partial(make_collector, make)
     envs = Clock(4), Clock(4)
     one, other = (make(env, policy_for(env), 7, 1) for env in envs)
     first = one.collect().clone()
@@ -163,7 +165,7 @@ def test_a_state_that_is_not_as_announced_is_refused(field, told):
 
     env = Clock(3)
     with pytest.raises(ConfigurationError) as error:
-        SyncCollector(env, policy_for(env, Forgets), 7, seed=1).collect()
+        make_collector(SyncCollector, env, policy_for(env, Forgets), 7, seed=1).collect()
     assert str(error.value) == (
         f"Forgets.forward returned {told} torch.float32 of shape [3, 2], as extra_fields says of "
         "'state': td.set('next_state', ...), and return td."
@@ -236,32 +238,37 @@ def test_first_episodes_end_by_themselves_or_are_cut():
 # --- what makes a collector ---
 
 
-class FourArguments(SyncCollector):
-    def __init__(self, env, policy, num_steps, seed):
-        super().__init__(env, policy, num_steps, seed)
+class Every(SyncCollector):
+    """A collector of somebody's own: it hands out every second rollout."""
+
+    def __init__(self, context, every=1):
+        super().__init__(context)
+        self.every = every
+
+    def collect(self):
+        for _ in range(self.every - 1):
+            super().collect()
+        return super().collect()
 
 
-class OnlyPlan(SyncCollector):
-    def __init__(self, env, policy, num_steps, seed, every=2, *, plan):
-        super().__init__(env, policy, num_steps, seed, plan=plan)
+def test_a_collector_of_ones_own_gets_all_in_its_context(tmp_path):
+    data = {"collector": partial(Every, every=2), "total_env_steps": 128, "num_eval_episodes": 1}
+    trainer = {"limit_val_batches": 0, "profiler": "simple"}
+    contexts = []
 
+    class Kept(Every):
+        def collect(self):
+            contexts.append(self.context)
+            return super().collect()
 
-def test_a_collector_that_takes_no_plan_is_refused_when_the_data_module_is_made():
-    cure = (
-        "A collector is made with plan=... (how the algorithm wants episodes to begin and end) and "
-        "phase=... (a profiler's timer): end the arguments by **settings, and pass them on, as in "
-        "super().__init__(env, policy, num_steps, seed, **settings)."
-    )
-    with pytest.raises(ConfigurationError) as error:
-        make_data(collector=FourArguments)
-    assert str(error.value) == (
-        f"data.collector: FourArguments takes no argument plan and no argument phase. {cure}"
-    )
-    with pytest.raises(ConfigurationError) as error:
-        make_data(collector=partial(OnlyPlan, every=3))
-    assert str(error.value) == f"data.collector: OnlyPlan takes no argument phase. {cure}"
-    for fits in (SyncCollector, partial(AsyncCollector, max_staleness=2)):
-        assert isinstance(make_data(collector=fits), RLDataModule)
+    data["collector"] = partial(Kept, every=2)
+    module, datamodule, trainer = train(tmp_path, data=data, trainer=trainer)
+    context = contexts[0]
+    assert module.env_steps == 128
+    assert context.policy is module.policy
+    assert context.num_steps == datamodule.buffer_size
+    assert context.plan is module.plan
+    assert context.phase == trainer.profiler.profile
 
 
 def test_a_collector_has_the_plan_and_the_timer_from_the_start():
@@ -273,7 +280,9 @@ def test_a_collector_has_the_plan_and_the_timer_from_the_start():
         return np.errstate()  # some context
 
     plan = EpisodePlan(first_episode_only=True)
-    collector = SyncCollector(env, policy_for(env), 9, seed=1, plan=plan, phase=phase)
+    collector = make_collector(
+        SyncCollector, env, policy_for(env), 9, seed=1, plan=plan, phase=phase
+    )
     steps = collector.collect().batch_size[1] - 1
     assert steps < 9
     assert times == ["inference", *["inference", "env"] * steps, "inference"]

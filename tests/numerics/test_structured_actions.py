@@ -25,6 +25,7 @@ from lightning_rl.policies.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
+from tests.helpers import make_collector
 from tests.references import gaussian_log_prob, masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))
@@ -124,7 +125,7 @@ def test_the_log_prob_is_the_sum_of_those_of_its_parts(squash):
 def test_the_first_ratio_is_one_for_actions_of_all_kinds():
     env = takes_parts()
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
-    rollout = SyncCollector(env, policy, 20, seed=0).collect()[:, :-1].flatten()
+    rollout = make_collector(SyncCollector, env, policy, 20, seed=0).collect()[:, :-1].flatten()
     again = policy.evaluate_actions(rollout)["sample_log_prob"]
     torch.testing.assert_close(again, rollout["sample_log_prob"], rtol=1e-5, atol=1e-5)
     fields = policy.fields_of(rollout["action"])
@@ -138,7 +139,7 @@ def test_the_env_receives_its_own_structure(vectorization):
     env = takes_parts(vectorization=vectorization)  # which looks at what it is given
     assert env.single_action_space == StructuredActions(PARTS)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
-    collector = SyncCollector(env, policy, 7, seed=0)
+    collector = make_collector(SyncCollector, env, policy, 7, seed=0)
     rollout = collector.collect()
     space, given = env.single_action_space, rollout["observation"][:, 1:7]
     told = rollout["action"][:, :6]
@@ -190,7 +191,7 @@ def test_an_intervention_stands_around_the_flat_form():
     env = takes_parts(wrappers=wrappers)
     assert env.single_action_space == StructuredActions(PARTS)
     policy = ActorCritic(env.single_observation_space, env.single_action_space, (16,))
-    rollout = SyncCollector(env, policy, 4, seed=0).collect()
+    rollout = make_collector(SyncCollector, env, policy, 4, seed=0).collect()
     assert (rollout["executed_action"][:, :4, :2] == 0.5).all()
     assert rollout["intervened"][:, :4].all()
 

@@ -30,7 +30,7 @@ from lightning_rl import (
 from lightning_rl.envs.people.intervention import Pace
 from lightning_rl.rollout.contract import successors
 from tests.equivalence.test_resume import stop_and_resume
-from tests.helpers import assert_same_run, make_data, make_ppo, scalars, train
+from tests.helpers import assert_same_run, make_collector, make_data, make_ppo, scalars, train
 
 LENGTH = 7
 MARK = 0.5
@@ -154,7 +154,7 @@ def policy_for(env):
 
 
 def collected(env, steps=24, times=1):
-    collector = SyncCollector(env, policy_for(env), steps, seed=1)
+    collector = make_collector(SyncCollector, env, policy_for(env), steps, seed=1)
     for _ in range(times):
         rollout = collector.collect()
     env.close()
@@ -242,7 +242,7 @@ def check(rollout):
 
 def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_replay():
     env = helped(1000)
-    collector = SyncCollector(env, policy_for(env), 15, seed=1)
+    collector = make_collector(SyncCollector, env, policy_for(env), 15, seed=1)
     spaces = (env.single_observation_space, env.single_action_space)
     replay = ReplayBuffer(*spaces, 1000, capacity=1000 * 45)
     seen, rates = [], []
@@ -265,7 +265,9 @@ def test_over_a_thousand_schedules_the_counts_add_up_in_rollouts_charts_and_repl
 
 def test_in_the_background_they_add_up_too():
     env = helped(40)
-    collector = AsyncCollector(env, policy_for(env), 9, 1, max_staleness=2, timeout_s=20)
+    collector = make_collector(
+        AsyncCollector, env, policy_for(env), 9, 1, max_staleness=2, timeout_s=20
+    )
     for _ in range(4):
         rollout = collector.collect()
         assert collector.metrics()["intervention/rate"] == pytest.approx(check(rollout) / 360)
@@ -458,7 +460,7 @@ def test_a_return_goes_on_with_the_value_of_what_the_policy_had_come_to():
     env = helped(2, lambda observation: [MARK, 0.0] if observation[0] >= taken_at else None)
     data = make_data(lambda n: helped(n))
     module = make_ppo(data, gamma=0.9, gae_lambda=0.8, normalize_advantage="off")
-    rollout = SyncCollector(env, policy_for(env), LENGTH, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy_for(env), LENGTH, seed=1).collect()
     rollout["value"] = torch.randn(2, LENGTH + 1)
     module.add_advantages(rollout)
     reward, value = rollout["reward"], rollout["value"]
@@ -476,7 +478,9 @@ def test_a_group_compares_with_a_return_that_somebody_helped_to_and_learns_none_
         return [MARK, 0.0] if observation[0] == 3 else None
 
     data = make_data(partial(helped, source=script))
-    rollout = SyncCollector(data.new_env(), policy_for(data.new_env()), LENGTH, seed=1).collect()
+    rollout = make_collector(
+        SyncCollector, data.new_env(), policy_for(data.new_env()), LENGTH, seed=1
+    ).collect()
     for mode, counted in {"step": [4, 5, 6], "trajectory": []}.items():
         module = make_ppo(data, algorithm=GRPO, group_size=2, mode=mode)
         mask = module.add_advantages(rollout)
@@ -520,8 +524,8 @@ def test_so_does_one_that_learns_off_policy(tmp_path):
 @pytest.mark.parametrize("steps", range(1, 9))
 def test_wherever_it_is_stopped_what_follows_is_the_same(steps):
     env, again = helped(3, Person(0.6, 5)), helped(3, Person(0.6, 5))
-    one = SyncCollector(env, policy_for(env), steps, seed=1)
-    other = SyncCollector(again, policy_for(again), steps, seed=1)
+    one = make_collector(SyncCollector, env, policy_for(env), steps, seed=1)
+    other = make_collector(SyncCollector, again, policy_for(again), steps, seed=1)
     one.collect()
     other.load_state_dict(one.state_dict())
     for _ in range(2):
@@ -537,8 +541,8 @@ def test_what_a_person_has_done_of_an_episode_is_done_again():
     """They are not asked anew; what they do next is theirs."""
     items = queue.Queue()
     env, again = helped(1, items), helped(1, queue.Queue())
-    one = SyncCollector(env, policy_for(env), 4, seed=1)
-    other = SyncCollector(again, policy_for(again), 4, seed=1)
+    one = make_collector(SyncCollector, env, policy_for(env), 4, seed=1)
+    other = make_collector(SyncCollector, again, policy_for(again), 4, seed=1)
     items.put([MARK, 0.125])
     first = one.collect()
     assert first["intervened"][:, :-1].all()
@@ -549,7 +553,7 @@ def test_what_a_person_has_done_of_an_episode_is_done_again():
 
 def test_with_other_wrappers_episodes_restart():
     env, again = helped(1), GymnasiumEnv(1, "Shows-v0", **GYM_HIL)
-    one, other = (SyncCollector(e, policy_for(e), 4, seed=1) for e in (env, again))
+    one, other = (make_collector(SyncCollector, e, policy_for(e), 4, seed=1) for e in (env, again))
     one.collect()
     with pytest.warns(UserWarning, match="saved with other Intervention wrappers"):
         other.load_state_dict(one.state_dict())
@@ -608,7 +612,7 @@ def test_the_charts_say_how_often_how_long_and_with_what_success():
     """Of four episodes: one fails alone, one succeeds by takeovers of 1 and 3 steps, one fails after one of 2, ..."""
     env = helped(2, Schedule())
     # Rollouts end within episodes, and within a takeover.
-    collector = SyncCollector(env, policy_for(env), 4, seed=1)
+    collector = make_collector(SyncCollector, env, policy_for(env), 4, seed=1)
     for _ in range(LENGTH):
         collector.collect()
     charts = collector.metrics()
@@ -646,7 +650,9 @@ def test_a_pace_is_kept_and_what_it_missed_is_counted(monkeypatch):
 
 def test_weights_reach_who_acts_within_one_step_and_the_pace_is_reported():
     env = helped(1, Person(), fps=50)
-    collector = AsyncCollector(env, policy_for(env), 12, 1, max_staleness=4, timeout_s=20)
+    collector = make_collector(
+        AsyncCollector, env, policy_for(env), 12, 1, max_staleness=4, timeout_s=20
+    )
     collector.collect()
     collector.policy.version += 1
     collector.publish()  # rollouts begin to run beside the learner

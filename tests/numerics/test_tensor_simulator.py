@@ -18,7 +18,7 @@ from lightning_rl import (
 )
 from lightning_rl.functional import explained_variance
 from lightning_rl.rollout.contract import final_observations
-from tests.helpers import last, load, train
+from tests.helpers import last, load, make_collector, train
 
 LIMIT, EDGE = 5, 2.0
 
@@ -153,7 +153,7 @@ def collected(make, steps=12, actions=None, **settings):
     """A rollout [3, T+1] of a fixed series of actions."""
     env = TensorSimulator(3, make, **settings)
     policy = ActorCritic(env.single_observation_space, env.single_action_space)
-    collector = SyncCollector(env, policy, steps, seed=1)
+    collector = make_collector(SyncCollector, env, policy, steps, seed=1)
     torch.manual_seed(4)
     return collector.collect(), env
 
@@ -276,7 +276,7 @@ def test_a_memory_and_a_late_reset_do_not_go_together():
     env = late(3)
     policy = Remembers(env.single_observation_space, env.single_action_space)
     with pytest.raises(ConfigurationError, match="the memory of Remembers would take over"):
-        SyncCollector(env, policy, 4, seed=1)
+        make_collector(SyncCollector, env, policy, 4, seed=1)
 
 
 def test_a_time_out_that_it_does_not_explain_is_an_error_that_says_what_to_do():

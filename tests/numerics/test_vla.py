@@ -29,7 +29,7 @@ from lightning_rl.datasets.demonstrations import expert_episodes, record
 from lightning_rl.datasets.episodes import EpisodeWriter
 from lightning_rl.rollout.contract import successors
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import assert_same_run, last, load, scalars
+from tests.helpers import assert_same_run, last, load, make_collector, scalars
 from tests.remote import Threads
 
 HEADS = [(head, level) for head in ("token", "gaussian") for level in ("token", "action", "chunk")]
@@ -280,8 +280,8 @@ def test_an_expert_recorded_to_a_dataset_is_what_is_recorded_in_chunks(tmp_path)
         writer.write(episode)
     writer.finalise()
     policy = make_policy(env)
-    rollout = Demonstrations(env, policy, 4, 1, str(tmp_path / "data")).collect()
-    expected = Demonstrations(env, policy, 4, 3, episodes=7).collect()
+    rollout = make_collector(Demonstrations, env, policy, 4, 1, str(tmp_path / "data")).collect()
+    expected = make_collector(Demonstrations, env, policy, 4, 3, episodes=7).collect()
     assert rollout.batch_size == expected.batch_size == data["action"].shape[:2]
     executed = expected["executed"][..., None]
     assert torch.equal(rollout["action"] * executed, expected["action"] * executed)
@@ -307,14 +307,14 @@ def test_what_is_no_dataset_for_this_env_is_refused(tmp_path):
     for episode in expert_episodes(env.env, 2, 3):
         writer.write(episode)
     with pytest.raises(ConfigurationError, match="holds 2 demonstrations, 9 are asked for"):
-        Demonstrations(env, policy, 4, 1, path, 9)
+        make_collector(Demonstrations, env, policy, 4, 1, path, 9)
     with pytest.raises(ConfigurationError, match="has 10 frames per second, and the env takes 25"):
-        Demonstrations(env, policy, 4, 1, path, fps=25)
+        make_collector(Demonstrations, env, policy, 4, 1, path, fps=25)
     with pytest.raises(ConfigurationError, match=r"No dataset at .*none: give the directory"):
-        Demonstrations(env, policy, 4, 1, str(tmp_path / "none"))
+        make_collector(Demonstrations, env, policy, 4, 1, str(tmp_path / "none"))
     other = ActionChunk(5, lambda n: PushBlocks(n, size=16), 4)
     with pytest.raises(ConfigurationError, match=r"is of another env: its observation.images.rgb"):
-        Demonstrations(other, make_policy(other), 4, 1, path)
+        make_collector(Demonstrations, other, make_policy(other), 4, 1, path)
     with pytest.raises(ConfigurationError, match="PointMass has no expert to record"):
         record(ActionChunk(2, PointMass), 2, 1)
 

@@ -11,6 +11,7 @@ from lightning_rl import ActionChunk, GymnasiumEnv, SyncCollector, VLAObservatio
 from lightning_rl.cli.app import run as run_cli
 from lightning_rl.policies.vla.heads import action_bounds
 from lightning_rl.system.errors import ConfigurationError
+from tests.helpers import make_collector
 
 
 class Kitchen(gymnasium.Env):
@@ -150,7 +151,7 @@ def with_depth(chunk, num_envs, name="metres"):
 def test_a_policy_sees_the_depth_that_the_rollout_keeps():
     env = with_depth(2, 2)
     policy = VLAPolicy(env.single_observation_space, env.single_action_space)
-    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
     depth = rollout["observation"]["depth"]
     assert depth.dtype == torch.float32
     steps = (rollout["observation"]["proprio"][..., 0] * 10).round()
@@ -227,7 +228,7 @@ def test_a_collector_sees_each_episode_with_its_own_instruction(tokenizer):
 
     env = ActionChunk(2, lambda n: GymnasiumEnv(n, "VLAKitchen-v0", wrappers=[wrap]), 2)
     policy = VLAPolicy(env.single_observation_space, env.single_action_space)
-    rollout = SyncCollector(env, policy, 6, seed=1).collect()
+    rollout = make_collector(SyncCollector, env, policy, 6, seed=1).collect()
     language, count = rollout["observation"]["language"], rollout["observation"]["proprio"][..., 1]
     episode = (count * 10).round().long()
     assert len(episode.unique()) > 1

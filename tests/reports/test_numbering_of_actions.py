@@ -23,6 +23,7 @@ from lightning_rl import (
     write_replay,
 )
 from lightning_rl.datasets.record import Recorder, script_chooser
+from tests.helpers import make_collector
 from tests.reports.datasets import STATE, make, numbers, pq, refused
 
 SINGLE = Discrete(3, start=1)
@@ -103,7 +104,9 @@ def test_every_way_through_files_keeps_the_numbers_of_the_env_there_and_0_here(
 
 def test_a_clone_counts_as_the_policy_does(tmp_path):
     env = record(tmp_path, SINGLE, [1, 2, 2, 3])
-    handed_out = Demonstrations(env, ActorOnly(STATE, SINGLE), 4, 0, path=str(tmp_path))
+    handed_out = make_collector(
+        Demonstrations, env, ActorOnly(STATE, SINGLE), 4, 0, path=str(tmp_path)
+    )
     assert handed_out.collect()["action"][0, :4].tolist() == [0, 1, 1, 2]
 
 

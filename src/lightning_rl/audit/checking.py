@@ -320,9 +320,9 @@ class Acting:
             *spaces, env.num_envs, length, extra_fields=fields, device=device
         )
         first = step_views(rollout)[0]
-        copy_tree(first.get("observation"), env.reset(seed=collector.seed)[0])
+        copy_tree(first.get("observation"), env.reset(seed=collector.context.seed)[0])
         actor, stepper = policy.rollout_actor(rollout), env.rollout_stepper(rollout)
-        generator = torch.Generator(device).manual_seed(collector.seed)
+        generator = torch.Generator(device).manual_seed(collector.context.seed)
         clock = _Clock(device)
         storage: TensorDict = time_major(rollout)
         played = 0

@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +16,8 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import RolloutLoop
+from lightning_rl.collectors.loop import CollectorContext, RolloutLoop
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
-from lightning_rl.envs import VectorEnv
-from lightning_rl.policies import Policy
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.process import flush_denormals, flushes_denormals
 
@@ -50,9 +49,8 @@ class AsyncCollector(Collector):
     A checkpoint holds the rollouts that wait to be read, and the state in which the rollout under
     way began: a resumed run collects that one again.
 
-    See `Collector` for the first four arguments, and `settings`.
-
     Args:
+        context: see `Collector`.
         max_staleness: by how many updates the weights behind a step may lag the learner's.
         overflow: `block` the thread where the buffer is full, or `overwrite`.
         timeout_s: how long the learner waits for a rollout before the run ends, in seconds.
@@ -66,17 +64,14 @@ class AsyncCollector(Collector):
 
     def __init__(
         self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
+        context: CollectorContext,
         max_staleness: int = 1,
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,
         device: str | None = None,
-        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, **settings)
+        super().__init__(context)
+        env, policy = context.env, context.policy
         check_range("max_staleness", max_staleness, least=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
@@ -90,7 +85,7 @@ class AsyncCollector(Collector):
             env.single_observation_space,
             env.single_action_space,
             env.num_envs,
-            num_steps,
+            context.num_steps,
             max_staleness=max_staleness,
             overflow=overflow,
             timeout_s=timeout_s,
@@ -98,14 +93,9 @@ class AsyncCollector(Collector):
             device=own_device,
         )
         self._loop = RolloutLoop(
-            env,
-            self._acting,
+            replace(context, policy=self._acting),
             self._buffer.segments,
-            seed,
-            plan=self.plan,
-            phase=self.phase,
             take_up_weights=self._take_up_weights,
-            compilation=self.compilation,
         )
         self.ways = self._loop.ways
         self.num_rollouts = len(self._buffer.segments)

@@ -2,41 +2,29 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers import allocate_segments
-from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segment_for
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
-from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.envs import VectorEnv
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
 from lightning_rl.system import ranks
-from lightning_rl.system.phases import PhaseTimer, no_phases
 
 
 class Collector(ABC):
     """Collects rollouts of batch shape [N, T+1].
 
-    A subclass's constructor begins with these first four arguments, and takes the others by name;
-    the data module fills in all of them, `make_env` where it is taken; the config sets the rest.
+    The constructor of a subclass takes the context first, then settings of its own, which the
+    config sets.
 
     Args:
-        env: stepped by this collector alone.
-        policy: acts; the collector reads its weights and never writes them.
-        num_steps: T, steps per env in a rollout.
-        seed: of the env and of the sampling of actions.
-        plan: how episodes begin and end, as the algorithm wants it.
-        phase: times the phases `env` and `inference`, for a profiler.
-        make_env: makes another env like this one, for who collects elsewhere.
-        compilation: whether the steps of a batched torch env are compiled.
+        context: the env, the policy, and all else that collecting takes; the data module makes it.
 
     Attributes:
+        context, env, policy, num_steps: as given, the last three of them in the context.
         statistics: returns and lengths of finished episodes, of all processes.
         reports: what the envs of all processes said of rewards and metrics, averaged over the last
             rollout.
@@ -58,27 +46,10 @@ class Collector(ABC):
     num_rollouts: int = 1
     acted_by_policy: bool = True
 
-    def __init__(
-        self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
-        *,
-        plan: EpisodePlan = AS_THEY_COME,
-        phase: PhaseTimer = no_phases,
-        make_env: Callable[[], VectorEnv] | None = None,
-        compilation: StepsChoice | None = None,
-    ) -> None:
-        self.env = env
-        self.policy = policy
-        self.num_steps = num_steps
-        self.seed = seed
-        self.plan = plan
-        self.phase = phase
-        self.make_env = make_env
-        self.compilation = compilation
-        self.statistics = EpisodeStatistics(env.num_envs)
+    def __init__(self, context: CollectorContext) -> None:
+        self.context = context
+        self.env, self.policy, self.num_steps = context.env, context.policy, context.num_steps
+        self.statistics = EpisodeStatistics(context.env.num_envs)
         self.reports: dict[str, float] = {}
         self.reports_success = False
         self.env_steps = 0
@@ -127,7 +98,7 @@ class Collector(ABC):
         if begins_anew:
             follower.restart_episodes()
         reward, done, success = (rollout[key][:, :-1] for key in ("reward", "done", "success"))
-        counted = first_episode_mask(done) if self.plan.first_episode_only else None
+        counted = first_episode_mask(done) if self.context.plan.first_episode_only else None
         intervened = rollout.get("intervened", None)
         if intervened is not None:
             intervened = intervened[:, :-1]
@@ -177,39 +148,17 @@ class Collector(ABC):
 class SyncCollector(Collector):
     """Step the env T times with the current policy; policy lag is 0.
 
-    See `Collector` for the arguments.
-
     The rollout lives in one preallocated storage on the policy's device, written through views that
     are made once.
+
+    Args:
+        context: see `Collector`.
     """
 
-    def __init__(
-        self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
-        **settings: Any,
-    ) -> None:
-        super().__init__(env, policy, num_steps, seed, **settings)
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            num_steps,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=policy.version.device,
-        )
-        self._loop = RolloutLoop(
-            env,
-            policy,
-            [self._segment],
-            seed,
-            plan=self.plan,
-            phase=self.phase,
-            compilation=self.compilation,
-        )
+    def __init__(self, context: CollectorContext) -> None:
+        super().__init__(context)
+        self._segment = segment_for(context)
+        self._loop = RolloutLoop(context, [self._segment])
         self.ways = self._loop.ways
 
     def collect(self) -> TensorDict:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers import Segment
+from lightning_rl.buffers import Segment, allocate_segments
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.steps import (
@@ -165,8 +165,6 @@ class EpisodePlan:
         random_env_steps: env steps of all processes whose actions are drawn uniformly from the
             action space, before the policy acts; whole rollouts of them.
         teacher: acts in a share of the steps, which each rollout has one of.
-        env_steps_before: env steps of all processes that the run had before its collector was made;
-            the data module says it.
     """
 
     group_size: int = 1
@@ -174,11 +172,52 @@ class EpisodePlan:
     first_episode_only: bool = False
     random_env_steps: int = 0
     teacher: Teacher | None = None
+
+
+@dataclass(frozen=True)
+class CollectorContext:
+    """What a collector works with. The data module makes it.
+
+    Attributes:
+        env: N envs, stepped by this collector alone; the data module closes it.
+        policy: acts; the collector reads its weights and never writes them.
+        num_steps: T, steps per env in a rollout.
+        seed: of the env and of the sampling of actions.
+        plan: how the algorithm wants episodes to begin and end; by default they begin where the
+            last ones end, and end where the env says so.
+        phase: times the phases `env` and `inference`, for a profiler.
+        calls: times the calls into the env, `with calls("step"): ...`, so that an env that hangs is
+            noticed; see `EnvCalls`.
+        make_env: makes another env like `env`, for collectors in other processes.
+        compilation: whether the steps of a batched torch env are compiled; None for no.
+        env_steps_before: env steps of all processes before this collector was made.
+    """
+
+    env: VectorEnv
+    policy: Policy
+    num_steps: int
+    seed: int
+    plan: EpisodePlan = EpisodePlan()
+    phase: PhaseTimer = no_phases
+    calls: PhaseTimer = no_phases
+    make_env: Callable[[], VectorEnv] | None = None
+    compilation: StepsChoice | None = None
     env_steps_before: int = 0
 
 
-AS_THEY_COME = EpisodePlan()
-"""Episodes begin where the last ones end, and end where the env says so."""
+def segment_for(context: CollectorContext) -> Segment:
+    """Allocate the storage of one rollout, on the policy's device."""
+    env, policy = context.env, context.policy
+    (segment,) = allocate_segments(
+        1,
+        env.single_observation_space,
+        env.single_action_space,
+        env.num_envs,
+        context.num_steps,
+        extra_fields=policy.extra_fields | env.extra_fields,
+        device=policy.version.device,
+    )
+    return segment
 
 
 class SegmentWriter(NamedTuple):
@@ -197,18 +236,13 @@ class RolloutLoop:
     rollouts go on where the last one stopped.
 
     Args:
-        env: stepped by this loop alone.
-        policy: acts; read, never written.
+        context: the env and the policy that acts, and how; see `CollectorContext`.
         segments: the storage that rollouts may go into.
-        seed: of the env and of the sampling of actions.
-        plan: how episodes begin and end.
-        phase: times the phases `env` and `inference`.
         take_up_weights: called before each step; where there are newer weights, it calls what it is
             given, for all that the present ones have still to say, takes them up, and returns true.
             It may raise, to end the loop.
         num_loops: how many loops of the run step envs, this one included; one in each process of
             the run where not given.
-        compilation: whether the steps of a batched torch env are to be compiled; None for no.
 
     Attributes:
         reports_success: whether the env has said of an episode that it succeeded or not.
@@ -222,17 +256,13 @@ class RolloutLoop:
 
     def __init__(
         self,
-        env: VectorEnv,
-        policy: Policy,
+        context: CollectorContext,
         segments: Sequence[Segment],
-        seed: int,
         *,
-        plan: EpisodePlan = AS_THEY_COME,
-        phase: PhaseTimer = no_phases,
         take_up_weights: Callable[[Callable[[], None]], bool] | None = None,
         num_loops: int | None = None,
-        compilation: StepsChoice | None = None,
     ) -> None:
+        env, policy = context.env, context.policy
         require(
             not policy.remembers or "padding" not in env.extra_fields,
             f"{type(env).__name__} resets what has finished a step late, and in that step the "
@@ -241,10 +271,10 @@ class RolloutLoop:
         )
         self._env = env
         self._policy = policy
-        self._seed = seed
-        self._generator = torch.Generator(policy.version.device).manual_seed(seed)
-        self._plan = plan
-        self._phase = phase
+        self._seed = context.seed
+        self._generator = torch.Generator(policy.version.device).manual_seed(context.seed)
+        self._plan = context.plan
+        self._phase, self._calls = context.phase, context.calls
         self._take_up_weights = take_up_weights
         self._num_loops = ranks.world_size() if num_loops is None else num_loops
         self.reports_success = False
@@ -259,13 +289,13 @@ class RolloutLoop:
             for segment in segments
         ]
         self._plain = self._writers
-        if compilation is not None:
-            ahead = take_up_weights is None and not plan.first_episode_only
-            self._writers = self._compiled(segments, compilation, ahead)
+        if context.compilation is not None:
+            ahead = take_up_weights is None and not context.plan.first_episode_only
+            self._writers = self._compiled(segments, context.compilation, ahead)
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
-        self.env_steps = plan.env_steps_before
+        self.env_steps = context.env_steps_before
         self._next: dict[str, Any] = {}  # what the next rollout begins with, where it goes on
 
     @property

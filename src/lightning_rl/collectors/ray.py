@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import cloudpickle
@@ -16,9 +17,14 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
-from lightning_rl.buffers.segments import allocate_segments, check_fits
+from lightning_rl.buffers.segments import check_fits
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import (
+    CollectorContext,
+    EpisodePlan,
+    RolloutLoop,
+    segment_for,
+)
 from lightning_rl.collectors.ray_cluster import (
     Connection,
     Member,
@@ -76,10 +82,7 @@ class RayCollector(Collector):
     that are under way began: a resumed run collects these again.
 
     Args:
-        env: of the learner; not stepped, but asked for its spaces.
-        policy: see `Collector`, as the next two.
-        num_steps: likewise.
-        seed: likewise.
+        context: see `Collector`; its env is not stepped, but asked for its spaces.
         num_collectors: M.
         max_staleness: by how many updates the weights behind a step may lag the learner's;
             `num_collectors` where not given, so that none of them waits for the others.
@@ -97,7 +100,6 @@ class RayCollector(Collector):
         timeout_s: how long a rollout may take, and the learner waits for one, in seconds.
         back_off_s: how long a collector that failed waits to be replaced, in seconds; twice as long
             each time that it fails again, at most a minute.
-        settings: see `Collector`.
 
     Raises:
         ConfigurationError: for a number out of range, where Ray is not installed, and where the run
@@ -108,10 +110,7 @@ class RayCollector(Collector):
 
     def __init__(
         self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
+        context: CollectorContext,
         num_collectors: int = 1,
         max_staleness: int | None = None,
         overflow: Literal["block", "overwrite"] = "block",
@@ -123,9 +122,8 @@ class RayCollector(Collector):
         min_healthy: int = 1,
         timeout_s: float = 600.0,
         back_off_s: float = 1.0,
-        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, **settings)
+        super().__init__(context)
         check_range("num_collectors", num_collectors, least=1)
         check_range("max_staleness", max_staleness, least=0)
         check_range("min_healthy", min_healthy, least=0, most=num_collectors)
@@ -136,19 +134,11 @@ class RayCollector(Collector):
         _refuse_misplaced(address, run)
         if run is not None:
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
-        assert self.make_env is not None, "the data module gives it"
+        assert context.make_env is not None, "the data module gives it"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            num_steps,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=policy.version.device,
-        )
+        self._segment = segment_for(context)
         # Nothing is collected by it: it knows how a loop begins, and what it acts and steps by.
-        here = RolloutLoop(env, policy, [self._segment], seed, plan=self.plan)
+        here = RolloutLoop(replace(context, compilation=None), [self._segment])
         self.ways = here.ways
         self._cluster = RayCluster(
             address, num_collectors, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}
@@ -156,10 +146,10 @@ class RayCollector(Collector):
         self.may_drop_rollouts = overflow == "overwrite"
         rules = Rules(self.max_staleness, overflow, min_healthy, timeout_s, back_off_s)
         self._remotes = RemoteCollectors(
-            self._cluster, num_collectors, self._seed_of, rules, int(policy.version)
+            self._cluster, num_collectors, self._seed_of, rules, int(self.policy.version)
         )
         self._remotes.remotes[0].state = here.state_dict()
-        others = [EpisodeStatistics(env.num_envs) for _ in range(num_collectors - 1)]
+        others = [EpisodeStatistics(self.env.num_envs) for _ in range(num_collectors - 1)]
         self._followers = [self.statistics, *others]
         self._last: int | None = None  # the collector whose rollout was handed out last
         self._dropped_steps = 0
@@ -170,8 +160,8 @@ class RayCollector(Collector):
     def _seed_of(self, index: int, generation: int) -> int:
         """Return the seed of a collector; that of the first one is the run's."""
         if index == generation == 0:
-            return self.seed
-        drawn = np.random.SeedSequence([self.seed, index, generation]).generate_state(1)
+            return self.context.seed
+        drawn = np.random.SeedSequence([self.context.seed, index, generation]).generate_state(1)
         return int(drawn[0] % 2**31)
 
     def collect(self) -> TensorDict:
@@ -216,10 +206,11 @@ class RayCollector(Collector):
 
     def _start(self) -> None:
         setup = Setup(
-            self.make_env,
+            self.context.make_env,
             acting_copy(self.policy, torch.device("cpu")),
             self.num_steps,
-            self.plan,
+            self.context.plan,
+            self.context.env_steps_before,
             len(self._remotes.remotes),
             torch.get_num_threads(),
             flushes_denormals(),
@@ -310,6 +301,7 @@ class Setup(NamedTuple):
     policy: Policy
     num_steps: int
     plan: EpisodePlan
+    env_steps_before: int
     num_loops: int
     num_threads: int
     flush_denormal: bool
@@ -501,21 +493,15 @@ class RayActor:
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
         self._env = env = _env_made_by(setup.make_env)
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            setup.num_steps,
-            extra_fields=self._policy.extra_fields | env.extra_fields,
-            device=device,
-        )
-        self._loop = RolloutLoop(
-            env,
-            self._policy,
-            [self._segment],
-            seed,
+        context = CollectorContext(
+            *(env, self._policy, setup.num_steps, seed),
             plan=setup.plan,
+            env_steps_before=setup.env_steps_before,
+        )
+        self._segment = segment_for(context)
+        self._loop = RolloutLoop(
+            context,
+            [self._segment],
             take_up_weights=self._take_up_weights,
             num_loops=setup.num_loops,
         )

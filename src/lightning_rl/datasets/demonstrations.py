@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.collectors import Collector
+from lightning_rl.collectors import Collector, CollectorContext
 from lightning_rl.collectors.loop import FirstEpisodes
 from lightning_rl.datasets.ends import Ends
 from lightning_rl.datasets.episodes import Episode, Episodes, Outside, read_episodes
@@ -16,7 +16,6 @@ from lightning_rl.envs.vector_env import RESULTS, Observation
 from lightning_rl.envs.wrappers.chunk_wrapper import single
 from lightning_rl.envs.wrappers.condition import unconditioned, with_condition
 from lightning_rl.functional import first_episode_mask
-from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import (
     allocate_rollout,
     clear_final_observations,
@@ -33,12 +32,12 @@ FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success
 class Demonstrations(Collector):
     """Hand out demonstrations with every rollout, for `BehaviorCloning`.
 
-    See `Collector` for the first four arguments, and `settings`; the episodes are as long as the
-    longest of them, whatever `data.buffer_size` says. Where the env takes chunks of actions, those
-    of a dataset are cut into chunks, one behind the other; the last action stands for what is
-    behind the end of an episode, and does not count.
+    The episodes are as long as the longest of them, whatever `data.buffer_size` says. Where the env
+    takes chunks of actions, those of a dataset are cut into chunks, one behind the other; the last
+    action stands for what is behind the end of an episode, and does not count.
 
     Args:
+        context: see `Collector`.
         path: of a dataset, see `read_episodes`; where not given, the env's own expert is recorded.
         episodes: how many are learnt from, the first ones; those of the dataset, or 100, where not
             given.
@@ -62,10 +61,7 @@ class Demonstrations(Collector):
 
     def __init__(
         self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
+        context: CollectorContext,
         path: str | None = None,
         episodes: int | None = None,
         keys: dict[str, str] | None = None,
@@ -74,9 +70,9 @@ class Demonstrations(Collector):
         episodes_per_rollout: int | None = None,
         ends: Ends | None = None,
         actions_outside: Outside = "clip",
-        **settings: Any,
     ) -> None:
-        super().__init__(env, policy, num_steps, seed, **settings)
+        super().__init__(context)
+        env = context.env
         check_range("episodes", episodes, least=1)
         check_range("episodes_per_rollout", episodes_per_rollout, least=1)
         self._rollouts = 0
@@ -88,7 +84,7 @@ class Demonstrations(Collector):
                 f"condition is {condition!r}, and the env's own expert has no labels: give the "
                 "path of a dataset that has them (rl-cli label).",
             )
-            self._rollout = self._of_expert(record(env, episodes or 100, seed))
+            self._rollout = self._of_expert(record(env, episodes or 100, context.seed))
             return
         self._dataset = read_episodes(
             path,
@@ -166,7 +162,7 @@ class Demonstrations(Collector):
         chosen = []
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)
-            generator = torch.Generator().manual_seed(self.seed + turn)
+            generator = torch.Generator().manual_seed(self.context.seed + turn)
             chosen.append(int(torch.randperm(self._count, generator=generator)[at]))
         return chosen
 

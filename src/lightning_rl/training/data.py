@@ -3,11 +3,9 @@
 The dataset, the seeds of the evaluation, and the data module that owns the envs.
 """
 
-import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
@@ -28,15 +26,16 @@ from lightning_rl.buffers import (
 )
 from lightning_rl.buffers.replay_files import REPLAY_FOLDER
 from lightning_rl.checkpoints.format import restoring
-from lightning_rl.collectors import Collector, EpisodePlan, SyncCollector
+from lightning_rl.collectors import Collector, CollectorContext, EpisodePlan, SyncCollector
 from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
+from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.phases import PhaseTimer, phases_of
+from lightning_rl.system.phases import phases_of
 
 if TYPE_CHECKING:
     EnvLike = EnvFactory | str
@@ -46,20 +45,20 @@ else:
 
 
 class CollectorFactory(Protocol):
-    """Makes a collector; in YAML the class and its other arguments."""
+    """Makes a collector; in YAML the class and its own settings."""
 
-    def __call__(
-        self,
-        env: VectorEnv,
-        policy: Policy,
-        num_steps: int,
-        seed: int,
-        /,
-        *,
-        plan: EpisodePlan,
-        phase: PhaseTimer,
-    ) -> Collector:
-        """Make one; see `Collector` for the arguments."""
+    def __call__(self, context: CollectorContext, /) -> Collector:
+        """Make one."""
+
+
+class Learner(Protocol):
+    """The part of the algorithm that the data module uses."""
+
+    policy: Policy
+    plan: EpisodePlan
+    env_steps: int
+
+    def choose_step_compilation(self) -> StepsChoice: ...
 
 
 class RolloutDataset(IterableDataset[TensorDict]):
@@ -103,40 +102,6 @@ def _check_ranges(env_timeout_s: float | None, seed: int | None, eval_seed: int 
     check_range("data.env_timeout_s", env_timeout_s, above=0)
     check_range("data.seed", seed, least=0)
     check_range("data.eval_seed", eval_seed, least=0)
-
-
-def _refuse_without_plan(factory: CollectorFactory) -> None:
-    """Refuse what makes a collector and cannot be told of the plan.
-
-    Raises:
-        ConfigurationError: naming it, and what to add to its arguments.
-    """
-    made = _constructor(factory)
-    missing = [name for name in ("plan", "phase") if not _takes(made, name)]
-    require(
-        not missing,
-        f"data.collector: {getattr(made, '__qualname__', made)} takes no argument "
-        f"{' and no argument '.join(missing)}. A collector is made with plan=... (how the "
-        "algorithm wants episodes to begin and end) and phase=... (a profiler's timer): end the "
-        "arguments by **settings, and pass them on, as in "
-        "super().__init__(env, policy, num_steps, seed, **settings).",
-    )
-
-
-def _constructor(factory: CollectorFactory) -> Any:
-    """Return the class that a factory makes collectors of, or the function that it is."""
-    made: Any = factory
-    while isinstance(made, partial):  # from a config it is one of a function that takes the class
-        classes = [arg for arg in made.args if inspect.isclass(arg) and issubclass(arg, Collector)]
-        made = classes[0] if classes else made.func
-    return made
-
-
-def _takes(made: Any, name: str) -> bool:
-    """Tell whether a constructor takes an argument of a name."""
-    parameters = inspect.signature(made).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return takes_any or name in parameters
 
 
 class EpisodeSeeds(IterableDataset[list[int]]):
@@ -240,7 +205,6 @@ class RLDataModule(LightningDataModule):
         self._make_eval_env = (
             self._make_env if eval_env is None else env_factory(eval_env, "data.eval_env")
         )
-        _refuse_without_plan(collector)
         self._make_collector, self._make_replay = collector, replay
         self.replay: Replay | None = None
         self._eval_env: VectorEnv | None = None
@@ -399,31 +363,26 @@ class RLDataModule(LightningDataModule):
     def train_dataloader(self) -> RolloutDataset:
         """Make the collector: by now the policy's weights are restored and on their device."""
         assert self.trainer is not None
-        module = cast(Any, self.trainer.lightning_module)
-        policy = cast(Policy, module.policy)
+        learner = cast(Learner, self.trainer.lightning_module)
         if self._env is None:
             self._env = self.new_env()
-        settings: dict[str, Any] = {}
-        if _takes(_constructor(self._make_collector), "make_env"):
-            # No lambda: it may be sent to where the collector's envs are.
-            settings["make_env"] = partial(make_env, self._make_env, self.num_envs, "data.env")
-        if _takes(_constructor(self._make_collector), "compilation"):
-            settings["compilation"] = module.choose_step_compilation()
         self.collector = self._make_collector(
-            self._env,
-            policy,
-            self.buffer_size,
-            self.seed_for("collector"),
-            plan=replace(module.plan, env_steps_before=module.env_steps),
-            phase=phases_of(cast(Any, self.trainer).profiler),
-            **settings,
+            CollectorContext(
+                *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
+                plan=learner.plan,
+                phase=phases_of(cast(Any, self.trainer).profiler),
+                # No lambda: it may be sent to where the collector's envs are.
+                make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
+                compilation=learner.choose_step_compilation(),
+                env_steps_before=learner.env_steps,
+            )
         )
         if self._make_replay is not None:
             self.replay = self._make_replay(
                 self.observation_space,
                 self.action_space,
                 self.num_envs,
-                policy.version.device,
+                learner.policy.version.device,
                 self.seed_for("replay"),
                 directory=Path(getattr(self.trainer, "run_dir", self.trainer.default_root_dir)),
             )
