@@ -1,6 +1,5 @@
 """An env that hangs ends the run, says which env, in what and where, and leaves nothing behind."""
 
-import contextlib
 import multiprocessing
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv, SyncCollector
+from lightning_rl import ActionChunk, AsyncCollector, GymnasiumEnv
 from lightning_rl.buffers.waiting import wait_for
 from lightning_rl.cli.app import _curable
 from lightning_rl.envs import ValueProbe
@@ -46,19 +45,8 @@ def nothing_stays():
     assert not multiprocessing.active_children()
 
 
-def in_python():
-    while not END.is_set():
-        time.sleep(0.01)
-
-
 def in_c():
     END.wait(1000)
-
-
-def deaf():
-    while not END.is_set():
-        with contextlib.suppress(BaseException):
-            END.wait(1000)
 
 
 class Hanging(gymnasium.Env):
@@ -156,7 +144,6 @@ ENVS = {
     "task": lambda where, hang: partial(HangingTask, where=where, hang=hang),
 }
 WHOSE = {
-    ("sync", "construction"): r"Env 1 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
     "sync": r"Env 0 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
     "async": r"Envs 0, 1 of 2 of the training \(GymnasiumEnv 'Hanging-v0'\)",
     "vector_entry_point": r"The 2 envs of the training \(GymnasiumEnv 'Hanging-v0'\)",
@@ -172,39 +159,88 @@ AT = {
 
 def message(kind, where):
     """Return what the whole message has to be; of the stack, the env's line and the last one."""
-    whose = WHOSE.get((kind, where), WHOSE[kind])
     return re.compile(
-        rf"^{whose} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise it "
+        rf"^{WHOSE[kind]} hung: the {where} took more than data\.env_timeout_s: 1 seconds\. Raise it "
         r"where that may take longer, or set it to null, for no limit, where a person takes part\. "
         rf'{AT[kind]}(  .*\n)*  File ".*test_hangs\.py", line \d+, in \w+\n.*hang.*\n(  .*\n)*'
         r".*(END\.wait|time\.sleep|waiter\.acquire|signaled = |gotit = ).*$"
     )
 
 
-CASES = [
-    (kind, collector, where)
-    for kind in ENVS
-    for collector in (SyncCollector, AsyncCollector)
-    for where in ("step", "reset", "construction")
-    if collector is SyncCollector or where != "construction"
-]
+def assert_said(kind, where, error):
+    assert isinstance(error, EnvTimeoutError)
+    assert message(kind, where).search(str(error)), str(error)
 
 
-@pytest.mark.parametrize(("kind", "collector", "where"), CASES)
-def test_an_env_that_hangs_ends_the_run(kind, collector, where, tmp_path):
-    # A thread in the background ends between two lines of Python, or with the process.
-    hang = in_python if collector is AsyncCollector else in_c
+@pytest.mark.parametrize("where", ["step", "reset", "construction"])
+def test_processes_that_hang_are_killed_and_the_run_ends(where, tmp_path):
+    with pytest.raises(EnvTimeoutError) as caught:
+        train(
+            tmp_path,
+            env=ENVS["async"](where, in_c),
+            data={"env_timeout_s": TIMEOUT, "num_envs": 2},
+            trainer={"limit_val_batches": 0},
+        )
+    assert_said("async", where, caught.value)
+    assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("kind", ENVS)
+@pytest.mark.parametrize("where", ["step", "reset"])
+def test_a_learner_that_waits_for_another_thread_gets_the_error(kind, where, tmp_path):
     with pytest.raises(Exception, match="hung") as caught:
         train(
             tmp_path,
-            env=ENVS[kind](where, hang),
-            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": collector},
+            env=ENVS[kind](where, in_c),
+            data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
             trainer={"limit_val_batches": 0},
         )
-    error = _curable(caught.value)
-    assert isinstance(error, EnvTimeoutError)
-    assert message(kind, where).search(str(error)), str(error)
+    assert_said(kind, where, _curable(caught.value))
     assert not (tmp_path / ".lock").exists()
+
+
+def ended(function, *arguments):
+    """What a process of its own writes to stderr, and its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join(30)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def train_alone(directory, kind, where):
+    error = (directory / "error").open("w")
+    os.dup2(error.fileno(), 2)
+    sys.stderr = error
+    train(
+        directory,
+        env=ENVS[kind](where, in_c),
+        data={"env_timeout_s": TIMEOUT, "num_envs": 2, "eval_env": ENVS["async"]("step", in_c)},
+        trainer={"num_sanity_val_steps": 0},
+    )
+
+
+IN_LINE = [
+    ("sync", "step"),
+    ("sync", "construction"),
+    ("vector_entry_point", "reset"),
+    ("task", "step"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where"), IN_LINE)
+def test_an_env_in_the_learners_thread_ends_the_process(kind, where, tmp_path):
+    """With the message, exit code 1, and what an exception would have done, within ten seconds."""
+    assert ended(train_alone, tmp_path, kind, where) == 1
+    error = (tmp_path / "error").read_text()
+    assert "Traceback" not in error
+    assert error.endswith("\nNothing could interrupt it, and the process was ended.\n")
+    said = error.partition("rl-cli: error: ")[2].rpartition("\nNothing could")[0]
+    assert message(kind, where).search(said), said
+    assert not (tmp_path / ".lock").exists()
+    if where != "construction":  # there is no run before the env is made
+        outcome = (tmp_path / "run.json").read_text()
+        assert '"outcome": "failed: EnvTimeoutError: ' in outcome
 
 
 class Busy(Callback):
@@ -212,26 +248,28 @@ class Busy(Callback):
 
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == 1:
-            END.wait(60)
+            END.wait(2 * TIMEOUT)
 
 
-def test_a_learner_that_is_busy_hears_of_a_hang_in_the_background(tmp_path):
-    with pytest.raises(EnvTimeoutError, match=r"^The 2 envs of the training .* hung: the"):
+def test_a_learner_that_is_busy_gets_the_error_when_it_asks_for_a_rollout(tmp_path):
+    with pytest.raises(Exception, match=r"The 2 envs of the training .* hung: the"):
         train(
             tmp_path,
-            env=ENVS["task"]("step", in_python),
+            env=ENVS["task"]("step", in_c),
             data={"env_timeout_s": TIMEOUT, "num_envs": 2, "collector": AsyncCollector},
             trainer={"limit_val_batches": 0, "callbacks": [Busy()]},
         )
 
 
 def test_one_that_hangs_in_the_evaluation_is_said_to(tmp_path):
-    expected = r"^Env 0 of 2 of the evaluation \(GymnasiumEnv 'Hanging-v0'\) hung: the step took"
+    expected = (
+        r"^Envs 0, 1 of 2 of the evaluation \(GymnasiumEnv 'Hanging-v0'\) hung: the step took"
+    )
     with pytest.raises(EnvTimeoutError, match=expected):
         train(
             tmp_path,
             env=ENVS["sync"]("never", in_c),
-            data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["sync"]("step", in_c)},
+            data={"env_timeout_s": TIMEOUT, "eval_env": ENVS["async"]("step", in_c)},
             trainer={"num_sanity_val_steps": 1},
         )
 
@@ -260,19 +298,17 @@ def test_one_env_of_many_is_named_in_its_own_process():
 
     make = partial(ENVS["async"]("never", in_c), wrappers=[Third])
     data = make_data(make, env_timeout_s=TIMEOUT)
-    with pytest.raises(EnvTimeoutError, match=r"^Env 2 of 4 of the training .* Env 2 at:\n"):
+    expected = r"^Env 2 of 4 of the training .* Env 2 at:\n"
+    with pytest.raises(EnvTimeoutError, match=expected), data.calls("reset"):
         data._env.reset(seed=1)
     data.close()
 
 
-def test_an_env_within_an_env_is_named():
+def test_an_env_within_an_env_is_named(tmp_path):
     inner = ENVS["task"]("step", in_c)
-    data = make_data(partial(ActionChunk, env=inner, chunk_size=30), env_timeout_s=TIMEOUT)
-    data._env.reset(seed=1)
-    action = torch.zeros(4, 30, dtype=int)
-    with pytest.raises(EnvTimeoutError, match=r"\(HangingTask\) hung: the step took"):
-        [data._env.step(action) for _ in range(21)]
-    data.close()
+    make = partial(ActionChunk, env=inner, chunk_size=30)
+    with pytest.raises(Exception, match=r"\(HangingTask\) hung: the step took"):
+        train(tmp_path, env=make, data={"env_timeout_s": TIMEOUT, "collector": AsyncCollector})
 
 
 def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monkeypatch):
@@ -291,8 +327,6 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
     go_on(64, 0.2)
     loop = load(last(tmp_path))["RLDataModule"]["collectors"][0]["loop"]
     limit = 0.02 * len(loop["env"]["episodes"][0]["actions"]) / 2
-    with pytest.raises(EnvTimeoutError, match="the replay of an episode took more than"):
-        go_on(96, limit, ckpt_path=last(tmp_path))
     monkeypatch.setattr("lightning_rl.envs.gymnasium.adapter.REPLAY_SECONDS", limit / 10)
     go_on(96, limit, ckpt_path=last(tmp_path))
 
@@ -300,7 +334,7 @@ def test_what_comes_back_in_time_is_no_hang_and_a_replay_may_last(tmp_path, monk
 def test_no_limit_watches_nothing():
     data = make_data("CartPole-v1", env_timeout_s=None)
     data._env.reset(seed=1)
-    assert not [t for t in threading.enumerate() if t.name.startswith("watch of")]
+    assert not watchers()
     data.close()
     with pytest.raises(
         ConfigurationError, match=r"^data\.env_timeout_s must be positive, got 0\.$"
@@ -308,15 +342,38 @@ def test_no_limit_watches_nothing():
         make_data("CartPole-v1", env_timeout_s=0)
 
 
-def test_the_thread_that_watches_ends_with_nothing_to_watch(monkeypatch):
+def watchers():
+    return [t for t in threading.enumerate() if t.name == "watch of the envs"]
+
+
+def test_one_thread_watches_while_there_are_calls(monkeypatch):
     monkeypatch.setattr("lightning_rl.envs.watch.TICK_SECONDS", 0.02)
     data = make_data("CartPole-v1")
+    assert data.eval_env is not None
+    (thread,) = watchers()
+    data.close()
+    assert not thread.is_alive()
+    data = make_data("CartPole-v1")
     for _ in range(2):  # and another one begins
-        data._env.reset(seed=1)
-        (thread,) = [t for t in threading.enumerate() if t.name == "watch of the training"]
+        with data.calls("reset"):
+            data._env.reset(seed=1)
+        (thread,) = watchers()
         thread.join(5)
         assert not thread.is_alive()
     data.close()
+
+
+def test_an_env_that_is_debugged_does_not_hang():
+    """A person looks at its thread: `breakpoint()` there runs the code of `bdb`."""
+    names = {"__name__": "bdb", "hang": lambda: END.wait(4 * 0.3)}
+    exec("def trace_dispatch():\n    hang()", names)
+    watch = EnvWatch(0.3)
+    calls = watch.calls("the training")
+    env = calls.make(lambda n: ValueProbe(n, delay=3), 1)
+    with calls("step"):
+        names["trace_dispatch"]()
+    env.close()
+    watch.close()
 
 
 class Slow(ValueProbe):
@@ -326,12 +383,14 @@ class Slow(ValueProbe):
 
 
 def step_slowly(begun):
-    watch = EnvWatch("the training", 1.0)
-    env = watch.make(lambda n: Slow(n, delay=3), 1)
+    watch = EnvWatch(1.0)
+    calls = watch.calls("the training")
+    env = calls.make(lambda n: Slow(n, delay=3), 1)
     env.reset(seed=1)
     begun.set()
     for _ in range(4):
-        env.step(torch.zeros(1, dtype=int))
+        with calls("step"):
+            env.step(torch.zeros(1, dtype=int))
     watch.close()
 
 
@@ -356,29 +415,3 @@ def test_a_wait_for_the_other_thread_leaves_out_a_stop(monkeypatch):
     monkeypatch.setattr(changed, "wait_for", lambda possible, seconds: possible())
     monkeypatch.setattr("lightning_rl.buffers.waiting.time.perf_counter", lambda: next(clock))
     assert wait_for(changed, lambda: next(looks), 10.0) == (True, 2.5)
-
-
-def train_deaf(directory):
-    error = (directory / "error").open("w")
-    os.dup2(error.fileno(), 2)
-    sys.stderr = error
-    train(
-        directory,
-        env=ENVS["sync"]("step", deaf),
-        data={"env_timeout_s": TIMEOUT, "num_envs": 2, "eval_env": ENVS["async"]("step", in_c)},
-        trainer={"num_sanity_val_steps": 0},
-    )
-
-
-def test_one_that_nothing_can_interrupt_ends_the_process_all_the_same(tmp_path):
-    """With the message, exit code 1, and what an exception would have done, within ten seconds."""
-    process = multiprocessing.get_context("fork").Process(target=train_deaf, args=(tmp_path,))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 1
-    error = (tmp_path / "error").read_text()
-    assert "Traceback" not in error
-    assert "rl-cli: error: Env 0 of 2 of the training (GymnasiumEnv 'Hanging-v0') hung" in error
-    assert error.endswith("\nNothing could interrupt it, and the process was ended.\n")
-    assert '"outcome": "failed: EnvTimeoutError: Env 0 of 2' in (tmp_path / "run.json").read_text()
-    assert not (tmp_path / ".lock").exists()

@@ -117,6 +117,9 @@ class TrainingData(Protocol):
     def eval_env(self) -> VectorEnv: ...
 
     @property
+    def eval_calls(self) -> PhaseTimer: ...
+
+    @property
     def eval_env_reports_success(self) -> bool: ...
 
     @property
@@ -682,6 +685,7 @@ class Algorithm(LightningModule, ABC, Constructed):
                 deterministic=data.eval_deterministic,
                 max_steps=data.max_eval_episode_steps,
                 watch=watch,
+                calls=data.eval_calls,
             )
 
     def validation_step(self, seeds: list[int], batch_idx: int) -> None:

@@ -1,9 +1,11 @@
 """Check an env: play it for some seconds, and say what training would meet, each with its cure."""
 
 import io
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +26,7 @@ from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
-from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.envs.watch import EnvCalls, EnvWatch
 from lightning_rl.rollout.contract import map_tree, space_spec
 from lightning_rl.system.errors import ConfigurationError
 
@@ -119,9 +121,10 @@ def check_env(
         ConfigurationError: where `env` makes no envs.
     """
     factory = env_factory(env, "env")
-    watch = EnvWatch("the check", timeout_s)
+    watch = EnvWatch(timeout_s)
     check = EnvCheck(
-        lambda: watch.make(lambda count: make_env(factory, count, "env"), num_envs),
+        lambda calls: calls.make(lambda count: make_env(factory, count, "env"), num_envs),
+        watch,
         seconds=seconds,
         seed=seed,
     )
@@ -136,7 +139,8 @@ class EnvCheck:
     """Plays an env and keeps what it found.
 
     Args:
-        make: makes the env, each time another one; whoever calls closes nothing.
+        make: makes the env by `EnvCalls.make`, each time another one, which the check closes.
+        watch: looks out for an env that hangs.
         seconds: how long to play, about.
         seed: of the envs and of the actions.
         scaling: what of the env is scaled before a network gets it.
@@ -151,13 +155,16 @@ class EnvCheck:
 
     def __init__(
         self,
-        make: Callable[[], VectorEnv],
+        make: Callable[[EnvCalls], VectorEnv],
+        watch: EnvWatch,
         *,
         seconds: float,
         seed: int,
         scaling: Scaling = Scaling(),
     ) -> None:
         self._make, self._seconds, self._seed, self._scaling = make, seconds, seed, scaling
+        self._outcome: Future[None] = Future()
+        self._calls = watch.calls("the check", self._fail)
         self.findings: list[Finding] = []
         self.play: RandomPlay | None = None
         self.reproducible = self.same_starts = False
@@ -165,14 +172,44 @@ class EnvCheck:
         self._env: VectorEnv | None = None
 
     def run(self) -> None:
-        """Make the env, and play it in every way; what it raises ends that, and is a finding."""
+        """Make the env, and play it in every way; what it raises ends that, and is a finding.
+
+        It is played in a thread of its own: this one goes on where it hangs there.
+        """
+        threading.Thread(target=self._work, name="check of the env", daemon=True).start()
+        try:
+            self._outcome.result()
+        except Exception as error:
+            if not _is_of_the_env(error):
+                raise
+            self.failed = True
+            self.add("env", "error", _told(error), "Mend the env: training would end here too.")
+
+    def _work(self) -> None:
+        try:
+            self._play_in_every_way()
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _fail(self, error: Exception) -> bool:
+        """Have `run` return, though its thread hangs."""
+        self._end(error)
+        return True
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._outcome.done():
+            self._outcome.set_exception(error) if error else self._outcome.set_result(None)
+
+    def _play_in_every_way(self) -> None:
         try:
             began = time.perf_counter()
-            self._env = self._make()
+            self._env = self._make(self._calls)
             made = time.perf_counter() - began
             took = f"; making it took {made:.0f} s" if made >= 1 else ""
             self.add("env", "ok", f"{_named(self._env)}{took}")
-            self.play = RandomPlay(self._env, self._seed, 0.4 * self._seconds)
+            self.play = RandomPlay(self._env, self._seed, 0.4 * self._seconds, self._calls)
             text = f"played by random actions for {self.play.env_steps:,} env steps"
             self.add("env", "ok", text)
             self._look_at_actions(self._env)
@@ -181,11 +218,6 @@ class EnvCheck:
             self._look_at_starts(self._env)
             self._restore(self._env)
             self._look_at_one(self._env)
-        except Exception as error:
-            if not _is_of_the_env(error):
-                raise
-            self.failed = True
-            self.add("env", "error", _told(error), "Mend the env: training would end here too.")
         finally:
             self._close()
 
@@ -193,9 +225,25 @@ class EnvCheck:
         """Keep a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
+    def _reset(self, env: VectorEnv, seed: int | None = None) -> Any:
+        """Return a copy of the first observation [N, ...]."""
+        with self._calls("reset"):
+            return _copy(env.reset(seed=seed)[0])
+
+    def _step(self, env: VectorEnv, action: Tensor) -> dict[str, Any]:
+        """Return copies of what a step gives."""
+        with self._calls("step"):
+            observation, reward, terminated, truncated, _ = env.step(action)
+        return {
+            "observation": _copy(observation),
+            "reward": _copy(reward),
+            "end": _copy(terminated | truncated),
+        }
+
     def _close(self) -> None:
         if self._env is not None:
-            self._env.close()
+            with self._calls("close"):
+                self._env.close()
             self._env = None
 
     # --- what random play says ---
@@ -374,14 +422,14 @@ class EnvCheck:
         draw = random_actions(env.single_action_space, env.num_envs, self._seed)
         actions = [draw() for _ in range(REPEATED)]
         until = time.perf_counter() + 0.1 * self._seconds
-        first = [_copy(env.reset(seed=self._seed)[0])]
+        first = [self._reset(env, self._seed)]
         self._look_at_dtypes(env, first[0])
         for action in actions:
-            first.append(_step(env, action))
+            first.append(self._step(env, action))
             if time.perf_counter() > until:
                 break
-        again = [_copy(env.reset(seed=self._seed)[0])]
-        again += [_step(env, action) for action in actions[: len(first) - 1]]
+        again = [self._reset(env, self._seed)]
+        again += [self._step(env, action) for action in actions[: len(first) - 1]]
         differs = _first_difference(first, again)
         self.reproducible, self.same_starts = differs is None, _same(first[0], again[0])
         if differs is None:
@@ -400,8 +448,8 @@ class EnvCheck:
         """Compare how episodes begin: of one env and of its neighbours, of other seeds."""
         rounds = max(2, -(-STARTS // env.num_envs))
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
-        starts = [_copy(env.reset(seed=seed)[0]) for seed in seeds]
-        following = _copy(env.reset()[0])
+        starts = [self._reset(env, seed) for seed in seeds]
+        following = self._reset(env)
         alike = env.num_envs > 1 and all(_rows_alike(start) for start in starts)
         by_seed = all(_same(start, starts[0]) for start in starts[1:])
         fixed = by_seed and (env.num_envs == 1 or alike) and _same(following, starts[0])
@@ -426,11 +474,12 @@ class EnvCheck:
         """Save in the middle of an episode, and go on in another env."""
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
         actions = [draw() for _ in range(2 * CONTINUED)]
-        env.reset(seed=self._seed)
-        observation, _ = env.reset()  # the second episode of a seed: generators have moved on
+        self._reset(env, self._seed)
+        self._reset(env)  # the second episode of a seed: generators have moved on
         for action in actions[:CONTINUED]:
-            observation = env.step(action)[0]
-        state, here = env.state_dict(), _copy(observation)
+            last = self._step(env, action)
+        with self._calls("state_dict"):
+            state = env.state_dict()
         cure = (
             "It costs the episodes under way, no more. To have them go on, give the env state_dict "
             "and load_state_dict."
@@ -446,11 +495,13 @@ class EnvCheck:
             cure = "Have state_dict return plain numbers, strings, lists, dicts and tensors."
             self.add("resume", "error", text, cure)
             return
-        expected = [here, *(_step(env, action) for action in actions[CONTINUED:])]
+        here = last["observation"]
+        expected = [here, *(self._step(env, action) for action in actions[CONTINUED:])]
         self._close()
-        self._env = env = self._make()
+        self._env = env = self._make(self._calls)
         try:
-            restored = _copy(env.load_state_dict(state))
+            with self._calls("load_state_dict"):
+                restored = _copy(env.load_state_dict(state))
         except RestoreError as error:
             text = f"the env could not be restored ({error}): a resumed run begins new episodes"
             if isinstance(_base(env), GymnasiumEnv):
@@ -460,7 +511,7 @@ class EnvCheck:
                 )
             self.add("resume", "warning", text, cure)
             return
-        going_on = [restored, *(_step(env, action) for action in actions[CONTINUED:])]
+        going_on = [restored, *(self._step(env, action) for action in actions[CONTINUED:])]
         differs = _first_difference(expected, going_on)
         if differs is None:
             text = "saved in an episode, another env goes on bit for bit"
@@ -498,9 +549,9 @@ class EnvCheck:
         self._env = alone = base.alone(lambda one: _Looking(one, seen))
         draw = random_actions(alone.single_action_space, 1, self._seed)
         until = time.perf_counter() + 0.05 * self._seconds
-        alone.reset(seed=self._seed)
+        self._reset(alone, self._seed)
         for _ in range(SINGLE):
-            alone.step(draw())
+            self._step(alone, draw())
             if time.perf_counter() > until:
                 break
         spaces = dict(named_spaces(alone.single_observation_space))
@@ -580,15 +631,6 @@ def _base(env: VectorEnv) -> VectorEnv:
 def _copy(tree: Any) -> Any:
     """Copy tensors [N, ...], which hold until the next step, to arrays."""
     return map_tree(lambda tensor: tensor.detach().cpu().numpy().copy(), tree)
-
-
-def _step(env: VectorEnv, action: Tensor) -> dict[str, Any]:
-    observation, reward, terminated, truncated, _ = env.step(action)
-    return {
-        "observation": _copy(observation),
-        "reward": _copy(reward),
-        "end": _copy(terminated | truncated),
-    }
 
 
 def _same(one: Any, other: Any) -> bool:

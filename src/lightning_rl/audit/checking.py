@@ -17,12 +17,12 @@ from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
 from lightning_rl.audit.random_play import BLOCK_BYTES, RandomPlay, bounds, synchronize
 from lightning_rl.collectors import Collector
 from lightning_rl.collectors.loop import step_through
-from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
+from lightning_rl.envs import ActionChunk, GymnasiumEnv
 from lightning_rl.rollout.contract import allocate_rollout, copy_tree, step_views, time_major
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
-from lightning_rl.training.callbacks.video import VideoRecorder
+from lightning_rl.training.callbacks.video import VideoRecorder, draw_once
 from lightning_rl.training.data import RLDataModule
 
 SHARE_OF_THE_ENV = 0.7
@@ -64,6 +64,7 @@ class RunCheck(Callback):
         data.close()  # one set of envs at a time
         env_check = EnvCheck(
             data.new_env,
+            data.watch,
             seconds=SHARE_OF_THE_ENV * self._seconds,
             seed=data.seed_for("check"),
             scaling=_scaling(algorithm),
@@ -255,7 +256,7 @@ class RunCheck(Callback):
         else:
             self.add("evaluation", "ok", text)
         if not env_check.failed:
-            self._film(trainer, env, data.eval_seed)
+            self._film(trainer, data)
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         metrics = [one.metric for one in callbacks if isinstance(one, BestCheckpoint)]
         if play is not None and not play.success_steps and data.evaluates_on_the_training_env:
@@ -265,14 +266,12 @@ class RunCheck(Callback):
                     cure = "Put info['success'] into its last step, or use eval/avg_reward."
                     self.add("evaluation", "error", text, cure)
 
-    def _film(self, trainer: Trainer, env: VectorEnv, seed: int) -> None:
+    def _film(self, trainer: Trainer, data: RLDataModule) -> None:
         """Draw one picture: whether films can be made."""
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         wanted = any(isinstance(callback, VideoRecorder) for callback in callbacks)
         try:
-            env.make_renderable()
-            env.reset(seed=seed)
-            height, width = env.render([0]).shape[1:3]
+            height, width, _ = draw_once(data).shape
         except Exception as error:  # whatever a renderer may lack
             told = str(error) if isinstance(error, ConfigurationError) else repr(error)
             text = f"it cannot be filmed: {told}"
@@ -320,7 +319,9 @@ class Acting:
             *spaces, env.num_envs, length, extra_fields=fields, device=device
         )
         first = step_views(rollout)[0]
-        copy_tree(first.get("observation"), env.reset(seed=collector.context.seed)[0])
+        calls = collector.context.calls
+        with calls("reset"):
+            copy_tree(first.get("observation"), env.reset(seed=collector.context.seed)[0])
         actor, stepper = policy.rollout_actor(rollout), env.rollout_stepper(rollout)
         generator = torch.Generator(device).manual_seed(collector.context.seed)
         clock = _Clock(device)
@@ -329,7 +330,7 @@ class Acting:
         while played < FEWEST_STEPS or (played < MOST_STEPS and time.perf_counter() < until):
             with clock("inference"):
                 actor.begin(generator)
-            for t, _ in step_through(actor, stepper, length, phase=clock):
+            for t, _ in step_through(actor, stepper, length, phase=clock, calls=calls):
                 if played == 0 and t == 0:
                     clock.spent.clear()  # what it took to set things up
                 if played + t + 1 >= FEWEST_STEPS and time.perf_counter() > until:

@@ -24,6 +24,7 @@ from lightning_rl.rollout.contract import (
     time_major,
 )
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
+from lightning_rl.system.phases import PhaseTimer
 
 BLOCK_BYTES = 2**23
 """How much of observations is stored, and looked at, at once."""
@@ -131,6 +132,7 @@ class RandomPlay:
         env: is reset and stepped.
         seed: of the envs and of the actions.
         seconds: how long, at most; a first step is taken in any case.
+        calls: times the calls into the env; see `EnvCalls`.
 
     Attributes:
         arrays: of the observations.
@@ -149,8 +151,8 @@ class RandomPlay:
         missing_end: the `ConfigurationError` of a truncation without a final observation, or None.
     """
 
-    def __init__(self, env: VectorEnv, seed: int, seconds: float) -> None:
-        self.env = env
+    def __init__(self, env: VectorEnv, seed: int, seconds: float, calls: PhaseTimer) -> None:
+        self.env, self._calls = env, calls
         self.arrays = [ArraySeen(*one) for one in named_spaces(env.single_observation_space)]
         self.steps = self.env_steps = self.terminated = self.truncated = 0
         self.success_steps = self.alike_ends = self.interventions = 0
@@ -193,7 +195,8 @@ class RandomPlay:
         stepper = env.rollout_stepper(rollout)
         self.stepper = type(stepper).__name__
         draw = random_actions(env.single_action_space, env.num_envs, seed)
-        copy_tree(first.get("observation"), env.reset(seed=seed)[0])
+        with self._calls("reset"):
+            copy_tree(first.get("observation"), env.reset(seed=seed)[0])
         self._look([first.get("observation")])
         while self.steps < wanted and (self.steps == 0 or time.perf_counter() < until):
             for t in range(length):
@@ -202,7 +205,8 @@ class RandomPlay:
             t = 0
             for t in range(length):
                 began = time.perf_counter()
-                info = stepper.step(t)
+                with self._calls("step"):
+                    info = stepper.step(t)
                 synchronize(env.device)
                 now = time.perf_counter()
                 if self.steps > 0 or length == 1 or t > 0:  # the first of all sets things up

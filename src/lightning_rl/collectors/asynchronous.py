@@ -138,9 +138,11 @@ class AsyncCollector(Collector):
         """Have `collect` wait no more; the thread goes on until `close`."""
         self._buffer.interrupt()
 
-    def fail(self, error: Exception) -> None:
-        self._is_lost = True
-        self._buffer.fail(error)
+    def fail(self, error: Exception) -> bool:
+        self._is_lost = self._thread is not None
+        if self._is_lost:
+            self._buffer.fail(error)
+        return self._is_lost
 
     def publish(self) -> None:
         self._weights.publish(self.policy)

@@ -66,8 +66,12 @@ class Collector(ABC):
     def interrupt(self) -> None:  # noqa: B027  # who collects in the learner's thread waits for none
         """Have `collect` raise `ReadInterrupted` where it would wait; for a signal handler."""
 
-    def fail(self, error: Exception) -> None:  # noqa: B027  # an env of the learner's own thread raises it
-        """Have `collect` raise, in place of a thread that hangs; another thread calls this."""
+    def fail(self, error: Exception) -> bool:
+        """Raise an error from the pending `collect`, because the thread that collects hangs.
+
+        Another thread calls this. Returns whether there is such a thread apart from the learner's.
+        """
+        return False
 
     def metrics(self) -> dict[str, float]:
         """Return what there is to log, under the names of the charts."""

@@ -17,6 +17,7 @@ from lightning_rl.envs.vector_env import Observation, interventions
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers, first_state
 from lightning_rl.rollout.contract import MASK, refuse_empty_masks
+from lightning_rl.system.phases import PhaseTimer, no_phases
 
 MAX_EPISODE_STEPS = 100_000
 """Steps after which an episode is cut at the latest, and counted as truncated."""
@@ -49,16 +50,15 @@ def run_episodes(
     deterministic: bool = True,
     max_steps: int | None = None,
     watch: Watcher | None = None,
+    calls: PhaseTimer = no_phases,
 ) -> list[Episode]:
     """Play one episode per seed, all of them side by side.
 
-    Each env plays the one episode of its seed, however long it takes, and what it does afterwards
-    is ignored: counting the first episodes to finish would favour the short ones. No random stream
-    but the env's own is touched.
+    Each env plays the one episode of its seed, however long it takes: counting the first episodes
+    to finish would favour the short ones. No random stream but the env's own is touched.
 
-    Drawn actions come from a generator per episode, seeded by the episode's seed, and each row acts
-    by itself: what any policy draws for an episode is then the same whichever episodes are played
-    beside it. It costs one call of the policy per running episode and step.
+    Drawn actions come from a generator per episode, seeded by the episode's seed, so that they do
+    not depend on the other episodes. That takes one call of the policy per episode and step.
 
     Args:
         policy: acts by the mode of its distribution, or by samples of it.
@@ -67,13 +67,14 @@ def run_episodes(
         deterministic: false draws actions.
         max_steps: env steps after which an episode is cut; `MAX_EPISODE_STEPS` where not given.
         watch: looks on.
+        calls: times the calls into the env; see `EnvCalls`.
 
     Returns:
         one `Episode` per seed, in their order.
     """
     policy.eval()
     choose = chooser_of(policy, env.num_envs, None if deterministic else seeds)
-    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS)
+    playing = FirstEpisodes(env, choose, seeds, max_steps or MAX_EPISODE_STEPS, calls)
     returns = torch.zeros(env.num_envs, dtype=torch.float64)
     lengths = torch.zeros(env.num_envs, dtype=torch.int64)
     intervened = torch.zeros_like(lengths) if env.reports_interventions else None

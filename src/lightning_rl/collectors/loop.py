@@ -66,6 +66,7 @@ def step_through(
     *,
     before: Callable[[int], None] | None = None,
     phase: PhaseTimer = no_phases,
+    calls: PhaseTimer = no_phases,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Step an env, and hand out after each step its number, from 0, and its info.
 
@@ -78,13 +79,15 @@ def step_through(
         num_steps: at most.
         before: called before each step with its number; what it raises ends the loop.
         phase: times the phases `inference` and `env`.
+        calls: times the calls into the env; see `EnvCalls`.
     """
+    call = calls("step")
     for t in range(num_steps):
         if before is not None:
             before(t)
         with phase("inference"):
             actor.act(t)
-        with phase("env"):
+        with phase("env"), call:
             info = stepper.step(t)
         yield t, info
 
@@ -100,6 +103,7 @@ class FirstEpisodes:
         choose: gives the actions; the observation that it gets holds until the next step.
         seeds: of the M episodes, M at most N; row i plays the i-th, the rows beyond do not count.
         max_steps: env steps after which an episode is cut.
+        calls: times the calls into the env; see `EnvCalls`.
 
     Attributes:
         running: [N] bool, on the CPU: the episodes that have not ended.
@@ -121,15 +125,17 @@ class FirstEpisodes:
         choose: Chooser,
         seeds: Sequence[int],
         max_steps: int,
+        calls: PhaseTimer = no_phases,
     ) -> None:
-        self._env, self._choose = env, choose
+        self._env, self._choose, self._calls = env, choose, calls
         self._max_steps = -(-max_steps // env.steps_per_action)
         idle = [seeds[0]] * (env.num_envs - len(seeds))
-        self.observation, _ = env.reset(seed=[*seeds, *idle])
+        with calls("reset"):
+            self.observation, _ = env.reset(seed=[*seeds, *idle])
         self.running = self.counted = torch.arange(env.num_envs) < len(seeds)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for t, info in step_through(self, self, self._max_steps):
+        for t, info in step_through(self, self, self._max_steps, calls=self._calls):
             done = self.terminated.cpu() | self.truncated.cpu()
             self.counted = self.running
             self.running = self.counted & ~done & (t + 1 < self._max_steps)
@@ -364,6 +370,7 @@ class RolloutLoop:
             len(storage) - 1,
             before=before if self._take_up_weights or masks is not None else None,
             phase=self._phase,
+            calls=self._calls,
         )
         may_end_early = self._plan.first_episode_only
         for t, info in played:
@@ -467,10 +474,12 @@ class RolloutLoop:
         """
         size = self._plan.group_size
         if self.rollouts == 0 and size == 1:
-            return self._env.reset(seed=self._seed)[0]
+            with self._calls("reset"):
+                return self._env.reset(seed=self._seed)[0]
         drawn = np.random.SeedSequence([self._seed, self.rollouts])
         seeds = drawn.generate_state(self._env.num_envs // size).repeat(size)
-        observation, _ = self._env.reset(seed=seeds.tolist())
+        with self._calls("reset"):
+            observation, _ = self._env.reset(seed=seeds.tolist())
         if not _alike(observation, size):
             raise ConfigurationError(
                 f"The {size} members of a group began their episodes in different states, though "
@@ -483,8 +492,10 @@ class RolloutLoop:
         """Return what the next rollout depends on, as plain numbers and tensors."""
         following = {} if self._plan.reset_every_rollout else self._next
         policy_state = {key: following[key].clone() for key in ("state",) if key in following}
+        with self._calls("state_dict"):
+            env_state = self._env.state_dict() if following else None
         return {
-            "env": self._env.state_dict() if following else None,
+            "env": env_state,
             "generator": self._generator.get_state(),
             "rollouts": self.rollouts,
             "env_steps": self.env_steps,
@@ -506,7 +517,8 @@ class RolloutLoop:
         try:
             if state["env"] is None:
                 raise RestoreError("its state could not be saved")
-            observation = self._env.load_state_dict(state["env"])
+            with self._calls("load_state_dict"):
+                observation = self._env.load_state_dict(state["env"])
             self._next = {"observation": observation, **state.get("policy", {})}
         except RestoreError as error:
             warnings.warn(

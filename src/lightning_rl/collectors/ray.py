@@ -233,9 +233,6 @@ class RayCollector(Collector):
         """Have `collect` wait no more; collectors go on until `close`."""
         self._remotes.interrupted = True
 
-    def fail(self, error: Exception) -> None:
-        self._remotes.failure = error
-
     def metrics(self) -> dict[str, float]:
         """Return what there is to log."""
         before, now = self._measured, (time.perf_counter(), self._cluster.received_bytes)

@@ -170,7 +170,6 @@ class RemoteCollectors:
     def __post_init__(self) -> None:
         self.remotes = [Remote(index) for index in range(self.count)]
         self.interrupted = self.closed = False
-        self.failure: Exception | None = None  # told by another thread
         self._training = False  # on a rollout whose update is still to come
         self._publications = 0
 
@@ -188,7 +187,6 @@ class RemoteCollectors:
             TimeoutError: where no rollout came in time.
             ReadInterrupted: after `interrupted` was set, where no rollout is there.
             BufferClosed: after `closed` was set, likewise.
-            Exception: that another thread has told of as `failure`.
         """
         began = self.clock()
         while True:
@@ -196,8 +194,6 @@ class RemoteCollectors:
             found = self._choose()
             if found is not None:
                 break
-            if self.failure is not None:
-                raise self.failure
             if self.closed:
                 raise BufferClosed("The collector was closed: nobody collects any more.")
             if self.interrupted:

@@ -24,6 +24,7 @@ from lightning_rl.rollout.contract import (
     map_tree,
 )
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
+from lightning_rl.system.phases import PhaseTimer, no_phases
 
 FIELDS = ("observation", "action", "reward", "terminated", "truncated", "success")
 """What is kept of the steps of an expert."""
@@ -84,7 +85,9 @@ class Demonstrations(Collector):
                 f"condition is {condition!r}, and the env's own expert has no labels: give the "
                 "path of a dataset that has them (rl-cli label).",
             )
-            self._rollout = self._of_expert(record(env, episodes or 100, context.seed))
+            self._rollout = self._of_expert(
+                record(env, episodes or 100, context.seed, context.calls)
+            )
             return
         self._dataset = read_episodes(
             path,
@@ -237,13 +240,16 @@ def _fps_of(env: VectorEnv) -> float | None:
 
 
 @torch.no_grad()
-def record(env: VectorEnv, episodes: int, seed: int) -> dict[str, Any]:
+def record(
+    env: VectorEnv, episodes: int, seed: int, calls: PhaseTimer = no_phases
+) -> dict[str, Any]:
     """Play one episode per seed by the env's own expert; return its fields, [M, T+1, ...].
 
     Args:
         env: an `ActionChunk` of a `TorchEnv` that has `expert(state)`; it is reset.
         episodes: M.
         seed: of the first episode, the next ones follow.
+        calls: times the calls into the env; see `EnvCalls`.
 
     Raises:
         ConfigurationError: where the env has no expert.
@@ -255,7 +261,7 @@ def record(env: VectorEnv, episodes: int, seed: int) -> dict[str, Any]:
         )
     task, expert = cast(TorchEnv, env.env), expert_of(env.env)
     played = [
-        _play(env, task, expert, list(range(first, first + env.num_envs)))
+        _play(env, task, expert, list(range(first, first + env.num_envs)), calls)
         for first in range(seed, seed + episodes, env.num_envs)
     ]
     longest = max(len(part["action"]) for part in played)
@@ -350,6 +356,7 @@ def _play(
     task: TorchEnv,
     expert: Callable[[TensorDict], Tensor],
     seeds: list[int],
+    calls: PhaseTimer,
 ) -> dict[str, Any]:
     """Play one episode per row, time-major: {field: [T+1, N, ...]}."""
     seen: list[Any] = []
@@ -359,7 +366,7 @@ def _play(
         return plan(task, expert, task.state, env.chunk_size)
 
     slots: list[dict[str, Any]] = []
-    playing = FirstEpisodes(env, choose, seeds, task.max_episode_steps)
+    playing = FirstEpisodes(env, choose, seeds, task.max_episode_steps, calls)
     for info in playing:
         slot = {"observation": seen.pop()}
         slot |= {key: getattr(playing, key) for key in ("action", *RESULTS)}

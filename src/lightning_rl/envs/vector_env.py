@@ -77,6 +77,14 @@ class VectorEnv(ABC):
     hold; see `step`."""
 
     @property
+    def progress(self) -> int:
+        """A number that rises within a call that may last, such as a replay of episodes.
+
+        A call during which it rises does not hang; see `data.env_timeout_s`.
+        """
+        return 0
+
+    @property
     def extra_fields(self) -> dict[str, FieldSpec]:
         """What a rollout holds of each step beside what every env says; found in `info`."""
         space = self.single_action_space
@@ -200,6 +208,10 @@ class VectorEnvWrapper(VectorEnv):
         self.env = env
         for attribute in VectorEnv.__annotations__:
             setattr(self, attribute, getattr(env, attribute))
+
+    @property
+    def progress(self) -> int:
+        return self.env.progress
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]:

@@ -31,7 +31,7 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
-from lightning_rl.envs.watch import EnvWatch
+from lightning_rl.envs.watch import EnvCalls, EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -152,8 +152,8 @@ class RLDataModule(LightningDataModule):
             truncated. Where not given, an env with a time limit is played to its end, and one
             without for as many steps as an epoch of training steps each env, at least 1,000.
         env_timeout_s: how many seconds the making, a reset or a step of the N envs may take before
-            one counts as hung and the run ends with its stack; null for any number, where a person
-            takes part. It holds for the evaluation's envs too.
+            one counts as hung and the run ends with its stack (see `EnvWatch`); null for any
+            number, where a person takes part. It holds for the evaluation's envs too.
         seed: of envs, sampling and shuffling; where not given, that of `seed_everything`.
 
     Raises:
@@ -211,8 +211,9 @@ class RLDataModule(LightningDataModule):
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # beside the checkpoint that is resumed from
         self._replays_saved: Path | None = None  # beside the one that is being saved
-        self._watch = EnvWatch("the training", env_timeout_s, self._fail_collector)
-        self._eval_watch = EnvWatch("the evaluation", env_timeout_s)
+        self.watch = EnvWatch(env_timeout_s)
+        self.calls = self.watch.calls("the training", self._fail_collector)
+        self.eval_calls = self.watch.calls("the evaluation")
         self._env: VectorEnv | None = self.new_env()
         self._steps_per_action = self._env.steps_per_action
         limit = self._env.max_episode_steps
@@ -220,14 +221,17 @@ class RLDataModule(LightningDataModule):
         self.observation_space = self._env.single_observation_space
         self.action_space = self._env.single_action_space
 
-    def _fail_collector(self, error: Exception) -> None:
-        """Have whoever waits for a rollout hear that the env hangs."""
-        if self.collector is not None:
-            self.collector.fail(error)
+    def _fail_collector(self, error: Exception) -> bool:
+        """Fail the pending rollout with an error; return whether another thread collects it."""
+        return self.collector is not None and self.collector.fail(error)
 
-    def new_env(self) -> VectorEnv:
-        """Make another env like that of the training; whoever wants one closes it."""
-        return self._watch.make(
+    def new_env(self, calls: EnvCalls | None = None) -> VectorEnv:
+        """Make another env like that of the training; the caller closes it.
+
+        Args:
+            calls: time its making, those of the training where not given.
+        """
+        return (calls or self.calls).make(
             lambda count: make_env(self._make_env, count, "data.env"), self.num_envs
         )
 
@@ -251,7 +255,7 @@ class RLDataModule(LightningDataModule):
             "eval_deterministic": self.eval_deterministic,
             "eval_env": self._make_eval_env if other_env else None,
             "max_eval_episode_steps": self._max_eval_episode_steps,
-            "env_timeout_s": self._watch.timeout_s,
+            "env_timeout_s": self.watch.timeout_s,
             "seed": self.seed,
         }
 
@@ -337,7 +341,7 @@ class RLDataModule(LightningDataModule):
         if self._eval_env is None:
             share = -(-self.num_eval_episodes // ranks.world_size())
             count = min(self.num_eval_envs, share)
-            self._eval_env = self._eval_watch.make(
+            self._eval_env = self.eval_calls.make(
                 lambda n: make_env(self._make_eval_env, n, "data.eval_env"), count
             )
             self._eval_env.stop_interventions()  # it shall be the policy that is evaluated
@@ -358,7 +362,9 @@ class RLDataModule(LightningDataModule):
             ConfigurationError: where its env has none.
         """
         self.num_eval_envs = 1
-        self.eval_env.show()
+        env = self.eval_env
+        with self.eval_calls("show"):
+            env.show()
 
     def train_dataloader(self) -> RolloutDataset:
         """Make the collector: by now the policy's weights are restored and on their device."""
@@ -371,6 +377,7 @@ class RLDataModule(LightningDataModule):
                 *(self._env, learner.policy, self.buffer_size, self.seed_for("collector")),
                 plan=learner.plan,
                 phase=phases_of(cast(Any, self.trainer).profiler),
+                calls=self.calls,
                 # No lambda: it may be sent to where the collector's envs are.
                 make_env=partial(make_env, self._make_env, self.num_envs, "data.env"),
                 compilation=learner.choose_step_compilation(),
@@ -478,12 +485,13 @@ class RLDataModule(LightningDataModule):
 
     def close(self) -> None:
         """Stop the collector, and close the envs. May be called more than once."""
-        watches = (self._watch, self._eval_watch)
-        for watch in watches:
-            watch.acknowledge()
-        for resource in (self.collector, self._env, self._eval_env, *watches):
-            if resource is not None:
-                resource.close()
+        if self.collector is not None:
+            self.collector.close()
+        for env, calls in ((self._env, self.calls), (self._eval_env, self.eval_calls)):
+            if env is not None and not calls.is_lost:
+                with calls("close"):
+                    env.close()
+        self.watch.close()
         self.collector, self.replay = None, None
         self._env, self._eval_env = None, None
 

@@ -122,6 +122,7 @@ class GymnasiumEnv(VectorEnv):
             make_gymnasium, id, num_envs, vectorization=vectorization, names=self._names
         )
         self._wrappers = list(wrappers or [])
+        self._turns = 0  # of replays
         self._env = self._make(self.env_kwargs, wrappers=self._wrappers)
         atexit.register(_close, weakref.ref(self))  # weakly, or no env would ever be freed
         self._take_spaces()
@@ -225,9 +226,7 @@ class GymnasiumEnv(VectorEnv):
                 for e, a, one in zip(episodes, actions, interventions, strict=True)
             ],
         )
-        done, rows = self.replay_some()
-        while not done:
-            done, rows = self.replay_some()
+        rows = self._replayed()
         if any(row is None for row in rows):
             raise RestoreError("a replayed episode ended before its time")
         self._observation = _stack(self.single_observation_space, rows)
@@ -238,14 +237,22 @@ class GymnasiumEnv(VectorEnv):
             self._env.set_elapsed([len(a) for a in actions])
         return wrap_arrays(self._observation)
 
-    def replay_some(self) -> tuple[bool, list[Any]]:
-        """Go on with the replay of all envs for a while, which is timed (`EnvWatch`): it may last.
+    def _replayed(self) -> list[Any]:
+        """Replay the episodes of all envs, in turns of `REPLAY_SECONDS`, and count these.
 
         Returns:
-            whether all are done, and their observations, None of one whose episode has ended.
+            their observations, None of one whose episode has ended.
         """
-        replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
-        return all(done for done, _ in replayed), [observation for _, observation in replayed]
+        while True:
+            replayed = self._env.call("replay_episode", REPLAY_SECONDS / self.num_envs)
+            self._turns += 1
+            if all(done for done, _ in replayed):
+                return [observation for _, observation in replayed]
+
+    @property
+    def progress(self) -> int:
+        """How many turns of replays have been taken."""
+        return self._turns
 
     def make_renderable(self) -> None:
         """Make the envs anew: Gymnasium wants to know it when an env is made.

@@ -164,10 +164,6 @@ class InlineVectorEnv(SyncVectorEnv, TellsWhere):
             return {number: traceback.StackSummary.extract(walk)}
         return {}
 
-    def give_up(self) -> bool:
-        """Do nothing: the envs are in the thread that waits, which must be interrupted."""
-        return False
-
     def _number_of(self, env: gymnasium.Env) -> int:
         return next(i for i, one in enumerate(self.envs) if one is env)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -107,7 +108,7 @@ class VideoRecorder(Callback):
         What it takes to load a renderer is no part of a film's time.
         """
         if trainer.is_global_zero:
-            self._attempt(lambda: _draw_once(data_of(trainer)))
+            self._attempt(lambda: draw_once(data_of(trainer)))
         self._clock = _TimeShare(self.settings.max_share)
 
     def on_validation_batch_start(
@@ -177,7 +178,7 @@ class VideoRecorder(Callback):
     ) -> None:
         algorithm_of(pl_module).watch = None
 
-    def _attempt(self, action: Callable[[], None]) -> None:
+    def _attempt(self, action: Callable[[], object]) -> None:
         """Act, unless it has failed before; count the time.
 
         Raises:
@@ -204,7 +205,9 @@ class VideoRecorder(Callback):
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the module show each step from the first reset on."""
         algorithm, env = algorithm_of(pl_module), data_of(trainer).eval_env
-        env.make_renderable()
+        calls = data_of(trainer).eval_calls
+        with calls("make_renderable"):
+            env.make_renderable()
         settings = self.settings
         count = min(settings.num_envs, len(self._seeds))
         capacity = settings.max_frames
@@ -224,7 +227,8 @@ class VideoRecorder(Callback):
                 self._attempt(lambda: look(step, returns, rows))
 
         def look(step: int, returns: Tensor, rows: list[int]) -> None:
-            pictures = dict(zip(rows, env.render(rows), strict=True)) if rows else {}
+            with calls("render"):
+                pictures = dict(zip(rows, env.render(rows), strict=True)) if rows else {}
             for i in sorted(shown):
                 when = f"step {step}" if i in pictures else f"ended at step {ends[i]}"
                 film.show(i, pictures.get(i), f"return {returns[i]:.1f}   {when}")
@@ -294,10 +298,16 @@ def _write(
     return time.thread_time() - began
 
 
-def _draw_once(data: RLDataModule) -> None:
-    data.eval_env.make_renderable()
-    data.eval_env.reset(seed=data.eval_seed)
-    data.eval_env.render([0])
+def draw_once(data: RLDataModule) -> np.ndarray:
+    """Return a picture of the evaluation's first env after a reset: uint8 [H, W, 3]."""
+    env, calls = data.eval_env, data.eval_calls
+    with calls("make_renderable"):
+        env.make_renderable()
+    with calls("reset"):
+        env.reset(seed=data.eval_seed)
+    with calls("render"):
+        picture: np.ndarray = env.render([0])[0]
+    return picture
 
 
 class _TimeShare:
