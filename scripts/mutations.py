@@ -805,8 +805,8 @@ MUTATIONS = (
     Mutation(
         "envs/watch.py",
         "quick calls add up until the last of them counts as hung",
-        "if call.ended == call.began or seen != call.seen or _is_debugged(call.thread):",
-        "if call.ended == call.began or _is_debugged(call.thread):",
+        "if not runs or seen != call.seen or _is_debugged(call.thread):",
+        "if not runs or _is_debugged(call.thread):",
         "faults/test_hangs.py",
     ),
     Mutation(

@@ -81,8 +81,8 @@ class ClosesNever(CartPoleEnv):
 def test_a_close_that_hangs_ends_in_a_message():
     name = "ClosesNever-v0"
     gymnasium.register(name, ClosesNever, max_episode_steps=20)
-    watch, told = EnvWatch(0.4), []
-    calls = watch.calls("the training", lambda error: told.append(error) or True)
+    told = []
+    calls = EnvWatch("the training", 0.4, lambda error: told.append(error) or True)
     try:
         env = calls.make(lambda num_envs: GymnasiumEnv(num_envs, id=name, vectorization="sync"), 1)
         threading.Timer(2.0, ClosesNever.ended.set).start()
@@ -91,7 +91,7 @@ def test_a_close_that_hangs_ends_in_a_message():
         assert "the close took more than" in str(told[0])
     finally:
         ClosesNever.ended.set()
-        watch.close()
+        calls.close()
         del gymnasium.registry[name]
 
 

@@ -26,7 +26,7 @@ from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
 from lightning_rl.envs.vector_env import RestoreError, VectorEnv
-from lightning_rl.envs.watch import EnvCalls, EnvWatch
+from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.rollout.contract import map_tree, space_spec
 from lightning_rl.system.errors import ConfigurationError
 
@@ -121,17 +121,13 @@ def check_env(
         ConfigurationError: where `env` makes no envs.
     """
     factory = env_factory(env, "env")
-    watch = EnvWatch(timeout_s)
     check = EnvCheck(
         lambda calls: calls.make(lambda count: make_env(factory, count, "env"), num_envs),
-        watch,
+        timeout_s,
         seconds=seconds,
         seed=seed,
     )
-    try:
-        check.run()
-    finally:
-        watch.close()
+    check.run()
     return check.findings
 
 
@@ -139,8 +135,8 @@ class EnvCheck:
     """Plays an env and keeps what it found.
 
     Args:
-        make: makes the env by `EnvCalls.make`, each time another one, which the check closes.
-        watch: looks out for an env that hangs.
+        make: makes the env by `EnvWatch.make`, each time another one, which the check closes.
+        timeout_s: how long a call into the env may take, in seconds; None for any time.
         seconds: how long to play, about.
         seed: of the envs and of the actions.
         scaling: what of the env is scaled before a network gets it.
@@ -155,8 +151,8 @@ class EnvCheck:
 
     def __init__(
         self,
-        make: Callable[[EnvCalls], VectorEnv],
-        watch: EnvWatch,
+        make: Callable[[EnvWatch], VectorEnv],
+        timeout_s: float | None,
         *,
         seconds: float,
         seed: int,
@@ -164,7 +160,7 @@ class EnvCheck:
     ) -> None:
         self._make, self._seconds, self._seed, self._scaling = make, seconds, seed, scaling
         self._outcome: Future[None] = Future()
-        self._calls = watch.calls("the check", self._fail)
+        self._calls = EnvWatch("the check", timeout_s, self._fail)
         self.findings: list[Finding] = []
         self.play: RandomPlay | None = None
         self.reproducible = self.same_starts = False
@@ -244,6 +240,7 @@ class EnvCheck:
         if self._env is not None:
             with self._calls("close"):
                 self._env.close()
+            self._calls.close()
             self._env = None
 
     # --- what random play says ---

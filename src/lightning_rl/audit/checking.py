@@ -64,7 +64,7 @@ class RunCheck(Callback):
         data.close()  # one set of envs at a time
         env_check = EnvCheck(
             data.new_env,
-            data.watch,
+            data.calls.timeout_s,
             seconds=SHARE_OF_THE_ENV * self._seconds,
             seed=data.seed_for("check"),
             scaling=_scaling(algorithm),

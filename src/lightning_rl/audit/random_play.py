@@ -132,7 +132,7 @@ class RandomPlay:
         env: is reset and stepped.
         seed: of the envs and of the actions.
         seconds: how long, at most; a first step is taken in any case.
-        calls: times the calls into the env; see `EnvCalls`.
+        calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
         arrays: of the observations.

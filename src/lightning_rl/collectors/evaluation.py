@@ -67,7 +67,7 @@ def run_episodes(
         deterministic: false draws actions.
         max_steps: env steps after which an episode is cut; `MAX_EPISODE_STEPS` where not given.
         watch: looks on.
-        calls: times the calls into the env; see `EnvCalls`.
+        calls: times the calls into the env; see `EnvWatch`.
 
     Returns:
         one `Episode` per seed, in their order.

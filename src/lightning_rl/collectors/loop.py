@@ -79,7 +79,7 @@ def step_through(
         num_steps: at most.
         before: called before each step with its number; what it raises ends the loop.
         phase: times the phases `inference` and `env`.
-        calls: times the calls into the env; see `EnvCalls`.
+        calls: times the calls into the env; see `EnvWatch`.
     """
     call = calls("step")
     for t in range(num_steps):
@@ -103,7 +103,7 @@ class FirstEpisodes:
         choose: gives the actions; the observation that it gets holds until the next step.
         seeds: of the M episodes, M at most N; row i plays the i-th, the rows beyond do not count.
         max_steps: env steps after which an episode is cut.
-        calls: times the calls into the env; see `EnvCalls`.
+        calls: times the calls into the env; see `EnvWatch`.
 
     Attributes:
         running: [N] bool, on the CPU: the episodes that have not ended.
@@ -193,7 +193,7 @@ class CollectorContext:
             last ones end, and end where the env says so.
         phase: times the phases `env` and `inference`, for a profiler.
         calls: times the calls into the env, `with calls("step"): ...`, so that an env that hangs is
-            noticed; see `EnvCalls`.
+            noticed; see `EnvWatch`.
         make_env: makes another env like `env`, for collectors in other processes.
         compilation: whether the steps of a batched torch env are compiled; None for no.
         env_steps_before: env steps of all processes before this collector was made.

@@ -249,7 +249,7 @@ def record(
         env: an `ActionChunk` of a `TorchEnv` that has `expert(state)`; it is reset.
         episodes: M.
         seed: of the first episode, the next ones follow.
-        calls: times the calls into the env; see `EnvCalls`.
+        calls: times the calls into the env; see `EnvWatch`.
 
     Raises:
         ConfigurationError: where the env has no expert.

@@ -18,13 +18,10 @@ TICK_SECONDS = 1.0
 """How often the thread looks; where more than twice that has passed, the process stood still."""
 
 IDLE_TICKS = 3
-"""After how many looks without a call the thread ends."""
+"""After how many looks without a call the thread ends; the next call starts another."""
 
 GRACE_SECONDS = 3.0
 """How long a call may take to end once the processes that it waits for have been killed."""
-
-MOST_STACKS = 3
-"""How many different stacks a message shows."""
 
 OF_ENVS = ("lightning_rl.envs", "lightning_rl.rollout", "lightning_rl.system")
 """Modules of this package that a call into an env runs through; the others are its callers."""
@@ -49,119 +46,61 @@ class TellsWhere(ABC):
         """
 
     def give_up(self) -> bool:
-        """End what the thread waits for; return whether that is possible."""
+        """Kill the processes that the thread waits for; return whether there are any."""
         return False
 
 
 class EnvWatch:
-    """Looks once a second, in one thread, at the calls into the envs of a run.
+    """Times the calls into an env, `with calls("step"): env.step(...)`, in .3 µs each.
 
-    The thread adds up what has passed between its looks, of each at most two seconds: a process
-    that was stopped, or a machine that slept, did not hang, nor does one that a person debugs. It
-    ends where there are no calls, and the next call starts it again.
+    A thread looks once a second whether the call is still that of a second ago, and adds up what
+    has passed between its looks, of each at most two seconds: a process that was stopped, or a
+    machine that slept, did not hang, nor does an env that a person debugs.
 
-    A call that takes too long ends with `EnvTimeoutError` where the envs have processes: these are
-    killed. Python cannot interrupt an env in the thread that calls it. Where another thread waits
-    for that one, it is told (`on_hang`); else the process is ended, with the message. An env in C
-    code that does not let other threads run (it holds Python's lock) is noticed only where it has a
-    process of its own: `vectorization: async`.
+    A call that takes too long ends with `EnvTimeoutError` where the envs have processes, which are
+    killed. Python cannot interrupt an env in the thread that calls it: the rollout that another
+    thread waits for fails (`on_hang`); where none waits, the process is ended, with the message. An
+    env in C code that does not let other threads run (it holds Python's lock) is noticed only where
+    it has a process of its own: `vectorization: async`.
 
     Args:
+        whose: the env, for the message: `the training`.
         timeout_s: how long a call may take, in seconds; None for any time.
+        on_hang: gets the error, in the watching thread; returns whether it has failed the rollout
+            that another thread waits for.
+
+    Attributes:
+        is_lost: whether a thread hangs in the env, which then cannot be closed.
+        is_idle: whether the next call has to start the thread.
     """
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = timeout_s
-        self.is_idle = timeout_s is not None  # whether the next call has to start the thread
-        self._watched: list[EnvCalls] = []
+    def __init__(
+        self,
+        whose: str,
+        timeout_s: float | None,
+        on_hang: Callable[[EnvTimeoutError], bool] = lambda error: False,
+    ) -> None:
+        self.whose, self.timeout_s, self._on_hang = whose, timeout_s, on_hang
+        self.is_lost = False
+        self.is_idle = timeout_s is not None
+        self._num_envs = 0
+        self._env: Callable[[], VectorEnv | None] = lambda: None
+        self._calls: dict[str, _Call] = {}
         self._starting = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def calls(
-        self, whose: str, on_hang: Callable[[EnvTimeoutError], bool] = lambda error: False
-    ) -> "EnvCalls":
-        """Return what times the calls into an env.
-
-        Args:
-            whose: the env, for the message: `the training`.
-            on_hang: is told the error, from the watching thread; returns whether another thread
-                than that of the call waits for a rollout, and has now got the error instead.
-        """
-        calls = EnvCalls(self, whose, on_hang)
-        self._watched.append(calls)
-        return calls
-
-    def start(self) -> None:
-        """Start the thread, unless it runs."""
-        with self._starting:
-            if self.is_idle:
-                self.is_idle = False
-                self._closed.clear()
-                self._thread = threading.Thread(
-                    target=self._look_on, name="watch of the envs", daemon=True
-                )
-                self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, once the envs are closed. May be called more than once."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _look_on(self) -> None:
-        assert self.timeout_s is not None
-        tick = min(TICK_SECONDS, self.timeout_s / 4)
-        last, idle = time.monotonic(), 0
-        while not self._closed.wait(tick):
-            now = time.monotonic()
-            passed, last = min(now - last, 2 * tick), now
-            called = [calls.look(passed, self.timeout_s) for calls in self._watched]
-            idle = 0 if any(called) else idle + 1
-            if idle >= IDLE_TICKS and self._rests():
-                return
-        self.is_idle = True
-
-    def _rests(self) -> bool:
-        """Note that the thread ends, unless a call has begun: that does not start another."""
-        with self._starting:
-            self.is_idle = True
-            self.is_idle = not any(calls.under_way for calls in self._watched)
-            return self.is_idle
-
-
-class EnvCalls:
-    """Times the calls into an env, `with calls("step"): env.step(...)`, in .3 µs each.
-
-    Args:
-        watch: looks at them.
-        whose: see `EnvWatch.calls`.
-        on_hang: likewise.
-
-    Attributes:
-        is_lost: whether a thread hangs in the env, which then cannot be closed.
-    """
-
-    def __init__(
-        self, watch: EnvWatch, whose: str, on_hang: Callable[[EnvTimeoutError], bool]
-    ) -> None:
-        self._watch, self._whose, self._on_hang = watch, whose, on_hang
-        self._num_envs = 0
-        self._env: Callable[[], VectorEnv | None] = lambda: None
-        self._timed: dict[str, _Call] = {}
-        self.is_lost = False
-
     def __call__(self, doing: str) -> AbstractContextManager[None]:
         """Return the context of calls of a kind, which the message names: `step`.
 
-        It raises `EnvTimeoutError` for a call that was ended.
+        It raises `EnvTimeoutError` where the watch has ended the call.
         """
-        if doing not in self._timed:
-            self._timed[doing] = _Call(doing, self._watch)
-        return self._timed[doing]
+        if doing not in self._calls:
+            self._calls[doing] = _Call(doing, self)
+        return self._calls[doing]
 
     def make(self, factory: Callable[[int], VectorEnv], num_envs: int) -> VectorEnv:
-        """Make an env of N, whose calls are then timed.
+        """Make an env of N, and watch it until `close`.
 
         Raises:
             EnvTimeoutError: where that takes too long, and the envs have processes.
@@ -171,28 +110,53 @@ class EnvCalls:
             with self("construction"):
                 env = factory(num_envs)
         except BaseException:
-            self._watch.close()  # the run has no other envs then, or ends too
+            self.close()
             raise
         self._env = weakref.ref(env)
         return env
 
-    @property
-    def under_way(self) -> bool:
-        """Whether some call has begun and not ended."""
-        return any(call.began != call.ended for call in list(self._timed.values()))
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._starting:
+            if self.is_idle:
+                self.is_idle = False
+                self._closed.clear()
+                name = f"watch of {self.whose}"
+                self._thread = threading.Thread(target=self._look_on, name=name, daemon=True)
+                self._thread.start()
 
-    def look(self, passed: float, timeout_s: float) -> bool:
-        """Count the seconds since the last look, and end what takes too long.
+    def close(self) -> None:
+        """End the thread, once the env is closed. May be called more than once."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
 
-        Returns:
-            whether there has been a call since then.
-        """
+    def _look_on(self) -> None:
+        assert self.timeout_s is not None
+        tick, idle, last = min(TICK_SECONDS, self.timeout_s / 4), 0, time.monotonic()
+        while not self._closed.wait(tick):
+            now = time.monotonic()
+            passed, last = min(now - last, 2 * tick), now
+            idle = 0 if self._look(passed, self.timeout_s) else idle + 1
+            if idle >= IDLE_TICKS and self._rests():
+                return
+        self.is_idle = True
+
+    def _rests(self) -> bool:
+        """End for want of calls, unless one has begun: it may have seen that the thread runs."""
+        with self._starting:
+            self.is_idle = True
+            self.is_idle = all(call.ended == call.began for call in list(self._calls.values()))
+            return self.is_idle
+
+    def _look(self, passed: float, timeout_s: float) -> bool:
+        """Count the seconds since the last look; return whether there was a call since then."""
         env = self._env()
         progress, called = 0 if env is None else env.progress, False
-        for call in list(self._timed.values()):
-            seen = (call.began, progress)
-            called |= call.ended != call.began or seen != call.seen
-            if call.ended == call.began or seen != call.seen or _is_debugged(call.thread):
+        for call in list(self._calls.values()):
+            seen, runs = (call.began, progress), call.ended != call.began
+            called |= runs or seen != call.seen
+            if not runs or seen != call.seen or _is_debugged(call.thread):
                 call.seen, call.spent = seen, 0.0
             else:
                 call.spent += passed
@@ -201,45 +165,39 @@ class EnvCalls:
         return called
 
     def _end(self, call: "_Call") -> None:
-        """Kill the processes that a call waits for; else tell whoever waits, or end the process."""
+        """Kill the processes that a call waits for; else fail the rollout, or end this process."""
         frames = _frames_of(call.thread)
-        steppers = [one for one in _owners(frames) if isinstance(one, TellsWhere)]
+        owners = [frame.f_locals.get("self") for frame in frames]
+        steppers = [one for one in owners if isinstance(one, TellsWhere)]
+        envs = [one for one in owners if isinstance(one, VectorEnv)]
         stuck = steppers[0].stuck(frames) if steppers else {}
-        call.error = error = self._error(call, frames, stuck)
+        which, at, stack = f"The {self._num_envs} envs", "It is", _summary(frames)
+        if stuck:
+            many = "s" if len(stuck) > 1 else ""
+            which = f"Env{many} {', '.join(map(str, stuck))} of {self._num_envs}"
+            at, stack = next((f"Env {i} is", stack) for i, stack in stuck.items())
+        shown = "".join(stack.format()) or "  (no stack: its process stands still)\n"
+        call.error = error = EnvTimeoutError(
+            f"{which} of {self.whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
+            f"more than data.env_timeout_s: {self.timeout_s:g} seconds. Raise it where that may "
+            "take longer, or set it to null, for no limit, where a person takes part. "
+            f"{at} at:\n{shown.rstrip()}"
+        )
         if stuck and steppers[0].give_up() and call.ends_within(GRACE_SECONDS):
             return
         self.is_lost = True
         if not self._on_hang(error):
             end_process(error)
 
-    def _error(
-        self,
-        call: "_Call",
-        frames: Sequence[FrameType],
-        stuck: dict[int, traceback.StackSummary],
-    ) -> EnvTimeoutError:
-        envs = [one for one in _owners(frames) if isinstance(one, VectorEnv)]
-        told = _told(stuck) if stuck else ["It is at:\n", *_summary(frames).format()]
-        which = f"The {self._num_envs} envs"
-        if stuck:
-            numbers = ", ".join(map(str, stuck))
-            which = f"Env{'s' if len(stuck) > 1 else ''} {numbers} of {self._num_envs}"
-        return EnvTimeoutError(
-            f"{which} of {self._whose}{_name(envs[0]) if envs else ''} hung: the {call.doing} took "
-            f"more than data.env_timeout_s: {self._watch.timeout_s:g} seconds. Raise it where that "
-            "may take longer, or set it to null, for no limit, where a person takes part. "
-            f"{''.join(told).rstrip()}"
-        )
-
 
 class _Call:
-    """A kind of call, which is under way where it has begun more often than ended.
+    """Calls of a kind; the last one is under way where more have begun than ended.
 
     Attributes:
-        began, ended: how often.
-        thread: that of the last one.
-        error: what it ends with where the watch has ended it.
-        seen, spent: what the watch saw of it when it last changed, and the seconds since.
+        began, ended: how many.
+        thread: where the last one runs.
+        error: what the last one ends with, because the watch has ended it.
+        seen, spent: what the watch saw when there was last a change, and the seconds since.
     """
 
     def __init__(self, doing: str, watch: EnvWatch) -> None:
@@ -274,22 +232,6 @@ class _Call:
         return self.ended == self.began
 
 
-def _told(stuck: dict[int, traceback.StackSummary]) -> list[str]:
-    """Return the stacks of envs, each once."""
-    numbers: dict[str, list[int]] = {}
-    for number, stack in stuck.items():
-        text = "".join(stack.format()) or "  (it shows no stack: its process stands still)\n"
-        numbers.setdefault(text, []).append(number)
-    shown = list(numbers.items())[:MOST_STACKS]
-    lines = [
-        f"Env{'s' if len(at) > 1 else ''} {', '.join(map(str, at))} at:\n{text}"
-        for text, at in shown
-    ]
-    if len(numbers) > len(shown):
-        lines.append(f"The stacks of others differ: {len(numbers) - len(shown)} more.")
-    return lines
-
-
 def _name(env: VectorEnv) -> str:
     """Return class and id of an env that may not be made yet."""
     id = getattr(env, "id", None)
@@ -322,10 +264,6 @@ def _frames_of(thread: int) -> list[FrameType]:
 def _is_debugged(thread: int) -> bool:
     """Tell whether a person has stopped a thread, to look at it."""
     return any(_module(one).startswith(DEBUGGERS) for one in _all_frames_of(thread))
-
-
-def _owners(frames: Sequence[FrameType]) -> list[object]:
-    return [frame.f_locals.get("self") for frame in frames]
 
 
 def _summary(frames: Sequence[FrameType]) -> traceback.StackSummary:

@@ -31,7 +31,7 @@ from lightning_rl.collectors.evaluation import LEAST_BOUND, MAX_EPISODE_STEPS
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
-from lightning_rl.envs.watch import EnvCalls, EnvWatch
+from lightning_rl.envs.watch import EnvWatch
 from lightning_rl.policies import Policy
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, check_range, require
@@ -211,9 +211,8 @@ class RLDataModule(LightningDataModule):
         self._restored: dict[str, list[dict[str, Any]]] = {}
         self._replays_restored = Path()  # beside the checkpoint that is resumed from
         self._replays_saved: Path | None = None  # beside the one that is being saved
-        self.watch = EnvWatch(env_timeout_s)
-        self.calls = self.watch.calls("the training", self._fail_collector)
-        self.eval_calls = self.watch.calls("the evaluation")
+        self.calls = EnvWatch("the training", env_timeout_s, self._fail_collector)
+        self.eval_calls = EnvWatch("the evaluation", env_timeout_s)
         self._env: VectorEnv | None = self.new_env()
         self._steps_per_action = self._env.steps_per_action
         limit = self._env.max_episode_steps
@@ -225,7 +224,7 @@ class RLDataModule(LightningDataModule):
         """Fail the pending rollout with an error; return whether another thread collects it."""
         return self.collector is not None and self.collector.fail(error)
 
-    def new_env(self, calls: EnvCalls | None = None) -> VectorEnv:
+    def new_env(self, calls: EnvWatch | None = None) -> VectorEnv:
         """Make another env like that of the training; the caller closes it.
 
         Args:
@@ -255,7 +254,7 @@ class RLDataModule(LightningDataModule):
             "eval_deterministic": self.eval_deterministic,
             "eval_env": self._make_eval_env if other_env else None,
             "max_eval_episode_steps": self._max_eval_episode_steps,
-            "env_timeout_s": self.watch.timeout_s,
+            "env_timeout_s": self.calls.timeout_s,
             "seed": self.seed,
         }
 
@@ -491,7 +490,7 @@ class RLDataModule(LightningDataModule):
             if env is not None and not calls.is_lost:
                 with calls("close"):
                     env.close()
-        self.watch.close()
+            calls.close()
         self.collector, self.replay = None, None
         self._env, self._eval_env = None, None
 
