@@ -1283,7 +1283,7 @@ MUTATIONS = (
         "numerics/test_sac.py",
     ),
     Mutation(
-        "algorithms/q_algorithm.py",
+        "algorithms/off_policy.py",
         "off-policy: targets are the critics themselves",
         "next_said = self.target_critic.outputs(",
         "next_said = critic.outputs(",
@@ -1311,7 +1311,7 @@ MUTATIONS = (
         "numerics/test_critics.py",
     ),
     Mutation(
-        "algorithms/q_algorithm.py",
+        "algorithms/off_policy.py",
         "critics: targets without target networks have gradients",
         "        next_said = next_said.detach()\n",
         "",

@@ -21,7 +21,7 @@ from lightning_rl import (
     SquashedActorCritic,
     ValueAtoms,
 )
-from lightning_rl.algorithms import q_algorithm
+from lightning_rl.algorithms import off_policy
 from lightning_rl.envs import MaskProbe
 from lightning_rl.functional import (
     categorical_loss,
@@ -314,8 +314,8 @@ def test_targets_of_the_critics_themselves_have_no_gradient():
 
 
 def test_over_several_processes_batch_statistics_are_refused(monkeypatch):
-    monkeypatch.setattr(q_algorithm.ranks, "world_size", lambda: 2)
-    monkeypatch.setattr(q_algorithm.OffPolicyAlgorithm, "setup", lambda self, stage: None)
+    monkeypatch.setattr(off_policy.ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(off_policy.OffPolicyAlgorithm, "setup", lambda self, stage: None)
     policy = SquashedActorCritic(OBSERVATION_SPACE, SPACE, (8,), critic_normalization="batch")
     assert message_of(lambda: SAC(policy, tau=None).setup("fit")) == (
         "critic_normalization: batch normalises over the minibatch of one process, and there are 2: each would have other "

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
+from lightning_rl.algorithms.off_policy import Following, QAlgorithm
 from lightning_rl.functional import random_subsets, soft_policy_loss, temperature_loss
 from lightning_rl.optim.update import Objective, OptimizerFactory
 from lightning_rl.policies import QActorCritic, SquashedActorCritic

@@ -7,8 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.algorithms.off_policy import slow_copy
-from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
+from lightning_rl.algorithms.off_policy import Following, QAlgorithm, slow_copy
 from lightning_rl.optim.update import Objective, OptimizerFactory
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range

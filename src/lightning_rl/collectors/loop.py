@@ -448,7 +448,8 @@ class RolloutLoop:
         """
         cut = storage["truncated"][:steps] & ~storage["terminated"][:steps]
         missing = cut & (storage["final_index"][:steps] == 0)
-        refuse_missing_end(type(self._env).__name__, missing.cpu())
+        if missing.any():
+            refuse_missing_end(type(self._env).__name__, missing.cpu())
 
     def _masks_of(self, storage: TensorDict) -> Tensor | None:
         """Return the masks [T+1, N, C] of what is allowed, where the policy goes by them."""
