@@ -90,7 +90,7 @@ def assert_follows(
     ours, theirs = (
         collector_of(make_env, compiled, steps, make_policy, plan) for compiled in (True, False)
     )
-    assert is_compiled(ours), ours.compilation.why
+    assert is_compiled(ours), ours.context.compilation.why
     ended = 0
     for _ in range(rollouts):
         a, b = ours.collect(), theirs.collect()
@@ -403,7 +403,7 @@ def test_what_cannot_be_a_graph_runs_eagerly_and_says_why(name, traced_only):
         ours = collector_of(make_env, True, 8, make_policy)
     assert sum(why in str(one.message) for one in said) == 1, [str(one.message) for one in said]
     assert not is_compiled(ours)
-    assert why in ours.compilation.why
+    assert why in ours.context.compilation.why
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         theirs = collector_of(make_env, False, 8, make_policy)
