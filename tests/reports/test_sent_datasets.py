@@ -10,8 +10,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl.datasets.episodes import Episode, EpisodeWriter, read_episodes, write_minari
+from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.label import label_dataset
+from lightning_rl.datasets.minari import write_minari
+from lightning_rl.datasets.reader import read_episodes
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.reports.datasets import film, greys, make, pa, pq, refused
 
@@ -328,7 +331,7 @@ def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypat
 
 def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
     with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
-    monkeypatch.setattr("lightning_rl.datasets.episodes.available_bytes", lambda *_: 1000)
+    monkeypatch.setattr("lightning_rl.datasets.lerobot_reader.available_bytes", lambda *_: 1000)
     refused(lambda: read_episodes(tmp_path)[0], "2 pictures", CAMERA, "leave the camera out")
 
 

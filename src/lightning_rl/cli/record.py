@@ -24,8 +24,8 @@ from lightning_rl.cli.options import OptionParser, check_names, explained_refusa
 from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
 from lightning_rl.collectors.evaluation import chooser_of
 from lightning_rl.collectors.loop import Chooser
-from lightning_rl.datasets.episodes import EpisodeWriter
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_chooser
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.system.errors import require

@@ -1,26 +1,15 @@
-"""Write files of a LeRobotDataset v3.0 anew, as where those of single episodes become a few.
+"""Join the files of single episodes of a LeRobotDataset v3.0 into a few."""
 
-All is written beside what is there, and takes its place in the end: a folder at a time, for which
-`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
-"""
-
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.directory import keep_others, link, renewing
 from lightning_rl.datasets.pictures import join_videos
 from lightning_rl.datasets.statistics import joined_statistics
 from lightning_rl.datasets.tables import TableFile, read_table
-from lightning_rl.system.files import TEMPORARY, move, writing
-
-UNFINISHED, FINISHED = ".joining", ".finalised"
-"""The folders of what is being written anew, and of what is whole and about to take its place."""
-
-TOPS = ("data", "videos", "meta")
 
 MEBIBYTE = 2**20
 
@@ -30,37 +19,6 @@ EPISODES_AT_ONCE = 100
 Places = dict[int, tuple[int, int]]
 """By the number of a file that was joined: that of the new one, and the frame at which it begins
 there."""
-
-
-def part_of(path: Path, name: str) -> Path:
-    """Return where a file or folder of a dataset lies, even where writing it anew was."""
-    joined = path / FINISHED / Path(name).parts[0]
-    return path / (FINISHED if joined.exists() else "") / name
-
-
-def complete_join(path: Path) -> None:
-    """Finish what was interrupted: take up what is whole, and remove what is not."""
-    shutil.rmtree(path / UNFINISHED, ignore_errors=True)
-    for top in TOPS:
-        if (path / FINISHED / top).exists():
-            shutil.rmtree(path / top, ignore_errors=True)
-            move(path / FINISHED / top, path / top)
-    shutil.rmtree(path / FINISHED, ignore_errors=True)
-
-
-@contextmanager
-def renewing(path: Path) -> Iterator[Path]:
-    """Give a folder for what is written anew, which takes the place of the present one as a whole.
-
-    Raises:
-        WriteError: where the disk is full: there has to be room for a copy.
-    """
-    target = path / UNFINISHED
-    with writing(path):
-        yield target
-        _flush(target)
-    move(target, path / FINISHED)
-    complete_join(path)
 
 
 def join_files(path: Path) -> None:
@@ -90,16 +48,6 @@ def join_files(path: Path) -> None:
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
         keep_others(path, target)
-
-
-def keep_others(path: Path, target: Path) -> None:
-    """Keep the files of a dataset that no episode is in, such as notes."""
-    for file in [one for top in TOPS for one in (path / top).rglob("*")]:
-        kept = target / file.relative_to(path)
-        temporary = file.name.startswith(TEMPORARY)
-        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            link(file, kept)
 
 
 def _join(
@@ -135,14 +83,6 @@ def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
         size += more
     if group:
         yield group
-
-
-def link(source: Path, target: Path) -> None:
-    """Give a file, which is never changed, another name; copy it where that is not possible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
@@ -234,11 +174,3 @@ def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
                 parts.setdefault(key, {})[kind] = value
         for key, part in parts.items():
             found.setdefault(key, []).append(part)
-
-
-def _flush(folder: Path) -> None:
-    """Have all files of a folder on the disk, before it takes the place of another."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())

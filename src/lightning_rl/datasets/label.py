@@ -15,9 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.datasets import lerobot_format as lerobot
-from lightning_rl.datasets.episodes import LOCK, LeRobotEpisodes, lock_dataset, read_numbers
-from lightning_rl.datasets.joining import complete_join, link, renewing
-from lightning_rl.datasets.minari_format import minari_folder
+from lightning_rl.datasets.directory import (
+    LOCK,
+    complete_join,
+    keep_others,
+    lock_dataset,
+    renewing,
+)
+from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
+from lightning_rl.datasets.minari import minari_folder
 from lightning_rl.datasets.statistics import STATISTICS, ColumnStatistics, joined_statistics
 from lightning_rl.datasets.tables import TableFile
 from lightning_rl.functional.advantages import reversed_scan
@@ -242,17 +248,24 @@ def label_dataset(
         f"{directory} is a Minari dataset, and labels are written into a LeRobotDataset v3.0: copy "
         "it into one, for episode in read_episodes(...): EpisodeWriter.write(episode).",
     )
-    read_numbers(directory)  # refused before a lock is laid into it
+    _numbers_of(directory)  # refused before a lock is laid into it
     release = lock_dataset(directory)
     try:
         complete_join(directory)
-        steps = _Steps(read_numbers(directory), success, failure)
+        steps = _Steps(_numbers_of(directory), success, failure)
         columns = _labels(steps, settings or LabelSettings())
         _write(directory, columns, steps)
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
     return _summary(columns, steps.success)
+
+
+def _numbers_of(path: Path) -> LeRobotEpisodes:
+    """Open a dataset of which no picture is read: observations lack them."""
+    episodes = LeRobotEpisodes(path)
+    episodes.leaves = [leaf for leaf in episodes.leaves if not leaf.picture]
+    return episodes
 
 
 class _Steps:
@@ -407,111 +420,73 @@ def _listed(numbers: Sequence[str]) -> str:
 
 
 def _write(path: Path, columns: Mapping[str, Sequence[Tensor]], steps: _Steps) -> None:
-    """Write the tables and descriptions of a dataset anew, with columns [L] of each episode."""
+    """Write the tables and descriptions of a dataset again, with columns [L] of each episode."""
     named = {
         f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in columns[name]]
         for name in lerobot.LABELS
     }
+    statistics = {key: [_statistics(one) for one in parts] for key, parts in named.items()}
     info = lerobot.read_json(path / lerobot.INFO)
     info["features"] |= {key: lerobot.number_feature("float32") for key in named}
-    episodes = [
-        _Labels({key: parts[i] for key, parts in named.items()}, success)
-        for i, success in enumerate(steps.success)
-    ]
-    rows: dict[Path, dict[int, _Labels]] = {}  # by file, and the first row of an episode in it
-    for (data, begin, table, row), labels in zip(steps.places, episodes, strict=True):
-        rows.setdefault(data, {})[begin] = labels
-        rows.setdefault(table, {})[row] = labels
     with renewing(path) as target:
         for file in path.glob("data/**/*.parquet"):
-            _rewrite(
-                file, target / file.relative_to(path), _OfSteps(list(named), rows.get(file, {}))
-            )
+            begins = {begin: i for i, (at, begin, *_) in enumerate(steps.places) if at == file}
+            _rewrite(file, target / file.relative_to(path), _of_steps(file, begins, named, steps))
         for file in lerobot.files_of(path / lerobot.EPISODES):
-            of_episodes = _OfEpisodes(list(named), rows.get(file, {}))
-            _rewrite(file, target / file.relative_to(path), of_episodes)
+            rows = {row: i for i, (*_, at, row) in enumerate(steps.places) if at == file}
+            added = _of_episodes(file, rows, statistics, steps)
+            _rewrite(file, target / file.relative_to(path), added)
         lerobot.write_json(target / lerobot.INFO, info)
         if (path / lerobot.STATISTICS).is_file():
             known = lerobot.read_json(path / lerobot.STATISTICS)
-            found = {key: [one.statistics[key] for one in episodes] for key in named}
-            statistics = known | {key: joined_statistics(parts) for key, parts in found.items()}
-            lerobot.write_json(target / lerobot.STATISTICS, statistics)
-        for file in [*path.glob("data/**/*"), *path.glob("meta/**/*")]:
-            copy = target / file.relative_to(path)
-            if file.is_file() and not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                link(file, copy)
+            known |= {key: joined_statistics(parts) for key, parts in statistics.items()}
+            lerobot.write_json(target / lerobot.STATISTICS, known)
+        keep_others(path, target)
 
 
-class _Labels:
-    """The labels of one episode.
-
-    Attributes:
-        columns: [L] float32 each, by column.
-        success: whether it succeeded.
-        statistics: of each column.
-    """
-
-    def __init__(self, columns: Mapping[str, np.ndarray], success: bool | None) -> None:
-        self.columns, self.success = columns, success
-        self.statistics = {key: _statistics(values) for key, values in columns.items()}
-
-
-class _OfSteps:
-    """Puts labels into the rows of a file of data, called with its parts in their order.
+def _of_steps(
+    file: Path, begins: Mapping[int, int], labels: Mapping[str, Sequence[np.ndarray]], steps: _Steps
+) -> dict[str, Any]:
+    """Return columns of labels for a file of data, NaN in rows of no episode.
 
     Args:
-        keys: the columns of labels.
-        episodes: by the first row of each in the file. Rows of no episode get NaN.
+        file: is read for its number of rows.
+        begins: the number of an episode, by its first row in the file.
+        labels: [L] of each episode, by column.
+        steps: says which episodes succeeded.
     """
-
-    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
-        self._keys, self._episodes, self._next = keys, episodes, 0
-
-    def __call__(self, table: Any) -> Any:
-        first, count = self._next, len(table)
-        self._next += count
-        columns = {key: np.full(count, np.nan, np.float32) for key in self._keys}
-        success = np.zeros(count, bool)
-        for begin, labels in self._episodes.items():
-            length = len(labels.columns[self._keys[0]])
-            start, stop = max(begin, first), min(begin + length, first + count)
-            if start >= stop:
-                continue
-            for key, values in labels.columns.items():
-                columns[key][start - first : stop - first] = values[start - begin : stop - begin]
-            if stop == begin + length:
-                success[stop - 1 - first] = bool(labels.success)
-        for key, values in columns.items():
-            table = _put(table, key, lerobot.as_column(values))
-        if "next.success" in table.column_names:
-            table = _put(table, "next.success", lerobot.as_column(success))
-        return table
+    count = sum(TableFile(file, []).counts)
+    columns = {key: np.full(count, np.nan, np.float32) for key in labels}
+    columns["next.success"] = np.zeros(count, bool)
+    for begin, i in begins.items():
+        end = begin + steps.lengths[i]
+        for key, parts in labels.items():
+            columns[key][begin:end] = parts[i]
+        columns["next.success"][end - 1] = bool(steps.success[i])
+    return {key: lerobot.as_column(values) for key, values in columns.items()}
 
 
-class _OfEpisodes:
-    """Puts success and statistics into rows of the table of episodes.
+def _of_episodes(
+    file: Path, rows: Mapping[int, int], statistics: Mapping[str, Sequence[Any]], steps: _Steps
+) -> dict[str, Any]:
+    """Return columns of success and statistics for a file of the table of episodes.
 
     Args:
-        keys: the columns of labels.
-        episodes: by their rows in the file. A row without steps gets nulls.
+        file: is read for its number of rows.
+        rows: the number of an episode, by its row; a row without steps gets nulls.
+        statistics: of each episode, by column of labels.
+        steps: says which episodes succeeded.
     """
-
-    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
-        self._keys, self._episodes, self._next = keys, episodes, 0
-
-    def __call__(self, table: Any) -> Any:
-        arrow = lerobot.import_extra("pyarrow")
-        labels = [self._episodes.get(self._next + i) for i in range(len(table))]
-        self._next += len(table)
-        for key in self._keys:
-            for name in STATISTICS:
-                values = [one and one.statistics[key][name] for one in labels]
-                kind = arrow.int64() if name == "count" else arrow.float64()
-                column = arrow.array(values, arrow.list_(kind))
-                table = _put(table, f"stats/{key}/{name}", column)
-        success = arrow.array([one and one.success for one in labels], arrow.bool_())
-        return _put(table, "success", success)
+    arrow = lerobot.import_extra("pyarrow")
+    numbers = [rows.get(row) for row in range(sum(TableFile(file, []).counts))]
+    columns = {}
+    for key, parts in statistics.items():
+        for name in STATISTICS:
+            values = [None if i is None else parts[i][name] for i in numbers]
+            kind = arrow.int64() if name == "count" else arrow.float64()
+            columns[f"stats/{key}/{name}"] = arrow.array(values, arrow.list_(kind))
+    success = [None if i is None else steps.success[i] for i in numbers]
+    return columns | {"success": arrow.array(success, arrow.bool_())}
 
 
 def _statistics(values: np.ndarray) -> dict[str, list[float]]:
@@ -520,21 +495,20 @@ def _statistics(values: np.ndarray) -> dict[str, list[float]]:
     return {name: value.tolist() for name, value in statistics.result().items()}
 
 
-def _put(table: Any, key: str, column: Any) -> Any:
-    """Return a table with a column, in the place of one of that name or behind the others."""
-    names = table.column_names
-    if key in names:
-        return table.set_column(names.index(key), key, column)
-    return table.append_column(key, column)
-
-
-def _rewrite(source: Path, target: Path, change: Callable[[Any], Any]) -> None:
-    """Write a parquet file anew, a group of rows at a time."""
+def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
+    """Write a parquet file again, a group of rows at a time, with other or further columns."""
     parquet = lerobot.import_extra("pyarrow.parquet")
     target.parent.mkdir(parents=True, exist_ok=True)
-    file, writer = TableFile(source), None
+    file, first, writer = TableFile(source), 0, None
     for group in range(len(file.counts)):
-        table = change(file.group(group))
+        table = file.group(group)
+        for key, column in columns.items():
+            part = column.slice(first, len(table))
+            if key in table.column_names:
+                table = table.set_column(table.column_names.index(key), key, part)
+            elif key != "next.success":  # LeRobot's own datasets have none
+                table = table.append_column(key, part)
+        first += len(table)
         described = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
         table = table.replace_schema_metadata(described)  # that one lists columns, not these
         writer = writer or parquet.ParquetWriter(target, table.schema)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.collectors.loop import Chooser, step_through
-from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.people.intervention import Intervention, Pace
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, one_number, say_intervention
