@@ -357,9 +357,10 @@ def _size_of_table(path: Path, kind: str) -> int:
         table = TableFile(path).rows(0, MOST_STEPS + 2)
     else:
         _refuse_compressed(np.memmap(path, np.uint8, "r"))
-        table = import_extra("pyarrow").ipc.open_file(path.open("rb")).read_all()
+        with path.open("rb") as file:
+            table = import_extra("pyarrow.ipc").open_file(file).read_all()
     if len(table) > MOST_STEPS + 1:
-        raise ValueError(f"{path} has {len(table):,} rows, more than {MOST_STEPS:,} steps take")
+        raise ValueError(f"{path} has more than the {MOST_STEPS + 1:,} rows of the longest episode")
     size = int(table.nbytes)
     columns = import_extra("pyarrow").table(table.select(["observations", "actions"]))
     while any(hasattr(kind, "fields") for kind in columns.schema.types):
