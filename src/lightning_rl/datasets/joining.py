@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from lightning_rl.datasets import lerobot_format as lerobot
 from lightning_rl.datasets.directory import keep_others, link, renewing
 from lightning_rl.datasets.pictures import join_videos
 from lightning_rl.datasets.statistics import joined_statistics
-from lightning_rl.datasets.tables import TableFile, read_table
+from lightning_rl.datasets.tables import TableFile, read_table, with_column, write_tables
 
 MEBIBYTE = 2**20
 
@@ -43,7 +44,7 @@ def join_files(path: Path) -> None:
                 found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
             )
         meta = target / "meta"
-        statistics = _join_episodes(path, meta, most, data, places, info["fps"])
+        statistics = _join_episodes(path, meta, data, places, info["fps"])
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
@@ -86,51 +87,30 @@ def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
 
 
 def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
-    parquet = lerobot.import_extra("pyarrow.parquet")
-    begins, frames = [], 0
-    writer: Any = None
-    for source in sources:
-        file = TableFile(source)
-        begins.append(frames)
-        for group in range(len(file.counts)):
-            table = file.group(group)
-            writer = writer or parquet.ParquetWriter(target, table.schema)
-            writer.write_table(table.select(writer.schema.names))  # labels may stand behind
-            frames += len(table)
-    writer.close()
-    return begins
+    write_tables(target, (table for source in sources for table in TableFile(source).groups()))
+    return [0, *accumulate(sum(TableFile(source, []).counts) for source in sources[:-1])]
 
 
 def _join_episodes(
-    path: Path, meta: Path, most: int, data: Places, videos: dict[str, Places], fps: float
+    path: Path, meta: Path, data: Places, videos: dict[str, Places], fps: float
 ) -> dict[str, Any]:
     """Write the table of episodes, which says where each lies now; return the statistics."""
     arrow = lerobot.import_extra("pyarrow")
-    parquet = lerobot.import_extra("pyarrow.parquet")
+    sources = lerobot.files_of(path / lerobot.EPISODES)
+    names = TableFile(sources[0], []).names  # labels may stand behind them
     found: dict[str, list[dict[str, Any]]] = {}
-    number, pending = 0, []
-    names: list[str] = []
-    writer: Any = None
-    sources = lerobot.files_of(path / "meta/episodes")
-    file = meta / "episodes" / lerobot.file_name(0, ".parquet")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for i, source in enumerate(sources):
-        table = _moved(read_table(source), data, videos, fps)
-        if file.exists() and file.stat().st_size > most:
-            writer, number = writer.close(), number + 1
-            file = meta / "episodes" / lerobot.file_name(number, ".parquet")
-            file.parent.mkdir(parents=True, exist_ok=True)
-        for name, value in lerobot.place_of(number).items():
-            table = _with(table, f"meta/episodes/{name}", [value] * len(table))
-        names = names or table.column_names
-        table = table.select(names)  # labels may stand behind
-        _collect(table, found)
-        pending.append(table)
-        if sum(map(len, pending)) >= EPISODES_AT_ONCE or i == len(sources) - 1:
-            writer = writer or parquet.ParquetWriter(file, table.schema)
-            writer.write_table(arrow.concat_tables(pending).combine_chunks())
-            pending = []
-    writer.close()
+
+    def tables() -> Iterator[Any]:
+        for first in range(0, len(sources), EPISODES_AT_ONCE):
+            some = sources[first : first + EPISODES_AT_ONCE]
+            rows = arrow.concat_tables([read_table(source, names).select(names) for source in some])
+            table = _moved(rows.combine_chunks(), data, videos, fps)
+            for name, value in lerobot.place_of(0).items():
+                table = _with(table, f"meta/episodes/{name}", [value] * len(table))
+            _collect(table, found)
+            yield table
+
+    write_tables(meta / "episodes" / lerobot.file_name(0, ".parquet"), tables())
     return {key: joined_statistics(parts) for key, parts in found.items()}
 
 
@@ -158,9 +138,8 @@ def _relocated(table: Any, prefix: str, places: Places) -> tuple[Any, list[int]]
 
 
 def _with(table: Any, name: str, values: list[Any]) -> Any:
-    arrow = lerobot.import_extra("pyarrow")
-    at = table.column_names.index(name)
-    return table.set_column(at, name, arrow.array(values, table.schema.field(name).type))
+    kind = table.schema.field(name).type
+    return with_column(table, name, lerobot.import_extra("pyarrow").array(values, kind))
 
 
 def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
