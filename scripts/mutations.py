@@ -791,8 +791,8 @@ MUTATIONS = (
     Mutation(
         "datasets/record.py",
         "a frame holds the observation after the step",
-        "                player.acted_on,",
-        "                map_tree(lambda leaf: leaf[0], player.observation),",
+        "                self._acted_on,",
+        "                map_tree(lambda leaf: leaf[0], self.observation),",
         "cli/test_record.py",
     ),
     Mutation(

@@ -21,6 +21,7 @@ from lightning_rl.datasets.episode import Episode, Episodes
 from lightning_rl.datasets.lerobot_format import Leaf, leaves_of
 from lightning_rl.datasets.pictures import CURE, decode_picture, read_frames
 from lightning_rl.datasets.tables import TableFile, read_table, readable
+from lightning_rl.rollout.contract import tree_of_leaves
 from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
 from lightning_rl.system.errors import ConfigurationError, closest, require
 
@@ -68,11 +69,7 @@ class LeRobotEpisodes(Episodes):
         ours = part_of(path, lerobot.OURS)
         described = lerobot.read_ours(ours, self._features) if ours.is_file() else {}
         names = _names(path, keys or {}, self._features)
-        self._columns = {
-            name: named
-            for name, key in NAMES.items()
-            if (named := names.get(name) or _column_of(name, key, self._features)) is not None
-        }
+        self._columns = {name: key for name, key in names.items() if name in NAMES}
         self.leaves = self._find_observation(names, described, observation_space)
         lerobot.check_paths(self.leaves, path)
         self._action = self._find_action(described, action_space)
@@ -264,12 +261,10 @@ class LeRobotEpisodes(Episodes):
         self, described: Mapping[str, Any], space: gymnasium.Space[Any] | None
     ) -> Leaf:
         key = self._columns.get("action", "action")
-        if space is not None:
-            return self._checked("action", key, lerobot.action_leaf(space))
-        if "action" in described:
-            action: Leaf = described["action"]
-            return replace(action, key=key)
-        return self._checked("action", key, None)
+        known: Leaf | None = described.get("action")
+        if space is None and known is not None:
+            return replace(known, key=key)
+        return self._checked("action", key, None if space is None else lerobot.action_leaf(space))
 
     def _checked(self, name: str, key: str, leaf: Leaf | None) -> Leaf:
         """Return the leaf of a column, which must be what an env has."""
@@ -423,7 +418,7 @@ class LeRobotEpisodes(Episodes):
             if leaf.channels_first:
                 values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
             leaves[leaf.path] = torch.from_numpy(values)
-        return _tree(leaves), known
+        return tree_of_leaves(leaves), known
 
     def _filmed(
         self, row: Mapping[str, Any], leaf: Leaf, seconds: np.ndarray, name: str
@@ -530,7 +525,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """Return the column of each thing that `keys` names."""
+    """Return the columns that `keys` names, and others of `NAMES` by LeRobot's name or our own."""
     require(
         len(set(keys.values())) == len(keys),
         f"keys names two columns the same: {dict(keys)}. Name one of them.",
@@ -552,12 +547,10 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
             f"keys names '{key}' {name}, and it is a column of {kind}, which is not read as that: "
             "name another one.",
         )
-    return {name: key for key, name in keys.items()}
-
-
-def _column_of(name: str, key: str, features: Mapping[str, Any]) -> str | None:
-    """Return the column of an entry of `NAMES`: by LeRobot's name, or by the plain one."""
-    return next((one for one in (key, name) if one in features), None)
+    own = {name: next((x for x in (key, name) if x in features), "") for name, key in NAMES.items()}
+    return {name: key for name, key in own.items() if key} | {
+        name: key for key, name in keys.items()
+    }
 
 
 def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | None) -> np.ndarray:
@@ -576,16 +569,3 @@ def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | No
         f"{first.tolist()}: record it with this env.",
     )
     return first
-
-
-def _tree(leaves: Mapping[tuple[str, ...], Tensor]) -> Any:
-    """Return the tensors by their paths, as nested dicts."""
-    if () in leaves:
-        return leaves[()]
-    tree: dict[str, Any] = {}
-    for (*above, last), value in leaves.items():
-        here = tree
-        for key in above:
-            here = here.setdefault(key, {})
-        here[last] = value
-    return tree

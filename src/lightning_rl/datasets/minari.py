@@ -34,7 +34,7 @@ from lightning_rl.datasets.lerobot_format import (
 from lightning_rl.datasets.lerobot_reader import MOST_STEPS
 from lightning_rl.datasets.pictures import jpeg_bytes
 from lightning_rl.datasets.tables import TableFile
-from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.contract import map_tree, tree_of_leaves
 from lightning_rl.rollout.structured_actions import (
     as_env_counts,
     as_policy_counts,
@@ -464,13 +464,11 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
         success = np.zeros(len(episode), bool)
         success[-1] = episode.success
         steps["success"] = success
-    infos: dict[str, Any] = {}
-    for name, values in steps.items():
-        *above, last = name.split(".")
-        here = infos
-        for key in above:
-            here = here.setdefault(key, {})
-        here[last] = np.concatenate([np.zeros_like(values[:1]), values])  # zero at the reset
+    # Zero at the reset, which Minari keeps an info of.
+    infos = {
+        tuple(name.split(".")): np.concatenate([np.zeros_like(values[:1]), values])
+        for name, values in steps.items()
+    }
     buffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer(
         id=number,
         observations=map_tree(lambda leaf: leaf.numpy(), episode.observation),
@@ -478,7 +476,7 @@ def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarra
         rewards=episode.reward.numpy(),
         terminations=episode.terminated.numpy(),
         truncations=episode.truncated.numpy(),
-        infos=infos,
+        infos=tree_of_leaves(infos),
     )
     storage.update_episodes([buffer])
     # Minari has no place for these. HDF5 takes a slash in a name for a level, and gives back a dot.

@@ -244,6 +244,19 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     }
 
 
+def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
+    """Return leaves, by the keys that lead to them, as nested dicts; one without keys unchanged."""
+    if () in leaves:
+        return leaves[()]
+    tree: dict[str, Any] = {}
+    for (*above, last), leaf in leaves.items():
+        here = tree
+        for key in above:
+            here = here.setdefault(key, {})
+        here[last] = leaf
+    return tree
+
+
 def copy_tree(target: Any, source: Any) -> None:
     """Copy a tensor or a tree of tensors into storage of the same structure."""
     if isinstance(target, Tensor):
