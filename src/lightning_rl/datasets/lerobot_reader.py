@@ -547,10 +547,8 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
             f"keys names '{key}' {name}, and it is a column of {kind}, which is not read as that: "
             "name another one.",
         )
-    own = {name: next((x for x in (key, name) if x in features), "") for name, key in NAMES.items()}
-    return {name: key for name, key in own.items() if key} | {
-        name: key for key, name in keys.items()
-    }
+    pairs = [(name, one) for name, key in NAMES.items() for one in (name, key) if one in features]
+    return dict(pairs) | {name: key for key, name in keys.items()}
 
 
 def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | None) -> np.ndarray:

@@ -45,6 +45,7 @@ from lightning_rl.system.errors import ConfigurationError, require
 from lightning_rl.system.files import expanded, move, writing
 
 METADATA = "metadata.json"
+"""The file that describes a dataset, and in other forms than HDF5 each episode."""
 
 HDF5 = "main_data.hdf5"
 """The file of all episodes; the other forms have a folder for each episode instead."""
