@@ -291,7 +291,7 @@ def test_of_minari_an_episode_without_a_flag_was_cut_and_columns_of_one_are_numb
 def test_infos_of_minari_that_are_not_read_are_named_once(tmp_path):
     infos = {"note": ["a", "b", "c", "d", "e"], "height": np.ones(5), "few": np.ones(2)}
     episodes = read_episodes(by_minari(tmp_path / "data", infos=infos))
-    with pytest.warns(UserWarning, match="no numbers of each step: few, note") as seen:
+    with pytest.warns(UserWarning, match="no number for each step: few, note") as seen:
         assert [set(episode.extra) for episode in [*episodes, *episodes]] == [{"height"}] * 2
     assert len(seen) == 1
 

@@ -1,4 +1,4 @@
-"""Hand demonstrations out as rollouts to learn from: those of a dataset, or of the env's expert."""
+"""Hand demonstrations out as rollouts to learn from: of a dataset, or of the expert of the env."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

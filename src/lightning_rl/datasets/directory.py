@@ -93,7 +93,7 @@ def complete_join(path: Path) -> None:
 
 @contextmanager
 def renewing(path: Path) -> Iterator[Path]:
-    """Give a folder whose folders replace those of the dataset, once all of them are written.
+    """Yield a folder; when all is written, its folders replace the dataset's.
 
     Raises:
         WriteError: if the disk is full: a copy of the dataset has to fit.

@@ -46,7 +46,7 @@ class Episode:
         observation: [L+1, ...], a tensor or a tree of them; the last is the episode's true final
             observation, unless `final_known` is false.
         action: [L, *A], what was executed; choices count from 0.
-        reward: [L] float32, or float64 where the dataset has that; NaN where it has none.
+        reward: [L] float32, float64 if the dataset has that; NaN if it has none.
         terminated: [L] bool, only the last may be true.
         truncated: [L] bool, only the last may be true, next to `terminated` too.
         success: whether it succeeded; None if unknown.

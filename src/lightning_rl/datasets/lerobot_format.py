@@ -398,11 +398,7 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
-    """Refuse observations of which one would be a part of another.
-
-    Raises:
-        ConfigurationError: naming the columns.
-    """
+    """Refuse observations of which one would be a part of another."""
     for one in leaves:
         for other in leaves:
             require(

@@ -41,7 +41,7 @@ NAMES = {
     "success": "next.success",
     "intervened": lerobot.INTERVENED,
 }
-"""What the columns of LeRobot's names are here, beside observations."""
+"""LeRobot's names of columns other than observations, by our own."""
 
 
 class LeRobotEpisodes(Episodes):

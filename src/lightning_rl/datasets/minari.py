@@ -130,11 +130,7 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_files(self, count: int) -> None:
-        """Refuse what is no regular file, and an HDF5 file whose entries lie elsewhere.
-
-        Raises:
-            OSError, ValueError: naming what is wrong.
-        """
+        """Refuse what is no regular file, and an HDF5 file whose entries lie elsewhere."""
         if not self._hdf5:
             for number in range(count):
                 for file in (self._folder / str(number)).iterdir():
@@ -146,7 +142,7 @@ class MinariEpisodes(Episodes):
                 _linked(file, f"episode_{number}")
 
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
-        """Refuse a dataset of other spaces than those of the env, where these are known."""
+        """Refuse a dataset of other spaces than the env's, as far as these are known."""
         own = (self._storage.observation_space, self._storage.action_space)
         for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
             theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
@@ -161,11 +157,7 @@ class MinariEpisodes(Episodes):
             )
 
     def _check_size(self, number: int) -> None:
-        """Refuse an episode that the memory has no room for.
-
-        Raises:
-            ValueError: naming the size, or an entry that lies elsewhere.
-        """
+        """Refuse an episode that the memory has no room for."""
         if self._hdf5:
             with import_extra("h5py").File(self._folder / HDF5, "r") as file:
                 size = _size_of(file, f"episode_{number}", set())
@@ -223,7 +215,7 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
-        """Refuse an episode whose actions or observations are not those of its spaces."""
+        """Refuse an episode whose actions or observations are not in its spaces."""
         action, space = raw["actions"], self._storage.action_space
         require(
             action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
@@ -246,8 +238,7 @@ class MinariEpisodes(Episodes):
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
         """Return the infos of each step [L, ...], by name, with a dot for each level.
 
-        Minari has one more where it also keeps the info of the reset, which is of no step. A
-        warning names those that are not read, once.
+        Minari may have one more, the info of the reset. A warning names what is not read, once.
         """
         found = {}
         left_out = set()
@@ -265,8 +256,8 @@ class MinariEpisodes(Episodes):
                 left_out.add(name)
         if new := left_out - self._left_out:
             rank_zero_warn(
-                f"The dataset at {self.path} has infos that are not read, as they are no numbers "
-                f"of each step: {', '.join(sorted(new))}."
+                f"The dataset at {self.path} has infos that are not read, having no number "
+                f"for each step: {', '.join(sorted(new))}."
             )
         self._left_out |= left_out
         return found
@@ -294,11 +285,7 @@ def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
 
 
 def _check_shapes(said: Mapping[str, Any]) -> None:
-    """Refuse spaces of arrays that are too large to be made.
-
-    Raises:
-        ValueError: naming the shape.
-    """
+    """Refuse spaces of arrays that are too large to be made."""
     pending = [json.loads(said[name]) for name in ("observation_space", "action_space")]
     while pending:
         one = pending.pop()

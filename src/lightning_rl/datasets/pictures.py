@@ -137,11 +137,7 @@ def _opened(path: Path) -> Any:
 
 
 def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
-    """Refuse a picture of another height or width than info.json says, or of odd channels.
-
-    Raises:
-        ValueError: naming both sizes.
-    """
+    """Refuse a picture of another height or width than info.json says, or of odd channels."""
     if (height, width) != size[:2] or _channels(size) not in MODES:
         raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
 

@@ -1,4 +1,4 @@
-"""Open a dataset of episodes, whatever its format."""
+"""Open a dataset of episodes, in LeRobot's format or Minari's."""
 
 from collections.abc import Mapping
 from pathlib import Path

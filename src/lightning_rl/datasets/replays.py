@@ -58,7 +58,7 @@ def read_replay(
         episodes: of the dataset, whose rewards are known.
         observation_space: of the env.
         action_space: of the env.
-        settings: of `ReplayBuffer`; its `capacity` is that of the dataset by default.
+        settings: of `ReplayBuffer`; by default the dataset fills its `capacity`.
 
     Raises:
         ConfigurationError: if the dataset has no rewards, and what `ReplayBuffer` raises.

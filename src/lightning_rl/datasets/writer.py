@@ -205,7 +205,7 @@ class EpisodeWriter:
         self._recording.add(observation, action, numbers, self._number_of(task))
 
     def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """Return the extras of a step, which must be those of the first; labels may be missing."""
+        """Return the extras of a step: the same as of the first step, but labels may be missing."""
         if self._extras is None:
             self._extras = tuple(sorted(extra))
             require(
