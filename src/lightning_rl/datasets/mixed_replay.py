@@ -310,11 +310,8 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
-        for key, dtype in ADDED.items():
-            value = batch.get(key, None)
-            fields[key] = (
-                batch["reward"].new_zeros(len(batch), dtype=dtype) if value is None else value
-            )
+        nothing = torch.zeros_like(batch["reward"])
+        fields |= {key: batch.get(key, nothing.to(kind)) for key, kind in ADDED.items()}
         completed.append(TensorDict(fields, batch.batch_size))
     joined: Any = completed[0] if len(completed) == 1 else torch.cat(completed)
     return joined  # type: ignore[no-any-return]  # a TensorDict
