@@ -409,7 +409,7 @@ class RayCluster:
         Raises:
             ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
         """
-        self._connection.refuse_lost_head()
+        self._connection.head.refuse_lost()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []

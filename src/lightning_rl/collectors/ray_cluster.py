@@ -46,6 +46,7 @@ class Connection:
 
     Attributes:
         joined: whether it is in.
+        head: of the cluster, once it is.
         ray: the package, once it is.
     """
 
@@ -71,7 +72,7 @@ class Connection:
             self._is_ours = True
             hide_token()
         self.joined = True
-        self._head = Head(self.ray.get_runtime_context().gcs_address)
+        self.head = Head(self.ray.get_runtime_context().gcs_address)
         self._witness = Witness()
 
     def _join(self, room: Mapping[str, Any]) -> None:
@@ -94,18 +95,10 @@ class Connection:
                 why = why_not_joined(self._address, error, printed())
                 raise ConfigurationError(why) from error
 
-    def refuse_lost_head(self) -> None:
-        """End without a head.
-
-        Raises:
-            ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
-        """
-        self._head.refuse_lost()
-
     def leave(self) -> None:
         """Leave the cluster, and end it where it was started here."""
         self.joined = False
-        self._head.close()
+        self.head.close()
         if self._is_ours:
             with _signals_kept():
                 self.ray.shutdown()

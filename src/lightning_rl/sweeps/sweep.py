@@ -4,7 +4,6 @@ import gc
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
+from lightning_rl.reports.comparison import short_names, word_of
 from lightning_rl.reports.runs import NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
 from lightning_rl.sweeps.journal import JOURNAL, SweepJournal, Trial, point_count
@@ -398,8 +398,9 @@ class _Sweep:
     def _run_of(self, trial: Trial) -> str | None:
         """Return the run directory that a trial can go on in; remove those without a checkpoint."""
         kept = None
-        for path in sorted(self.directory.glob(f"{trial.name}*")):
-            is_log = path.name == f"{trial.name}.log"
+        runs = sorted(self.directory.glob(f"{trial.name}_2*"))
+        for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
+            is_log = path.suffix == ".log"
             require(
                 not path.is_symlink() and (path.is_file() if is_log else path.is_dir()),
                 f"{path} is no {'log' if is_log else 'directory'} of a run, but a link or another "
@@ -427,7 +428,8 @@ class _Sweep:
         slot = next(i for i in range(self.jobs) if i not in taken)
         cores = self._cores[slot]
         again = "goes on" if run else "begins"
-        told = f", {_words(trial.point)}" if trial.point else ""
+        short = short_names(list(trial.point))
+        told = "".join(f", {short[name]} {word_of(trial.point, name)}" for name in short)
         where = f", on core {', '.join(map(str, cores))}" if cores else ""
         print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
         process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
@@ -529,7 +531,7 @@ class _Sweep:
         console = Console(highlight=False, soft_wrap=True)
         table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
         for name in (
-            *_short(list(self.space)).values(),
+            *short_names(list(self.space)).values(),
             "seeds",
             "score",
             "95 % interval",
@@ -555,7 +557,7 @@ class _Sweep:
         outcomes = [OUTCOMES[trial.state] for trial in trials]
         told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
-        values = [_typed(_rounded(value)) for value in point.values()]
+        values = [word_of(point, name) for name in point]
         shown = "" if centre is None else f"{centre:.6g}"
         return centre, [*values, str(len(scores)), shown, interval, told]
 
@@ -566,20 +568,3 @@ def _count(devices: int | str | list[int]) -> int:
     if isinstance(listed, list) and len(listed) > 1:
         return len(listed)
     return int(str(devices)) if str(devices).isdigit() else 1
-
-
-def _rounded(value: Any) -> Any:
-    """Return a number by as many digits as tell it from others."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _words(point: Point) -> str:
-    names = _short(list(point))
-    return ", ".join(f"{names[name]} {_typed(_rounded(value))}" for name, value in point.items())
-
-
-def _short(names: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each setting's path, or all of it where two have the same."""
-    last = {name: re.split(r"\.", name)[-1] for name in names}
-    ends = list(last.values())
-    return {name: end if ends.count(end) == 1 else name for name, end in last.items()}
