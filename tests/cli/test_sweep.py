@@ -709,5 +709,6 @@ def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(fak
     numbers = saved(directory)
     assert numbers[1]["at"] < numbers[0]["at"] == 3200
     assert second.value < first.value
+    assert max(first.intermediate_values) == 3200, "the last one counts for the pruner, too"
     run(["sweep", "--resume", str(directory)])
     assert "2 trials, 2 of them done" in capfd.readouterr().out

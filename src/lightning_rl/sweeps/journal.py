@@ -106,11 +106,13 @@ class SweepJournal:
             with self._alone():
                 no_lock = _NoLock(str(self.path))
                 storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=no_lock))
-                known = {"study_name": NAME, "storage": storage}
                 if NAME not in optuna.get_all_study_names(storage):
-                    optuna.create_study(**known, direction=direction)
+                    optuna.create_study(storage=storage, study_name=NAME, direction=direction)
                 self._study = optuna.load_study(
-                    **known, sampler=sampler_of(settings, 0), pruner=pruner_of(settings)
+                    study_name=NAME,
+                    storage=storage,
+                    sampler=sampler_of(settings, 0),
+                    pruner=pruner_of(settings),
                 )
                 changed = self._study.direction != direction
                 self.trials()
@@ -185,22 +187,30 @@ class SweepJournal:
             ConfigurationError: where others do and may not, or the file system has no locks.
         """
         with self._alone():
-            paths = [path.name for path in sorted(self._directory.glob(f"{RUNNER}*"))]
-            owners = [owner for name in paths if (owner := self._owner(name)) is not None]
-            require(
-                others_allowed or not owners,
-                f"Sweep {self._directory} is being run by {', '.join(owners)}: wait for it, end "
-                f"it, or run trials beside it: rl-cli sweep --join {self._directory}",
-            )
             self._descriptor = lock_file(self._directory / self._runner, "")
-            require(
-                not others_allowed or self._descriptor is not None,
-                f"{self._directory} lies on a file system without locks, by which several "
-                "processes share a sweep: one of them must run it, by --resume.",
-            )
+            try:
+                self._check_others(others_allowed)
+            except ConfigurationError:
+                self.leave()
+                raise
             for one in self.trials().values():
                 if one.state == TrialState.FAIL:
                     self._queue_again(one)
+
+    def _check_others(self, allowed: bool) -> None:
+        paths = sorted(self._directory.glob(f"{RUNNER}*"))
+        owners = [self._owner(path.name) for path in paths if path.name != self._runner]
+        living = ", ".join(owner for owner in owners if owner is not None)
+        require(
+            allowed or not living,
+            f"Sweep {self._directory} is being run by {living}: wait for it, end it, or run trials "
+            f"beside it: rl-cli sweep --join {self._directory}",
+        )
+        require(
+            not allowed or self._descriptor is not None,
+            f"{self._directory} lies on a file system without locks, by which several processes "
+            "share a sweep: one of them must run it, by --resume.",
+        )
 
     def leave(self) -> None:
         """Run no more trials."""
@@ -217,9 +227,11 @@ class SweepJournal:
             descriptor = lock_file(path, "{owner}")
         except ConfigurationError as error:
             return str(error)
-        path.unlink(missing_ok=True)
         if descriptor is not None:
+            path.unlink(missing_ok=True)
             os.close(descriptor)
+        elif self._descriptor is not None:
+            return "an unknown process"  # its file cannot be opened now; this one's could
         return None
 
     def claim(self) -> Trial | None:
@@ -273,9 +285,11 @@ class SweepJournal:
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
         """Tell the pruner of evaluations [(env steps, score)]; return whether the trial may end."""
+        if self._settings.pruner is None:
+            return False
         with self._alone():
             one = self.trials()[trial.number]
-            if self._settings.pruner is None or not self._is_run_here(trial, one):
+            if not self._is_run_here(trial, one):
                 return False
             for env_steps, score in curve:
                 if env_steps not in one.intermediate_values:

@@ -189,7 +189,9 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
     if how == "QMCSampler":
         seed = settings.seed  # of the whole sequence, whose place the journal keeps
     known = (GRID, RANDOM, *SAMPLERS, *UNPICKLING)
-    return _made(optuna.samplers, "search", how, {"seed": seed, **settings.search_args}, known)
+    args = {"seed": seed, **settings.search_args}
+    sampler: optuna.samplers.BaseSampler = _made(optuna.samplers, "search", how, args, known)
+    return sampler
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
@@ -202,7 +204,10 @@ def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
         require(not settings.pruner_args, "sweep.pruner_args are of no pruner: name one.")
         return optuna.pruners.NopPruner()  # a study that is given none has one of Optuna's own
     known = [name for name in optuna.pruners.__all__ if name != "BasePruner"]
-    return _made(optuna.pruners, "pruner", settings.pruner, settings.pruner_args, known)
+    pruner: optuna.pruners.BasePruner = _made(
+        optuna.pruners, "pruner", settings.pruner, settings.pruner_args, known
+    )
+    return pruner
 
 
 def _made(

@@ -454,25 +454,28 @@ class _Sweep:
 
     def _finish(self, running: _Running) -> None:
         """Note what became of a trial that has ended."""
-        trial, code = running.trial, running.process.exit_code
-        curve = self._curve(trial)
+        trial, code = running.trial, running.process.exit_code or 0
+        curve, run = self._curve(trial), self._run_of(trial)
+        pruned = running.pruned and code != 0
+        ended_by = max(-code, code - 128)
         score, why = None, ""
-        if (code == 0 or running.pruned) and self._run_of(trial) is not None:
+        if (code == 0 or pruned) and run is not None:
             if curve:
                 scores = [one for _, one in curve]
                 best = max(scores) if self.mode == "max" else min(scores)
                 score = scores[-1] if self.settings.score == "last" else best
             else:
                 why = f"it was not evaluated by {self.metric}"
-        elif code is not None and (code < 0 or code > 128):
-            why = f"ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+        elif ended_by in list(signal.Signals):
+            why = f"ended by {signal.Signals(ended_by).name}"
         else:
             why = running.process.last_line()
-        self.journal.finish(trial, score, pruned=running.pruned)
+        self.journal.report(trial, curve)  # by which others are pruned
+        self.journal.finish(trial, score, pruned=pruned)
         told = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
         if score is not None:
             told = (
-                f"{'pruned' if running.pruned else 'finished'}: {self.metric} {score:.6g} after "
+                f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
                 f"{curve[-1][0]:,} env steps, {time.monotonic() - running.began:.0f} s"
             )
         print(f"{self._title(trial)} {told}", flush=True)

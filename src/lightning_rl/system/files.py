@@ -28,6 +28,7 @@ CURES = {
     errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
     errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
     errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.EACCES: "Set --output_dir to a directory that can be written",
 }
 
