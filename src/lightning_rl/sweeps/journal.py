@@ -81,7 +81,7 @@ class SweepJournal:
     come from others, so each of its trials is compared with the space and the seeds.
 
     Args:
-        directory: of the sweep; a journal is made where it has none.
+        directory: of the sweep. A missing journal is created.
         settings: of the sweep, all of them set.
         space: of the sweep.
         mode: whether the largest (`max`) or the smallest (`min`) score is the best.
@@ -219,7 +219,7 @@ class SweepJournal:
             os.close(self._descriptor)
 
     def _owner(self, runner: str) -> str | None:
-        """Return which process runs trials under this name; None where it has ended."""
+        """Return the process that holds the lock of a runner, in words; None if it has ended."""
         path = self._directory / runner
         if runner == self._runner:
             return "this process"  # to look would release the lock
@@ -235,7 +235,7 @@ class SweepJournal:
         return None
 
     def claim(self) -> Trial | None:
-        """Return the next trial to run; None where there is none at present."""
+        """Return the next trial to run, or None if all have begun."""
         with self._alone():
             trials = self.trials()
             for one in trials.values():
@@ -308,7 +308,7 @@ class SweepJournal:
                 self._study.tell(trial.asked, None if pruned else score, state=state)
 
     def give_back(self, trial: Trial) -> None:
-        """Have a trial that was cut off go on later, in whichever process claims it."""
+        """Queue a trial that was cut off: the next process that claims it resumes it."""
         with self._alone():
             one = self.trials()[trial.number]
             if self._is_run_here(trial, one):

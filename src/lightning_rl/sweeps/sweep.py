@@ -187,7 +187,7 @@ def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) 
     require(
         kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
         f"sweep.search of {directory} is {kept.search}, which unpickles what {JOURNAL} holds: that "
-        "runs code. Add --trust_code true if nobody else could write there.",
+        "runs code. Add --trust_code true if only you can write there.",
     )
     before = kept.trials
     for name in changeable:
@@ -332,7 +332,7 @@ class _Sweep:
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
     def run(self, begin: Begin, joined: bool) -> None:
-        """Run trials until none is left, and print the table; leave with 1 where one has failed.
+        """Run trials until none is left, and print the table; exit with 1 if a trial has failed.
 
         Args:
             begin: runs `rl-cli fit`.

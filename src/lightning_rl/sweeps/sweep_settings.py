@@ -88,7 +88,7 @@ def sweep_parser() -> OptionParser:
         "--join",
         type=str,
         default=None,
-        help="Directory of a sweep to run trials of, beside other processes, or last.",
+        help="Directory of a sweep that other processes run, too, or last.",
     )
     parser.add_class_arguments(SweepSettings, "sweep")
     return parser
