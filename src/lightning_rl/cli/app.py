@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
@@ -43,9 +44,8 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.values import check_values
-from lightning_rl.sweeps.sweep import sweep
 from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
 from lightning_rl.system.files import check_writable, read_text, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE, take_yaml
 from lightning_rl.system.lightning_private import CommandLineAlone
@@ -363,12 +363,23 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     return _Options(complete(["fit", *options]).arguments, others).text
 
 
+def _sweep(options: Sequence[str]) -> None:
+    """Run `rl-cli sweep`, which needs Optuna."""
+    require(
+        find_spec("optuna") is not None,
+        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'",
+    )
+    from lightning_rl.sweeps.sweep import sweep
+
+    sweep(options, _parsed, run)
+
+
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
     "label": label,
     "collect": collect,
     "export": export,
-    "sweep": lambda options: sweep(options, _parsed, run),
+    "sweep": _sweep,
     "report": report,
 }
 """Subcommands that train nothing themselves."""
