@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_reset_options, check_reset_seed_de
 from gymnasium.utils.passive_env_checker import env_reset_passive_checker, env_step_passive_checker
 from torch import Tensor
 
-from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, bounds, leaves, random_actions
+from lightning_rl.audit.play import ArraySeen, Play, RandomPolicy, leaves, random_actions
 from lightning_rl.envs.chunks import ActionChunk
 from lightning_rl.envs.factories import EnvFactory, env_factory, make_env
 from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
@@ -214,7 +214,7 @@ class EnvCheck:
             text = f"it is a chunk, of which {env.steps_per_action} env steps are executed"
             self.add("action", "ok", text)
         if isinstance(space, gymnasium.spaces.Box):
-            bounded = np.isfinite(bounds(space)).all(0)
+            bounded = np.isfinite([space.low, space.high]).all(0)
             if not bounded.all():
                 some = "some of it has" if bounded.any() else "it has"
                 self.add(

@@ -10,8 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
 from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
-from lightning_rl.audit.play import Play, bounds
+from lightning_rl.audit.play import Play
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
+from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
@@ -105,7 +106,7 @@ class RunCheck(Callback):
         env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
         play = Play(env, collector.policy, collector.seed, seconds, MOST_STEPS)
         if play.beyond > 0:
-            low, high = bounds(env.single_action_space)
+            low, high = bounds_of(env.single_action_space)
             self.add(
                 *("action", "warning" if play.beyond > 0.5 else "ok"),
                 f"{play.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.collectors import SyncCollector
+from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.envs.vector_env import VectorEnv
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.contract import final_observations, space_spec
@@ -138,7 +139,7 @@ class Play:
             self.interventions += int(steps["intervened"].sum())
         if isinstance(self._actions, gymnasium.spaces.Box):
             asked = steps["action"].cpu().numpy()
-            low, high = (np.asarray(bound, np.float64) for bound in bounds(self._actions))
+            low, high = (np.asarray(bound, np.float64) for bound in bounds_of(self._actions))
             slack = SLACK * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
             self._beyond.append(float(((asked < low - slack) | (asked > high + slack)).mean()))
         else:
@@ -184,7 +185,7 @@ class ArraySeen:
     @property
     def outside(self) -> str | None:
         """The value farthest beyond its bounds, with place and bound; None if all are within."""
-        low, high = (np.broadcast_to(bound, self.shape) for bound in bounds(self.space))
+        low, high = (np.broadcast_to(bound, self.shape) for bound in bounds_of(self.space))
         found = []
         for name, bound, seen, sign in (
             ("below its low", low, self.least, -1.0),
@@ -254,14 +255,3 @@ def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:
         return {name: tree}
     children = [leaves(child, f"{name}.{key}") for key, child in tree.items()]
     return {name: leaf for child in children for name, leaf in child.items()}
-
-
-def bounds(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest values that a space of one array allows."""
-    if isinstance(space, gymnasium.spaces.Box):
-        return space.low, space.high
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return space.start, space.start + space.n - 1
-    if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    return 0, 1
