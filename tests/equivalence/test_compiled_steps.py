@@ -16,7 +16,7 @@ from lightning_rl import (
     TorchEnv,
 )
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.compiled.choice import Choice, StepsChoice
+from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import (
     CartPole,
     MaskProbe,
@@ -36,7 +36,7 @@ STARTS_APART = ("PointMass", "pictures")
 
 
 def choice(compiled):
-    return StepsChoice(compiled, None, Choice(compiled, None))
+    return StepsChoice(compiled, None)
 
 
 def collector_of(make_env, compiled, steps, make_policy=None, plan=None, cls=SyncCollector, **more):

@@ -24,7 +24,6 @@ __all__ = [
     "copy_all",
     "flatten",
     "list_options",
-    "load_cpp",
     "make_fx",
     "non_persistent_buffers_of",
     "standalone_compile",
@@ -46,17 +45,6 @@ they are, which nobody has asked for."""
 
 MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}) - {"training"}
 """What `nn.Module` reads of itself at each call."""
-
-
-def load_cpp(source: str) -> None:
-    """Compile C++ as Inductor does, and load it; what is compiled is kept for other processes.
-
-    Raises:
-        Exception: of whatever kind, where that is not possible.
-    """
-    from torch._inductor.codecache import CppCodeCache  # half a second
-
-    CppCodeCache.load(source)
 
 
 def step_is_listened_to(optimizer: Optimizer) -> bool:
