@@ -12,9 +12,6 @@ class MachineSettings:
 
     Args:
         cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
-        shared_memory_sums: add up over the processes of one machine, on CPUs, through memory that
-            they share, and not by gloo. With two processes results are the same; with more, last
-            digits differ.
         keep_freed_memory: have the C library (glibc) keep what is freed, see `keep_freed_memory` of
             `process`. Results are the same. What an earlier trainer of the process has set stays.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
@@ -28,7 +25,6 @@ class MachineSettings:
     """
 
     cuda_graphs: bool = True
-    shared_memory_sums: bool = True
     keep_freed_memory: bool = True
     numpy_acting: bool = True
     compiled_steps: bool = True
@@ -38,7 +34,6 @@ class MachineSettings:
 
 PLAIN = MachineSettings(
     cuda_graphs=False,
-    shared_memory_sums=False,
     keep_freed_memory=False,
     numpy_acting=False,
     compiled_steps=False,

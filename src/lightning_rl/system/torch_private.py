@@ -28,7 +28,6 @@ __all__ = [
     "non_persistent_buffers_of",
     "standalone_compile",
     "step_is_listened_to",
-    "timeout_of",
     "unflatten",
     "version_of",
 ]
@@ -50,11 +49,6 @@ MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 def step_is_listened_to(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer has hooks around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def timeout_of(group: Any) -> float:
-    """Return the seconds after which a process group's backend for the CPU gives up."""
-    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
 def version_of(tensor: torch.Tensor) -> int:
