@@ -17,19 +17,12 @@ from lightning_rl import (
 )
 from lightning_rl.collectors import EpisodePlan
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.envs import (
-    CartPole,
-    MaskProbe,
-    PointMass,
-    PushBlocks,
-    PushCube,
-    RecallProbe,
-    StructureProbe,
-)
+from lightning_rl.envs import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
 from tests.helpers import assert_same, load, train
+from tests.probes import MaskProbe, RecallProbe, StructureProbe
 
 STARTS_APART = ("PointMass", "pictures")
 """Whose starts are made of so many numbers that they are made outside the graph."""

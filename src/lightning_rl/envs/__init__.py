@@ -7,9 +7,6 @@ from lightning_rl.envs.people.devices import Gamepad, Keyboard, SpaceMouse
 from lightning_rl.envs.people.intervention import Intervention, InterventionSource, Said, Script
 from lightning_rl.envs.probes import (
     ActionProbe,
-    MaskProbe,
-    RecallProbe,
-    StructureProbe,
     TimeLimitProbe,
     ValueProbe,
 )
@@ -42,18 +39,15 @@ __all__ = [
     "Intervention",
     "InterventionSource",
     "Keyboard",
-    "MaskProbe",
     "PenaltyTerms",
     "PointMass",
     "PushBlocks",
     "PushCube",
-    "RecallProbe",
     "RestoreError",
     "RslRlVecEnv",
     "Said",
     "Script",
     "SpaceMouse",
-    "StructureProbe",
     "TensorSimulator",
     "TimeLimitProbe",
     "TorchEnv",
