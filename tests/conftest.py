@@ -14,6 +14,8 @@ import pytest
 import xdist
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.slow_cases import is_slow
+
 # Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
 # That they are flushed, and when, is asked of the calls (test_checkpoints.py).
 os.fsync = os.fstat
@@ -103,6 +105,13 @@ def pytest_sessionstart(session):
 
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
         torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():
