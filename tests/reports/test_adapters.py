@@ -150,8 +150,8 @@ def fewer_weights(directory):
     [
         (no_weights, "No weights of an adapter in ad/mine.*Nothing is downloaded"),
         (cut_weights, "adapter_model.safetensors is refused: it is damaged"),
-        (cut_settings, "adapter_config.json is damaged"),
-        (other_settings, "holds no settings, but a list"),
+        (cut_settings, "adapter_config.json cannot be read"),
+        (other_settings, "cannot be read: it holds no mapping"),
         (unknown_kind, "The adapter in ad/mine cannot be added"),
         (fewer_weights, "The weights in ad/mine do not fit the model: 1 missing"),
     ],

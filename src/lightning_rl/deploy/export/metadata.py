@@ -173,5 +173,5 @@ def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
 
 def _json(path: Path) -> dict[str, Any]:
     with suppress(OSError, ConfigurationError):
-        return read_json(path, None)
+        return read_json(path)
     return {}
