@@ -214,7 +214,7 @@ def test_a_configuration_that_makes_no_model_is_one_message(config, message):
 
 def test_a_damaged_configuration_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "smol')
-    with pytest.raises(ConfigurationError, match=r"config\.json is damaged"):
+    with pytest.raises(ConfigurationError, match=r"config\.json cannot be read"):
         load_vla_model("hf_config", str(tmp_path))
     settings = {"model_config": {"in_features": 2, "out_features": 2}, "trust_code": True}
     with pytest.raises(ConfigurationError, match="Linear has no gradient_checkpointing_enable"):
