@@ -110,7 +110,7 @@ class RunCheck(Callback):
             self.add(
                 *("action", "warning" if play.beyond > 0.5 else "ok"),
                 f"{play.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
-                f"of {np.min(low):.4g} to {np.max(high):.4g}, where it is clipped",
+                f"of {np.min(low):.4g} to {np.max(high):.4g}, and is clipped",
                 "Leave rescale_action on, or lower log_std_init." if play.beyond > 0.5 else "",
             )
         return play

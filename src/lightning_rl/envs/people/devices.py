@@ -1,7 +1,6 @@
 """Take over by keyboard, gamepad or space-mouse.
 
-None of them needs root: keys come from a window of pygame's, and not from the whole desktop. Their
-packages are imported when a device is opened (extra `hil-devices`).
+No device needs root: keys come from a pygame window, not from the whole desktop. The packages are imported when a device is opened (extra `hil-devices`).
 """
 
 import os
@@ -145,8 +144,8 @@ class Device(InterventionSource):
 class Keyboard(Device):
     """A key takes over and hands back, others steer or end the episode.
 
-    Keys are those of a window of pygame's, which shows the env where that is drawn (`render_mode:
-    rgb_array`), or of the env's own window, if it has one by pygame.
+    Keys are read from the env's own pygame window, or from a new pygame window, which shows the env
+    if it is drawn (`render_mode: rgb_array`).
 
     Args:
         keys: by what they do, `take_over`, `success`, `failure` and `rerecord`: the names of keys,
@@ -158,7 +157,7 @@ class Keyboard(Device):
         speed, neutral: see `Device`.
 
     Raises:
-        ConfigurationError: for a key with two meanings; when it is opened, where there is no
+        ConfigurationError: for a key with two meanings; and when it is opened without a
             display.
     """
 
