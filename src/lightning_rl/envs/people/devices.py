@@ -1,6 +1,7 @@
 """Take over by keyboard, gamepad or space-mouse.
 
-No device needs root: keys come from a pygame window, not from the whole desktop. The packages are imported when a device is opened (extra `hil-devices`).
+No device needs root: keys come from a pygame window, not from the whole desktop. The packages are
+imported when a device is opened (extra `hil-devices`).
 """
 
 import os
