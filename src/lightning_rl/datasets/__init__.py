@@ -1,16 +1,16 @@
 """Learning from what others did: recording it, and handing it out as rollouts."""
 
 from lightning_rl.datasets.demonstrations import Demonstrations as Demonstrations
-from lightning_rl.datasets.episodes import Episode as Episode
-from lightning_rl.datasets.episodes import Episodes as Episodes
-from lightning_rl.datasets.episodes import EpisodeWriter as EpisodeWriter
-from lightning_rl.datasets.episodes import read_episodes as read_episodes
-from lightning_rl.datasets.episodes import write_minari as write_minari
+from lightning_rl.datasets.episode import Episode as Episode
+from lightning_rl.datasets.episode import Episodes as Episodes
 from lightning_rl.datasets.frames import LabelledFrames as LabelledFrames
 from lightning_rl.datasets.label import LabelSettings as LabelSettings
 from lightning_rl.datasets.label import label_dataset as label_dataset
+from lightning_rl.datasets.minari import write_minari as write_minari
 from lightning_rl.datasets.mixed_replay import MixedReplay as MixedReplay
+from lightning_rl.datasets.reader import read_episodes as read_episodes
 from lightning_rl.datasets.record import Recorded as Recorded
 from lightning_rl.datasets.record import Recorder as Recorder
 from lightning_rl.datasets.replays import read_replay as read_replay
 from lightning_rl.datasets.replays import write_replay as write_replay
+from lightning_rl.datasets.writer import EpisodeWriter as EpisodeWriter
