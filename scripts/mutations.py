@@ -205,8 +205,8 @@ MUTATIONS = (
     Mutation(
         "deploy/export/parity.py",
         "an export that acts otherwise passes",
-        '"passed": largest <= tolerance,',
-        '"passed": True,',
+        '"passed": largest <= tolerance',
+        '"passed": True',
         "equivalence/test_export.py",
     ),
     # --- recurrent policies ---
@@ -530,20 +530,6 @@ MUTATIONS = (
         "(squares + counts * (means - merged).square()).sum(0)",
         "squares.sum(0)",
         "equivalence/test_ddp.py",
-    ),
-    Mutation(
-        "system/shared_memory.py",
-        "of a tensor larger than the shared memory the first piece is sent again and again",
-        "piece = own[start : start + CAPACITY]",
-        "piece = own[: min(CAPACITY, len(own) - start)]",
-        "numerics/test_shared_memory.py",
-    ),
-    Mutation(
-        "system/shared_memory.py",
-        "who waits for a rank that has ended waits for ever",
-        "if self._words[self._rows[rank] + LEFT] or not _alive(self._pids[rank])",
-        "if not missing",
-        "numerics/test_shared_memory.py",
     ),
     # --- optim ---
     Mutation(

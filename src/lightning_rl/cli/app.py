@@ -52,7 +52,6 @@ from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.permission import has_granted
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
-from lightning_rl.system.shared_memory import LostRankError
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
@@ -413,7 +412,7 @@ def run(arguments: Sequence[str]) -> None:
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
 """Where to go with a faulty env."""
 
-CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
+CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, ranks.LostRankError)
 """The errors whose message says all there is to know."""
 
 

@@ -139,7 +139,7 @@ def read_text(path: str | Path, inside: Path | None = None) -> str:
             ) from error
 
 
-def read_json(path: Path, inside: Path | None) -> dict[str, Any]:
+def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
     """Return the mapping in a small JSON file; see `open_file`.
 
     Raises:
