@@ -1,15 +1,8 @@
 """Collectors: who steps the env with the policy."""
 
-from lightning_rl.collectors.asynchronous import AsyncCollector
-from lightning_rl.collectors.base import Collector, SyncCollector
-from lightning_rl.collectors.loop import CollectorContext, EpisodePlan
-from lightning_rl.collectors.ray import RayCollector
-
-__all__ = [
-    "AsyncCollector",
-    "Collector",
-    "CollectorContext",
-    "EpisodePlan",
-    "RayCollector",
-    "SyncCollector",
-]
+from lightning_rl.collectors.asynchronous import AsyncCollector as AsyncCollector
+from lightning_rl.collectors.base import Collector as Collector
+from lightning_rl.collectors.base import SyncCollector as SyncCollector
+from lightning_rl.collectors.loop import CollectorContext as CollectorContext
+from lightning_rl.collectors.loop import EpisodePlan as EpisodePlan
+from lightning_rl.collectors.ray import RayCollector as RayCollector
