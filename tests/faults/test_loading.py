@@ -230,29 +230,24 @@ def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
     )
 
 
-# --- checkpoints of earlier versions ---
+# --- checkpoints that hold less ---
 
 
-def test_an_older_one_takes_the_spaces_of_its_env_or_says_what_to_pass(trained):
-    old = without(trained, SPACES_KEY)
-    assert PPO.load_from_checkpoint(save(old)).policy.action_space == spaces.Discrete(2)
-    config = yaml.safe_load(trained[CONFIG_KEY])
-    del config["data"]["env"]
-    path = save(old, **{CONFIG_KEY: yaml.safe_dump(config)})
+def test_one_without_spaces_says_what_to_pass(trained):
+    path = save(without(trained, SPACES_KEY))
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt holds neither the spaces of its policy nor an env that has "
-        "them. Pass a policy: load_from_checkpoint(path, policy=...)."
+        "The checkpoint policy.ckpt does not hold the class and the spaces of its policy. Pass a "
+        "policy: load_from_checkpoint(path, policy=...)."
     )
 
 
-def test_whatever_its_env_raises_is_one_message(trained):
+@pytest.mark.parametrize("value", ["a", [[1]], {"class_path": "os.system"}, -1])
+def test_whatever_a_constructor_raises_is_one_message(value, trained):
     config = yaml.safe_load(trained[CONFIG_KEY])
-    settings = {"class_path": "lightning_rl.PushCube", "init_args": {"device": "nowhere"}}
-    config["data"]["env"] = settings
-    path = save(without(trained, SPACES_KEY), **{CONFIG_KEY: yaml.safe_dump(config)})
-    message = refusal(PPO, path)
-    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: Expected")
-    assert "nowhere" in message
+    config["model"]["init_args"]["policy"]["init_args"]["hidden_sizes"] = value
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    message = refusal(PPO, path, trust_code=True)
+    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: ")
 
 
 def test_one_without_a_configuration_wants_the_policy(trained):
@@ -293,8 +288,7 @@ def test_a_space_is_the_same_again(space, tmp_path):
 
 
 def test_pictures_take_no_room():
-    data = space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))
-    assert data["low"].numel() == 1
+    assert space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))["low"] == 0
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})], ids=str)
@@ -400,8 +394,7 @@ def test_forged_spaces_are_refused(kept, trained):
     forged = {"observation_space": kept, "action_space": kept}
     path = save(trained, **{STATE_KEY: trained[STATE_KEY] | {SPACES_KEY: forged}})
     message = refusal(PPO, path)
-    assert message.startswith("The checkpoint policy.ckpt holds spaces that cannot be made: ")
-    assert message.endswith(" Pass a policy: load_from_checkpoint(path, policy=...).")
+    assert message.startswith("The checkpoint's spaces cannot be restored (")
 
 
 def test_what_it_says_it_lacks_steers_no_terminal(trained):

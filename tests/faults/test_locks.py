@@ -1,11 +1,10 @@
 """A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads.
 
-The forged checkpoints are made from what a checkpoint may name (`trust.FAMILIES`), and from all that
+The forged checkpoints are made from what a checkpoint may name (`registry.CLASSES`), and from all that
 Lightning and this package offer to the trainer; nothing here lists classes by hand.
 """
 
 import inspect
-import pkgutil
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -20,14 +19,15 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
 
 from lightning_rl import Algorithm
-from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
-from lightning_rl.checkpoints.trust import FAMILIES, checked_config
+from lightning_rl.checkpoints.format import CONFIG_KEY
+from lightning_rl.checkpoints.registry import CLASSES, imported
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import last, train, without
+from tests.helpers import last, train
 
 TRAINER_KINDS = {
     "callbacks": (Callback, "lightning.pytorch.callbacks"),
@@ -50,22 +50,11 @@ TEXTS = ("str", "Path", "Any", "object", "_empty")
 def classes_of(kind, packages):
     """Return all classes of a kind that some packages hold, by import path."""
     found = {}
-    for name in packages:
-        package = import_module(name)
-        modules = [package]
-        if name == "lightning_rl":
-            for part in pkgutil.walk_packages(package.__path__, "lightning_rl."):
-                if part.name != "lightning_rl.__main__":
-                    modules.append(import_module(part.name))
-        for module in modules:
-            for attribute in vars(module).values():
-                if not (isinstance(attribute, type) and issubclass(attribute, kind)):
-                    continue
-                if attribute is kind or inspect.isabstract(attribute):
-                    continue
-                home = attribute.__module__ if name == "lightning_rl" else name
-                if home.startswith(name):
-                    found[f"{home}.{attribute.__name__}"] = attribute
+    for package in packages:
+        for attribute in vars(import_module(package)).values():
+            is_one = isinstance(attribute, type) and issubclass(attribute, kind)
+            if is_one and attribute is not kind and not inspect.isabstract(attribute):
+                found[f"{package}.{attribute.__name__}"] = attribute
     return found
 
 
@@ -201,18 +190,19 @@ USES = {"validate": by_command("validate"), "load_from_checkpoint": Algorithm.lo
             id=f"{key}-{use}",
         )
         for use in USES
-        for key in FAMILIES
-        if key != "eval_env"  # that is env
+        for key in CLASSES
+        if key not in ("eval_env", "critic_encoder")  # those are env and encoder
     ],
 )
 def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, place, trained):
     run_dir, outside = place
-    before, tried, content = snapshot(outside), 0, without(trained, SPACES_KEY)
-    for path, cls in classes_of(*FAMILIES[key]).items():
+    before, tried = snapshot(outside), 0
+    for path in sorted(CLASSES[key].names):
+        cls = imported(path)
         for forged in forgeries(cls):
             filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))
             config = placed(key, named(path, cls, filled))
-            attack(run_dir, content, config, use)
+            attack(run_dir, trained, config, use)
             assert snapshot(outside) == before, f"{path}: {forged}"
             assert not list(Path().iterdir()), f"{path}: {forged}"
             tried += 1
@@ -235,7 +225,7 @@ def everything(outside):
     settings = {}
     for key, (kind, package) in TRAINER_KINDS.items():
         settings[key] = []
-        for path, cls in classes_of(kind, ("lightning_rl", package)).items():
+        for path, cls in classes_of(kind, ("lightning_rl.training.callbacks", package)).items():
             forged = {
                 name: str(outside / "target")
                 for name, annotation in arguments_of(cls)

@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoint
+from lightning_rl.checkpoints.saved import (
+    config_of,
+    in_words,
+    lacks_of,
+    of_a_script,
+    settings_of,
+)
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.config_files import find_config, shipped_configs
-from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.cli.parsing import UsageError
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.system.errors import ConfigurationError, closest, require

@@ -1,91 +1,65 @@
-"""Read the configuration in a checkpoint, and what a run in Python had that it could not hold."""
+"""Let the parser import what a checkpoint may name, and what was typed."""
 
 import re
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
-from lightning_rl.cli.parsing import check_duplicate_keys
-from lightning_rl.system.errors import require
-from lightning_rl.system.plain_yaml import read_yaml
+from jsonargparse import set_parsing_settings
 
-SCRIPT = "__main__."
-"""How the paths of what the script that was run defines begin: elsewhere it is another script."""
+from lightning_rl.checkpoints.registry import PACKAGES
+from lightning_rl.checkpoints.trust import IMPORT_PATH
+from lightning_rl.system.jsonargparse_private import parsing_settings_kept
+
+FOR_THE_TYPIST = tuple(
+    f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
+)
+"""Packages whose classes only the user may name, in short too: `--trainer.logger CSVLogger`."""
 
 
-def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
-    """Return the YAML configuration that a checkpoint holds.
+def find_code_here() -> None:
+    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
 
-    Args:
-        checkpoint: its content, which has one.
-        path: for the messages.
-
-    Raises:
-        ConfigurationError: where a key of the configuration stands twice, and as `settings_of`.
+    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
+    the name of a module.
     """
-    config = str(checkpoint[CONFIG_KEY])
-    settings_of(config, path)  # first: it is of bounded size then
-    check_duplicate_keys(config, f"The configuration in {path}")
-    return config
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
 
 
-def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in such a text.
+@contextmanager
+def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
+    """Let the parser import classes of the packages that a checkpoint may name, and what was typed.
 
-    Args:
-        config: the text.
-        path: of the checkpoint, for the messages.
-
-    Raises:
-        ConfigurationError: where it is no YAML, is too large, or has no sections.
+    A second lock behind `checked_config`, by a setting of jsonargparse. The working directory
+    counts as a place of modules only if the user has typed the name of one.
     """
-    settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
-    require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
-    return cast(dict[str, Any], settings)
+    packages = {*PACKAGES, *FOR_THE_TYPIST}
+    libraries = {package.split(".")[0] for package in packages}
+    foreign = set()
+    for name in _import_paths(typed):
+        root = name.split(".")[0]
+        if root in libraries:
+            packages.add(name.rpartition(".")[0])
+        elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
+            foreign.add(root)
+    if foreign:
+        find_code_here()
+    with parsing_settings_kept():
+        set_parsing_settings(
+            import_path_denylist=["*"],
+            import_path_allowlist=sorted(packages | foreign),
+            instantiate_subclass_spec_in_any=False,
+        )
+        yield
 
 
-def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return what no configuration could hold, in words, by its name: `model.policy`."""
-    lacks = checkpoint.get(LACKS_KEY)
-    if not isinstance(lacks, dict):
-        return {}
-    return {_name(str(path)): str(what) for path, what in lacks.items()}
-
-
-def of_a_script(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the script that was run defines of some settings, in words, by their names.
-
-    But what the script that is run now has too.
-    """
-    return {
-        _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
-        for path, text in _texts(settings, "")
-        if text.startswith(SCRIPT)
-        and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
-    }
-
-
-def in_words(lacks: Mapping[str, str]) -> str:
-    """Return one line of all of them: `model.policy (an object of Mine)`."""
-    words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
-    return re.sub("[^ -~]", "?", words)  # without what would steer a terminal
-
-
-def _name(path: str) -> str:
-    """Return how a user calls a setting: by its path, without what is always the same."""
-    left_out = ("init_args", "class_path")
-    names = [name for name in path.split(".") if name not in left_out and not name.isdecimal()]
-    return re.sub("[^ -~]", "?", ".".join(names))
-
-
-def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each text in a tree."""
-    if isinstance(tree, str):
-        yield path, tree
-    elif isinstance(tree, dict | list):
-        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-        for key, child in pairs:
-            yield from _texts(child, f"{path}.{key}" if path else str(key))
+def _import_paths(typed: Sequence[str]) -> Iterator[str]:
+    """Yield the import paths in what the user typed: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
+    for option in typed:
+        value = option.partition("=")[2] if option.startswith("--") else option
+        for word in re.split(r"[\s,\[\]{}'\"]+", value):
+            if IMPORT_PATH.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
+                yield word.split(":")[0]

@@ -13,8 +13,6 @@ import gymnasium
 import numpy as np
 import torch
 
-import lightning_rl
-
 LARGEST = 1_000
 """A list or an array with more entries is no setting: it is left out, and named as missing."""
 
@@ -141,12 +139,13 @@ def _is_plain(value: partial[Any]) -> bool:
 
 
 def _path_of(named: Any) -> str | None:
-    """Return the import path of a class or a function, if it is found again by it."""
-    module, name = named.__module__, named.__qualname__
-    if getattr(sys.modules.get(module), name, None) is not named:
-        return None
-    own = module.startswith("lightning_rl.") and name in lightning_rl.__all__
-    return f"lightning_rl.{name}" if own else f"{module}.{name}"
+    """Return the shortest import path by which a class or a function is found again, or None."""
+    parts, name = named.__module__.split("."), named.__qualname__
+    for end in range(1, len(parts) + 1):
+        module = ".".join(parts[:end])
+        if getattr(sys.modules.get(module), name, None) is named:
+            return f"{module}.{name}"
+    return None
 
 
 def _words_for(value: Any) -> str:

@@ -6,10 +6,7 @@ Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
@@ -34,9 +31,6 @@ MAKING = "making"
 
 KEPT = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 """What of the state of a checkpoint is kept."""
-
-BOUNDS = ("low", "high")
-"""What of a space is a tensor; JSON has no infinite numbers, and a bound of null is one."""
 
 
 def is_exported(path: Path) -> bool:
@@ -102,7 +96,7 @@ def read_exported(path: Path) -> dict[str, Any]:
     beside = description_of(path)
     try:
         making = read_json(beside, path.parent)[MAKING]
-        state = {str(key): value for key, value in making["state"].items()}
+        state = dict(making["state"])
         config, lacks = dump_yaml(making["config"]), dict(making["lacks"])
         said = dict(making["header"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -116,11 +110,10 @@ def read_exported(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file fails in many ways
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
-    spaces = {name: _with_bounds(one) for name, one in (state.pop(SPACES_KEY, None) or {}).items()}
     content = {
         CONFIG_KEY: config,
         LACKS_KEY: lacks,
-        STATE_KEY: said | state | {SPACES_KEY: spaces},
+        STATE_KEY: said | {name: _with_infinities(one) for name, one in state.items()},
         "state_dict": {f"policy.{name}": one for name, one in weights.items()},
     }
     check_schema(content, f"The export {path}")
@@ -128,41 +121,18 @@ def read_exported(path: Path) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tree of plain values and of bounds, infinite ones as null."""
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
+    """Return a tree as JSON has it, which knows no infinite numbers: as texts."""
     if isinstance(value, dict):
         return {str(key): _plain(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(child) for child in value]
-    return None if value in (float("inf"), float("-inf")) else value
+    return str(value) if value in (float("inf"), float("-inf")) else value
 
 
-def _with_bounds(space: Any) -> Any:
-    """Return a space as `policies.spaces` has it."""
-    if not isinstance(space, dict):
-        return space
-    dtype = cast(torch.dtype, getattr(torch, str(space.get("dtype")), torch.float64))
-    return {
-        key: _bound(value, key, dtype)
-        if key in BOUNDS
-        else {name: _with_bounds(child) for name, child in value.items()}
-        if key == "spaces"
-        else value
-        for key, value in space.items()
-    }
-
-
-def _bound(value: Any, name: str, dtype: torch.dtype) -> Tensor:
-    infinite = float("-inf") if name == "low" else float("inf")
-
-    def numbers(one: Any) -> Any:
-        return (
-            [numbers(each) for each in one]
-            if isinstance(one, list)
-            else infinite
-            if one is None
-            else one
-        )
-
-    return torch.tensor(numbers(value), dtype=dtype)
+def _with_infinities(value: Any) -> Any:
+    """Return the tree that `_plain` was given."""
+    if isinstance(value, dict):
+        return {key: _with_infinities(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(child) for child in value]
+    return float(value) if value in ("inf", "-inf") else value

@@ -1,0 +1,278 @@
+"""Make the objects that the configuration in a checkpoint describes.
+
+`{class_path: NAME, init_args: {...}}` stands for an object, or for what makes it where the argument
+is annotated as a function. Nothing else is made, and no text becomes code in an untrusted one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from inspect import isabstract
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
+from lightning_rl.checkpoints.registry import NAMES, imported
+from lightning_rl.checkpoints.saved import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
+from lightning_rl.policies.spaces import space_from
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV
+from lightning_rl.system.declared import (
+    LISTS,
+    MAPPINGS,
+    UNIONS,
+    dataclass_in,
+    family_of,
+    member_of,
+    parameters_of,
+)
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.plain_yaml import dump_yaml
+
+
+class SavedRun:
+    """What a checkpoint says of the objects of its run.
+
+    Args:
+        path: of the checkpoint.
+        content: of it.
+        trust_code: import whatever it names; else only what the table of `registry` has.
+        cure: what a refusal of code of others ends with.
+
+    Attributes:
+        path, content: as given.
+        settings: the configuration; empty where the checkpoint has none.
+
+    Raises:
+        ConfigurationError: where the configuration cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, content: dict[str, Any], trust_code: bool, cure: str = CURE_IN_PYTHON
+    ) -> None:
+        self.path = path
+        self.settings: dict[str, Any] = {}
+        if CONFIG_KEY in content:
+            self.settings = settings_of(config_of(content, path), path)
+        self.content = content
+        self._trust_code = trust_code
+        self._cure = cure
+        model = self.settings.get("model")
+        self._model = model if isinstance(model, dict) else {}
+        arguments = self._model.get("init_args")
+        self._arguments = arguments if isinstance(arguments, dict) else {}
+
+    def policy(self, kind: type) -> Any:
+        """Make the policy; of the algorithm nothing is looked at.
+
+        Args:
+            kind: which class it has to be of.
+
+        Raises:
+            ConfigurationError: where the checkpoint cannot say how, or names code of others.
+        """
+        config = {name: one for name, one in self._arguments.items() if name == "policy"}
+        self._check({"model": {"init_args": config}})
+        lacks = {
+            name: what
+            for name, what in self._lacks({"model": config}).items()
+            if f"{name}.".startswith("model.policy.")
+        }
+        if not config:
+            lacks.setdefault("model.policy", "it holds no configuration of it")
+        self._refuse_lacking("load_policy", lacks, {})
+        config = self._with_spaces(config["policy"], "load_policy")
+        with self.making():
+            return self._build(config, kind, "model.policy")
+
+    def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
+        """Make the algorithm.
+
+        Args:
+            cls: which it has to be of.
+            given: arguments of its constructor that replace those of the checkpoint.
+
+        Raises:
+            ConfigurationError: as `policy`, and where it is of another class.
+        """
+        arguments = {name: one for name, one in self._arguments.items() if name not in given}
+        model = {**self._model, "init_args": arguments}
+        self._check({"model": model})
+        kind = self._class_of(cls)
+        lacks = self._lacks({"model": model})
+        if not self.settings:
+            lacks["model.policy"] = "it holds no configuration"
+        self._refuse_lacking(f"{kind.__name__}.load_from_checkpoint", lacks, given)
+        if "policy" in arguments:
+            arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
+        with self.making():
+            return kind(**self._arguments_of(kind, arguments, "model"), **given)
+
+    def env_factory(self, kind: Any) -> Callable[[int], Any]:
+        """Return what makes the envs of the run.
+
+        Args:
+            kind: the type of that.
+
+        Raises:
+            ConfigurationError: where the checkpoint names none, or code of others.
+        """
+        data = self.settings.get("data")
+        env = data.get("env") if isinstance(data, dict) else None
+        require(env is not None, f"The checkpoint {self.path} names no env.")
+        self._check({"data": {"env": env}})
+        with self.making():
+            return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
+
+    def _check(self, config: dict[str, Any]) -> None:
+        """Refuse a configuration that names code of others, unless that is trusted."""
+        if self._trust_code:
+            return
+        checked = checked_config(dump_yaml(config), self.path, self._cure)
+        if checked.reads:
+            reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
+            rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
+
+    def _lacks(self, config: Mapping[str, Any]) -> dict[str, str]:
+        return {**lacks_of(self.content), **of_a_script(config)}
+
+    def _refuse_lacking(
+        self, call: str, lacks: Mapping[str, str], given: Mapping[str, Any]
+    ) -> None:
+        """Refuse a checkpoint that cannot say how all is made, unless the caller says it."""
+        wanted: dict[str, str] = {}
+        for name, what in lacks.items():
+            section, _, setting = name.partition(".")
+            if section == "model" and setting and setting.split(".")[0] not in given:
+                wanted[setting] = what
+        arguments = sorted({f"{setting.split('.')[0]}=..." for setting in wanted})
+        require(
+            not wanted,
+            f"The checkpoint {self.path} cannot hold {in_words(wanted)}, and does not say how to "
+            f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
+        )
+
+    def _class_of(self, cls: type) -> type:
+        """Return the class of the algorithm, if it is the one that the caller wants.
+
+        Where the checkpoint could name none, as no module has it, that is the one the caller wants.
+        """
+        named = self._model.get("class_path")
+        found = cls
+        if named is not None and not of_a_script({"model": named}):
+            with self.making():
+                found = self._class(named, LightningModule, "model")
+        require(
+            issubclass(found, cls),
+            f"The checkpoint {self.path} holds a {found.__name__}, which is no {cls.__name__}. "
+            f"Load it by {found.__name__}.load_from_checkpoint, or by "
+            "Algorithm.load_from_checkpoint, which takes any.",
+        )
+        require(
+            not isabstract(found),
+            f"The checkpoint {self.path} does not say which algorithm it holds. Load it by "
+            "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint.",
+        )
+        return found
+
+    def _with_spaces(self, policy: Any, call: str) -> Any:
+        """Return the configuration of the policy with the spaces that the checkpoint holds."""
+        spaces = self.content[STATE_KEY].get(SPACES_KEY)
+        require(
+            isinstance(policy, dict) and isinstance(spaces, dict),
+            f"The checkpoint {self.path} does not hold the class and the spaces of its policy. "
+            f"Pass a policy: {call}(path, policy=...).",
+        )
+        with restoring("spaces"):
+            made = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
+        return {**policy, "init_args": {**(policy.get("init_args") or {}), **made}}
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Turn what constructors raise, which may be anything, into one message.
+
+        The random stream of torch stays: what it draws are weights that are replaced at once.
+        """
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ConfigurationError):
+                cause = cause.__cause__ or cause.__context__
+            raise ConfigurationError(
+                f"What the checkpoint {self.path} describes cannot be made: {cause or error}"
+            ) from error
+
+    def _build(self, value: Any, kind: Any, path: str) -> Any:
+        """Return what a value stands for.
+
+        Args:
+            value: a tree of plain values.
+            kind: the annotation of the argument.
+            path: of the argument, for messages.
+        """
+        family = family_of(kind)
+        members = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
+        kinds = [get_origin(one) or one for one in members]
+        if isinstance(value, dict):
+            settings = dataclass_in(kind)
+            if settings is not None:
+                return settings(**self._arguments_of(settings, value, path))
+            if family is not None and "class_path" in value:
+                return self._object(value, family.cls, family.is_factory, path)
+            member = member_of(kind, MAPPINGS)
+            return {name: self._build(one, member, f"{path}.{name}") for name, one in value.items()}
+        if isinstance(value, list):
+            if np.ndarray in kinds:
+                return np.asarray(value, np.float32)  # as spaces are, which warn of float64
+            member = member_of(kind, LISTS)
+            found = [self._build(one, member, f"{path}.{i}") for i, one in enumerate(value)]
+            return tuple(found) if tuple in kinds else found
+        takes_functions = Callable in kinds or (family is not None and family.is_factory)
+        if isinstance(value, str) and takes_functions and str not in kinds:
+            return self._named(value, path)
+        return value
+
+    def _object(self, value: dict[str, Any], cls: type, is_factory: bool, path: str) -> Any:
+        found = self._class(value["class_path"], cls, path)
+        settings = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+        arguments = self._arguments_of(found, settings, path)
+        return partial(found, **arguments) if is_factory else found(**arguments)
+
+    def _arguments_of(self, made: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
+        kinds = {name: one.annotation for name, one in parameters_of(made).items()}
+        return {
+            name: self._build(one, kinds.get(name, Any), f"{path}.{name}")
+            for name, one in settings.items()
+        }
+
+    def _class(self, name: Any, cls: type, path: str) -> Any:
+        """Import a class, or a function that says that it returns one, and call nothing."""
+        found = self._named(name, path)
+        says = getattr(found, "__annotations__", {}).get("return")
+        made = found if isinstance(found, type) else says
+        require(
+            isinstance(made, type) and issubclass(made, cls),
+            f"'{name}' for {path} is no {cls.__name__}, and no function that says that it returns "
+            "one. It was not called.",
+        )
+        return found
+
+    def _named(self, name: Any, path: str) -> Any:
+        """Import what a name stands for."""
+        require(
+            self._trust_code or name in NAMES,
+            f"'{name}' for {path} is code of others, and the configuration comes from a "
+            f"checkpoint. {self._cure}",
+        )
+        try:
+            return imported(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigurationError(f"'{name}' for {path} cannot be imported: {error}.") from error

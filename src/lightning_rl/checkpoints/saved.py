@@ -1,0 +1,89 @@
+"""Read the configuration in a checkpoint, and what a run in Python had that it could not hold."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.system.errors import require
+from lightning_rl.system.plain_yaml import read_yaml
+
+SCRIPT = "__main__."
+"""How the paths of what the script that was run defines begin: elsewhere it is another script."""
+
+
+def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
+    """Return the YAML configuration that a checkpoint holds.
+
+    Args:
+        checkpoint: its content, which has one.
+        path: for the messages.
+
+    Raises:
+        ConfigurationError: as `settings_of`.
+    """
+    config = str(checkpoint[CONFIG_KEY])
+    settings_of(config, path)
+    return config
+
+
+def settings_of(config: str, path: Path) -> dict[str, Any]:
+    """Return the settings in such a text.
+
+    Args:
+        config: the text.
+        path: of the checkpoint, for the messages.
+
+    Raises:
+        ConfigurationError: where it is no YAML, is too large, has a key twice, or no sections.
+    """
+    settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
+    require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
+    return cast(dict[str, Any], settings)
+
+
+def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Return what no configuration could hold, in words, by its name: `model.policy`."""
+    lacks = checkpoint.get(LACKS_KEY)
+    if not isinstance(lacks, dict):
+        return {}
+    return {_name(str(path)): str(what) for path, what in lacks.items()}
+
+
+def of_a_script(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the script that was run defines of some settings, in words, by their names.
+
+    But what the script that is run now has too.
+    """
+    return {
+        _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
+        for path, text in _texts(settings, "")
+        if text.startswith(SCRIPT)
+        and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
+    }
+
+
+def in_words(lacks: Mapping[str, str]) -> str:
+    """Return one line of all of them: `model.policy (an object of Mine)`."""
+    words = ", ".join(f"{name} ({textwrap.shorten(what, 100)})" for name, what in lacks.items())
+    return re.sub("[^ -~]", "?", words)  # without what would steer a terminal
+
+
+def _name(path: str) -> str:
+    """Return how a user calls a setting: by its path, without what is always the same."""
+    left_out = ("init_args", "class_path")
+    names = [name for name in path.split(".") if name not in left_out and not name.isdecimal()]
+    return re.sub("[^ -~]", "?", ".".join(names))
+
+
+def _texts(tree: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each text in a tree."""
+    if isinstance(tree, str):
+        yield path, tree
+    elif isinstance(tree, dict | list):
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        for key, child in pairs:
+            yield from _texts(child, f"{path}.{key}" if path else str(key))
