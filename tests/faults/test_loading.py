@@ -253,8 +253,8 @@ def test_whatever_a_constructor_raises_is_one_message(value, trained):
 def test_one_without_a_configuration_wants_the_policy(trained):
     path = save(without(trained, CONFIG_KEY, LACKS_KEY))
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration), and does not "
-        "say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration of it), and does "
+        "not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
     )
     made = make_ppo(make_data())
     found = PPO.load_from_checkpoint(path, policy=made.policy)

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
 from lightning_rl.checkpoints.registry import NAMES, imported
-from lightning_rl.checkpoints.saved import config_of, in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.checkpoints.saved import in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
@@ -57,16 +57,11 @@ class SavedRun:
         self, path: Path, content: dict[str, Any], trust_code: bool, cure: str = CURE_IN_PYTHON
     ) -> None:
         self.path = path
-        self.settings: dict[str, Any] = {}
-        if CONFIG_KEY in content:
-            self.settings = settings_of(config_of(content, path), path)
         self.content = content
+        text = content.get(CONFIG_KEY)
+        self.settings = {} if text is None else settings_of(str(text), path)
         self._trust_code = trust_code
         self._cure = cure
-        model = self.settings.get("model")
-        self._model = model if isinstance(model, dict) else {}
-        arguments = self._model.get("init_args")
-        self._arguments = arguments if isinstance(arguments, dict) else {}
 
     def policy(self, kind: type) -> Any:
         """Make the policy; of the algorithm nothing is looked at.
@@ -77,17 +72,11 @@ class SavedRun:
         Raises:
             ConfigurationError: where the checkpoint cannot say how, or names code of others.
         """
-        config = {name: one for name, one in self._arguments.items() if name == "policy"}
-        self._check({"model": {"init_args": config}})
-        lacks = {
-            name: what
-            for name, what in self._lacks({"model": config}).items()
-            if f"{name}.".startswith("model.policy.")
-        }
-        if not config:
-            lacks.setdefault("model.policy", "it holds no configuration of it")
-        self._refuse_lacking("load_policy", lacks, {})
-        config = self._with_spaces(config["policy"], "load_policy")
+        arguments = self._model().get("init_args", {})
+        model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
+        self._check({"model": model})
+        self._refuse_lacking("load_policy", model, {}, only="policy")
+        config = self._with_spaces(model["init_args"]["policy"], "load_policy")
         with self.making():
             return self._build(config, kind, "model.policy")
 
@@ -101,14 +90,12 @@ class SavedRun:
         Raises:
             ConfigurationError: as `policy`, and where it is of another class.
         """
-        arguments = {name: one for name, one in self._arguments.items() if name not in given}
-        model = {**self._model, "init_args": arguments}
+        model = self._model()
+        arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
+        model = {**model, "init_args": arguments}
         self._check({"model": model})
-        kind = self._class_of(cls)
-        lacks = self._lacks({"model": model})
-        if not self.settings:
-            lacks["model.policy"] = "it holds no configuration"
-        self._refuse_lacking(f"{kind.__name__}.load_from_checkpoint", lacks, given)
+        kind = self._class_of(model.get("class_path"), cls)
+        self._refuse_lacking(f"{kind.__name__}.load_from_checkpoint", model, given)
         if "policy" in arguments:
             arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
         with self.making():
@@ -130,6 +117,13 @@ class SavedRun:
         with self.making():
             return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
 
+    def _model(self) -> dict[str, Any]:
+        """Return the configuration of the algorithm."""
+        model = self.settings.get("model", {})
+        is_one = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
+        require(is_one, f"The configuration in {self.path} says nothing of the model.")
+        return cast(dict[str, Any], model)
+
     def _check(self, config: dict[str, Any]) -> None:
         """Refuse a configuration that names code of others, unless that is trusted."""
         if self._trust_code:
@@ -139,31 +133,31 @@ class SavedRun:
             reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
             rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
 
-    def _lacks(self, config: Mapping[str, Any]) -> dict[str, str]:
-        return {**lacks_of(self.content), **of_a_script(config)}
-
     def _refuse_lacking(
-        self, call: str, lacks: Mapping[str, str], given: Mapping[str, Any]
+        self, call: str, model: dict[str, Any], given: Mapping[str, Any], only: str = ""
     ) -> None:
         """Refuse a checkpoint that cannot say how all is made, unless the caller says it."""
+        lacks = {**lacks_of(self.content), **of_a_script({"model": model})}
+        if "policy" not in {**model["init_args"], **given}:
+            lacks.setdefault("model.policy", "it holds no configuration of it")
         wanted: dict[str, str] = {}
         for name, what in lacks.items():
             section, _, setting = name.partition(".")
-            if section == "model" and setting and setting.split(".")[0] not in given:
+            argument = setting.partition(".")[0]
+            if section == "model" and argument not in ("", *given) and only in ("", argument):
                 wanted[setting] = what
-        arguments = sorted({f"{setting.split('.')[0]}=..." for setting in wanted})
+        arguments = sorted({f"{setting.partition('.')[0]}=..." for setting in wanted})
         require(
             not wanted,
             f"The checkpoint {self.path} cannot hold {in_words(wanted)}, and does not say how to "
             f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
         )
 
-    def _class_of(self, cls: type) -> type:
+    def _class_of(self, named: Any, cls: type) -> type:
         """Return the class of the algorithm, if it is the one that the caller wants.
 
         Where the checkpoint could name none, as no module has it, that is the one the caller wants.
         """
-        named = self._model.get("class_path")
         found = cls
         if named is not None and not of_a_script({"model": named}):
             with self.making():
@@ -185,13 +179,13 @@ class SavedRun:
         """Return the configuration of the policy with the spaces that the checkpoint holds."""
         spaces = self.content[STATE_KEY].get(SPACES_KEY)
         require(
-            isinstance(policy, dict) and isinstance(spaces, dict),
+            isinstance(policy, dict) and isinstance(spaces, dict) and None not in spaces.values(),
             f"The checkpoint {self.path} does not hold the class and the spaces of its policy. "
             f"Pass a policy: {call}(path, policy=...).",
         )
         with restoring("spaces"):
             made = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
-        return {**policy, "init_args": {**(policy.get("init_args") or {}), **made}}
+        return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
 
     @contextmanager
     def making(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
+from lightning_rl.checkpoints.format import LACKS_KEY
 from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
 
@@ -15,26 +15,11 @@ SCRIPT = "__main__."
 """How the paths of what the script that was run defines begin: elsewhere it is another script."""
 
 
-def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
-    """Return the YAML configuration that a checkpoint holds.
-
-    Args:
-        checkpoint: its content, which has one.
-        path: for the messages.
-
-    Raises:
-        ConfigurationError: as `settings_of`.
-    """
-    config = str(checkpoint[CONFIG_KEY])
-    settings_of(config, path)
-    return config
-
-
 def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in such a text.
+    """Return the settings in the configuration that a checkpoint holds.
 
     Args:
-        config: the text.
+        config: YAML.
         path: of the checkpoint, for the messages.
 
     Raises:

@@ -210,10 +210,10 @@ class Inspection:
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
                     self.refuse(path, name, "is not the plain name of a setting")
-                if (name in GRANTS and child) or (name in FROM_A_HUB and "/" in str(child)):
-                    self._refuse_grant(f"{path}.{name}", child)
                 if name != "class_path":
                     self.at(f"{path}.{name}", _key_below(key, name, value), child)
+                if (name in GRANTS and child) or (name in FROM_A_HUB and "/" in str(child)):
+                    self._refuse_grant(f"{path}.{name}", child)
         elif isinstance(value, list | tuple):
             for i, child in enumerate(value):
                 self.at(f"{path}.{i}", key, child)

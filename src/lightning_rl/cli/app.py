@@ -30,7 +30,7 @@ from lightning_rl.cli.help_pages import (
     arrange,
     describe_class,
 )
-from lightning_rl.cli.kept_config import find_code_here, only_allowed_imports
+from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import (
@@ -302,14 +302,14 @@ def _trust_needed(run_dir: Path) -> str:
 
     Asks whoever would refuse them: its configuration is that in the checkpoints.
     """
-    path, needed = run_dir / "config.yaml", False
+    path = run_dir / "config.yaml"
     try:
         checked_config(read_text(path), path)
     except ConfigurationError:
-        needed = True
+        return " --trust_code true"
     except OSError:
         pass  # `fast_dev_run` writes neither
-    return " --trust_code true" if needed else ""
+    return ""
 
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:

@@ -9,13 +9,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoint
-from lightning_rl.checkpoints.saved import (
-    config_of,
-    in_words,
-    lacks_of,
-    of_a_script,
-    settings_of,
-)
+from lightning_rl.checkpoints.saved import in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.parsing import UsageError
@@ -152,7 +146,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
         "as --config.",
     )
-    config = config_of(content, path)
+    config = str(content[CONFIG_KEY])
     lacks = lacks_of(content) | of_a_script(settings_of(config, path))
     _refuse_lacking(path, lacks, subcommand, options)
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])

@@ -81,9 +81,9 @@ def family_of(kind: Any) -> Family | None:
     if getattr(kind, "_is_protocol", False):
         call = _signature(kind.__call__)
         made = family_of(typing.get_type_hints(kind.__call__).get("return"))
-        leading = [one for one in call.values() if one.kind is one.POSITIONAL_ONLY]
+        given = [one for one in call.values() if one.kind is one.POSITIONAL_ONLY]
         named = tuple(name for name, one in call.items() if one.kind is one.KEYWORD_ONLY)
-        return made and Family(made.cls, len(leading) - 1, named, is_factory=True)
+        return made and Family(made.cls, len(given) - 1, named, is_factory=True)
     plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
     return None if plain else Family(kind)
 

@@ -10,13 +10,10 @@ from typing import Any
 
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
-    DESCRIPTION_KEY,
     LACKS_KEY,
-    SPACES_KEY,
     STATE_KEY,
-    WEIGHTS,
     check_schema,
-    header,
+    weights_of,
 )
 from lightning_rl.policies import Policy
 from lightning_rl.system.errors import ConfigurationError
@@ -28,9 +25,6 @@ SUFFIX = ".safetensors"
 
 MAKING = "making"
 """The key of what makes the policy again, in the JSON beside its weights."""
-
-KEPT = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
-"""What of the state of a checkpoint is kept."""
 
 
 def is_exported(path: Path) -> bool:
@@ -71,19 +65,17 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
 
     Args:
         content: of the checkpoint.
-        settings: its configuration.
+        settings: its configuration, of which the policy and its precision are kept.
     """
-    state = {key: content[STATE_KEY][key] for key in KEPT if key in content[STATE_KEY]}
     model = settings.get("model", {}).get("init_args", {})
     lacks = content.get(LACKS_KEY, {})
     return {
-        "header": header() | {"kind": WEIGHTS},
         "config": {
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
         "lacks": {name: what for name, what in lacks.items() if name.startswith("model.")},
-        "state": _plain(state),
+        "state": _plain(weights_of(content)[STATE_KEY]),
     }
 
 
@@ -96,10 +88,12 @@ def read_exported(path: Path) -> dict[str, Any]:
     beside = description_of(path)
     try:
         making = read_json(beside, path.parent)[MAKING]
-        state = dict(making["state"])
-        config, lacks = dump_yaml(making["config"]), dict(making["lacks"])
-        said = dict(making["header"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        content = {
+            CONFIG_KEY: dump_yaml(making["config"]),
+            LACKS_KEY: making["lacks"],
+            STATE_KEY: _with_infinities(making["state"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{beside} does not say how the policy of {path.name} is made: {error!r}. Give a file "
             "that rl-cli export wrote, with the JSON beside it."
@@ -110,12 +104,7 @@ def read_exported(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file fails in many ways
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
-    content = {
-        CONFIG_KEY: config,
-        LACKS_KEY: lacks,
-        STATE_KEY: said | {name: _with_infinities(one) for name, one in state.items()},
-        "state_dict": {f"policy.{name}": one for name, one in weights.items()},
-    }
+    content["state_dict"] = {f"policy.{name}": one for name, one in weights.items()}
     check_schema(content, f"The export {path}")
     return content
 
