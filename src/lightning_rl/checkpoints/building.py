@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
 from lightning_rl.checkpoints.registry import NAMES, imported
-from lightning_rl.checkpoints.saved import in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
@@ -94,7 +94,7 @@ class SavedRun:
         arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
         model = {**model, "init_args": arguments}
         self._check({"model": model})
-        kind = self._class_of(model.get("class_path"), cls)
+        kind = self._class_of(model, cls)
         self._refuse_lacking(f"{kind.__name__}.load_from_checkpoint", model, given)
         if "policy" in arguments:
             arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
@@ -137,7 +137,7 @@ class SavedRun:
         self, call: str, model: dict[str, Any], given: Mapping[str, Any], only: str = ""
     ) -> None:
         """Refuse a checkpoint that cannot say how all is made, unless the caller says it."""
-        lacks = {**lacks_of(self.content), **of_a_script({"model": model})}
+        lacks = lacks_of(self.content, {"model": model})
         if "policy" not in {**model["init_args"], **given}:
             lacks.setdefault("model.policy", "it holds no configuration of it")
         wanted: dict[str, str] = {}
@@ -153,15 +153,15 @@ class SavedRun:
             f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
         )
 
-    def _class_of(self, named: Any, cls: type) -> type:
+    def _class_of(self, model: dict[str, Any], cls: type) -> type:
         """Return the class of the algorithm, if it is the one that the caller wants.
 
         Where the checkpoint could name none, as no module has it, that is the one the caller wants.
         """
         found = cls
-        if named is not None and not of_a_script({"model": named}):
+        if "class_path" in model and "model" not in lacks_of({}, {"model": model}):
             with self.making():
-                found = self._class(named, LightningModule, "model")
+                found = self._class(model["class_path"], LightningModule, "model")
         require(
             issubclass(found, cls),
             f"The checkpoint {self.path} holds a {found.__name__}, which is no {cls.__name__}. "

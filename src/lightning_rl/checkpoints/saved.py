@@ -30,25 +30,24 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], settings)
 
 
-def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return what no configuration could hold, in words, by its name: `model.policy`."""
-    lacks = checkpoint.get(LACKS_KEY)
-    if not isinstance(lacks, dict):
-        return {}
-    return {_name(str(path)): str(what) for path, what in lacks.items()}
+def lacks_of(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the configuration of a checkpoint could not hold, in words, by its name.
 
+    What the script that was run defines is among it, unless the script that is run now has it too.
 
-def of_a_script(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the script that was run defines of some settings, in words, by their names.
-
-    But what the script that is run now has too.
+    Args:
+        checkpoint: its content.
+        settings: of the configuration, those that are of interest.
     """
-    return {
+    lacks = checkpoint.get(LACKS_KEY)
+    said = lacks.items() if isinstance(lacks, dict) else ()
+    of_the_script = {
         _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
         for path, text in _texts(settings, "")
         if text.startswith(SCRIPT)
         and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
     }
+    return {_name(str(path)): str(what) for path, what in said} | of_the_script
 
 
 def in_words(lacks: Mapping[str, str]) -> str:

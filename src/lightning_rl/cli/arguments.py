@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoint
-from lightning_rl.checkpoints.saved import in_words, lacks_of, of_a_script, settings_of
+from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.parsing import UsageError
@@ -147,7 +147,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         "as --config.",
     )
     config = str(content[CONFIG_KEY])
-    lacks = lacks_of(content) | of_a_script(settings_of(config, path))
+    lacks = lacks_of(content, settings_of(config, path))
     _refuse_lacking(path, lacks, subcommand, options)
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])
     if not trusted:
