@@ -27,7 +27,7 @@ from lightning_rl import (
     TinyVLA,
     VLAPolicy,
 )
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.policies.spaces import space_data, space_from
 from lightning_rl.system.construction import construction
@@ -251,7 +251,7 @@ def test_whatever_a_constructor_raises_is_one_message(value, trained):
 
 
 def test_one_without_a_configuration_wants_the_policy(trained):
-    path = save(without(trained, CONFIG_KEY, LACKS_KEY))
+    path = save(without(trained, CONFIG_KEY))
     assert refusal(PPO, path) == (
         "The checkpoint policy.ckpt cannot hold policy (it holds no configuration of it), and does "
         "not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
@@ -303,8 +303,7 @@ def test_a_construction_is_written_down_as_a_config_would():
     own = (data.observation_space, data.action_space)
     data.close()
     module = PPO(VLAPolicy(*own, TinyVLA(channels=(4, 8, 8)), num_bins=np.int64(5)), gamma=0.9)
-    assert construction(module).lacks == {}
-    assert construction(module).config == {
+    assert construction(module) == {
         "class_path": "lightning_rl.PPO",
         "init_args": {
             "policy": {
@@ -321,7 +320,7 @@ def test_a_construction_is_written_down_as_a_config_would():
         },
     }
     slow = SlowPolicy(*own, policy=partial(VLAPolicy, head="gaussian"), delay_ms=0.0)
-    assert construction(slow).config["init_args"]["policy"] == {
+    assert construction(slow)["init_args"]["policy"] == {
         "class_path": "lightning_rl.VLAPolicy",
         "init_args": {"head": "gaussian"},
     }
@@ -398,12 +397,14 @@ def test_forged_spaces_are_refused(kept, trained):
 
 
 def test_what_it_says_it_lacks_steers_no_terminal(trained):
-    path = save(trained, **{LACKS_KEY: {"model.pol\x1b[2Jicy": "a\x1b[31m\nlie"}})
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["model"]["init_args"] = {"pol\x1b[2Jicy": "not written: a\x1b[31m\nlie"}
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), and does not say how to "
-        "make it. Pass it: PPO.load_from_checkpoint(path, pol?[2Jicy=...)."
+        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), policy (it holds no "
+        "configuration of it), and does not say how to make it. Pass it: "
+        "PPO.load_from_checkpoint(path, pol?[2Jicy=..., policy=...)."
     )
-    assert type(PPO.load_from_checkpoint(save(trained, **{LACKS_KEY: 7}))) is PPO
 
 
 def test_the_registry_of_envs_is_not_used_where_the_spaces_are_kept(trained, monkeypatch):

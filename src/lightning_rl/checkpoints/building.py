@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
 from lightning_rl.checkpoints.registry import NAMES, imported
-from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of
+from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
@@ -74,8 +74,7 @@ class SavedRun:
         """
         arguments = self._model().get("init_args", {})
         model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
-        self._check({"model": model})
-        self._refuse_lacking("load_policy", model, {}, only="policy")
+        self._check("load_policy", model, {})
         config = self._with_spaces(model["init_args"]["policy"], "load_policy")
         with self.making():
             return self._build(config, kind, "model.policy")
@@ -93,9 +92,10 @@ class SavedRun:
         model = self._model()
         arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
         model = {**model, "init_args": arguments}
-        self._check({"model": model})
+        named = str(model.get("class_path", "")).rpartition(".")[2]
+        call = f"{named if named.isidentifier() else cls.__name__}.load_from_checkpoint"
+        self._check(call, model, given)
         kind = self._class_of(model, cls)
-        self._refuse_lacking(f"{kind.__name__}.load_from_checkpoint", model, given)
         if "policy" in arguments:
             arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
         with self.making():
@@ -113,7 +113,7 @@ class SavedRun:
         data = self.settings.get("data")
         env = data.get("env") if isinstance(data, dict) else None
         require(env is not None, f"The checkpoint {self.path} names no env.")
-        self._check({"data": {"env": env}})
+        self._refuse_code({"data": {"env": env}})
         with self.making():
             return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
 
@@ -124,8 +124,26 @@ class SavedRun:
         require(is_one, f"The configuration in {self.path} says nothing of the model.")
         return cast(dict[str, Any], model)
 
-    def _check(self, config: dict[str, Any]) -> None:
-        """Refuse a configuration that names code of others, unless that is trusted."""
+    def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that cannot say how all is made, and one that names code of others.
+
+        Args:
+            call: for the message.
+            model: the part of its configuration that is needed.
+            given: what the caller says instead.
+        """
+        lacks = lacks_of(model["init_args"])
+        if "policy" not in {**model["init_args"], **given}:
+            lacks["policy"] = "it holds no configuration of it"
+        arguments = sorted({f"{name.partition('.')[0]}=..." for name in lacks})
+        require(
+            not lacks,
+            f"The checkpoint {self.path} cannot hold {in_words(lacks)}, and does not say how to "
+            f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
+        )
+        self._refuse_code({"model": written(model)})
+
+    def _refuse_code(self, config: dict[str, Any]) -> None:
         if self._trust_code:
             return
         checked = checked_config(dump_yaml(config), self.path, self._cure)
@@ -133,33 +151,13 @@ class SavedRun:
             reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
             rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
 
-    def _refuse_lacking(
-        self, call: str, model: dict[str, Any], given: Mapping[str, Any], only: str = ""
-    ) -> None:
-        """Refuse a checkpoint that cannot say how all is made, unless the caller says it."""
-        lacks = lacks_of(self.content, {"model": model})
-        if "policy" not in {**model["init_args"], **given}:
-            lacks.setdefault("model.policy", "it holds no configuration of it")
-        wanted: dict[str, str] = {}
-        for name, what in lacks.items():
-            section, _, setting = name.partition(".")
-            argument = setting.partition(".")[0]
-            if section == "model" and argument not in ("", *given) and only in ("", argument):
-                wanted[setting] = what
-        arguments = sorted({f"{setting.partition('.')[0]}=..." for setting in wanted})
-        require(
-            not wanted,
-            f"The checkpoint {self.path} cannot hold {in_words(wanted)}, and does not say how to "
-            f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
-        )
-
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
         """Return the class of the algorithm, if it is the one that the caller wants.
 
         Where the checkpoint could name none, as no module has it, that is the one the caller wants.
         """
         found = cls
-        if "class_path" in model and "model" not in lacks_of({}, {"model": model}):
+        if "class_path" in model and not lacks_of(model["class_path"]):
             with self.making():
                 found = self._class(model["class_path"], LightningModule, "model")
         require(

@@ -18,11 +18,6 @@ SCHEMA = 5
 CONFIG_KEY = "rl_config"
 """Where a checkpoint keeps the configuration of its run, as YAML."""
 
-LACKS_KEY = "rl_config_lacks"
-"""Where a checkpoint says what of a run from Python its configuration cannot hold: {path: words}.
-
-The paths are those of the configuration; a checkpoint of `rl-cli` has none."""
-
 SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
 """The top-level keys of a configuration."""
 
@@ -56,7 +51,6 @@ KEPT_WITH_WEIGHTS = (
     "pytorch-lightning_version",
     "state_dict",
     CONFIG_KEY,
-    LACKS_KEY,
 )
 KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 

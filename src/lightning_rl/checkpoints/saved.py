@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_rl.checkpoints.format import LACKS_KEY
+from lightning_rl.system.construction import NOT_WRITTEN, is_unwritten
 from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
 
@@ -30,24 +30,32 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], settings)
 
 
-def lacks_of(checkpoint: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the configuration of a checkpoint could not hold, in words, by its name.
+def lacks_of(settings: Any) -> dict[str, str]:
+    """Return what settings could not hold, in words, by its name: `model.policy`.
 
     What the script that was run defines is among it, unless the script that is run now has it too.
-
-    Args:
-        checkpoint: its content.
-        settings: of the configuration, those that are of interest.
     """
-    lacks = checkpoint.get(LACKS_KEY)
-    said = lacks.items() if isinstance(lacks, dict) else ()
-    of_the_script = {
-        _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
-        for path, text in _texts(settings, "")
-        if text.startswith(SCRIPT)
-        and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
-    }
-    return {_name(str(path)): str(what) for path, what in said} | of_the_script
+    lacks: dict[str, str] = {}
+    for path, text in _texts(settings, ""):
+        own = text.removeprefix(SCRIPT)
+        if is_unwritten(text):
+            what = text.removeprefix(NOT_WRITTEN)
+        elif own != text and not hasattr(sys.modules["__main__"], own):
+            what = f"{own} of the script that was run"
+        else:
+            continue
+        name = _name(path)
+        lacks[name] = f"{lacks[name]}, {what}" if name in lacks else what
+    return lacks
+
+
+def written(settings: Any) -> Any:
+    """Return settings without the words for what they could not hold."""
+    if isinstance(settings, dict):
+        return {k: written(one) for k, one in settings.items() if not is_unwritten(one)}
+    if isinstance(settings, list):
+        return [written(one) for one in settings if not is_unwritten(one)]
+    return settings
 
 
 def in_words(lacks: Mapping[str, str]) -> str:

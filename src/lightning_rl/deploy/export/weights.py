@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
-    LACKS_KEY,
     STATE_KEY,
     check_schema,
     weights_of,
@@ -68,13 +67,11 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
         settings: its configuration, of which the policy and its precision are kept.
     """
     model = settings.get("model", {}).get("init_args", {})
-    lacks = content.get(LACKS_KEY, {})
     return {
         "config": {
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
-        "lacks": {name: what for name, what in lacks.items() if name.startswith("model.")},
         "state": _plain(weights_of(content)[STATE_KEY]),
     }
 
@@ -90,7 +87,6 @@ def read_exported(path: Path) -> dict[str, Any]:
         making = read_json(beside, path.parent)[MAKING]
         content = {
             CONFIG_KEY: dump_yaml(making["config"]),
-            LACKS_KEY: making["lacks"],
             STATE_KEY: _with_infinities(making["state"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
