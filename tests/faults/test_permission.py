@@ -54,7 +54,14 @@ data:
 """
 
 
-SETS = "The configuration in policy.ckpt sets model.init_args.policy.init_args.backbone.init_args"
+SETS = (
+    "The configuration in policy.ckpt sets {}: true at "
+    "model.init_args.policy.init_args.backbone.init_args. A checkpoint is data: it cannot allow "
+    "code or downloads, and nothing was run or downloaded. "
+)
+IN_PYTHON = SETS + (
+    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+)
 
 
 def forge(trained, **backbone):
@@ -71,18 +78,10 @@ def test_code_that_comes_with_a_model_does_not_run(command, directory, trained, 
         run([command, "--ckpt_path", "policy.ckpt"])
     assert stop.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"rl-cli: error: {SETS}.trust_code: true. A checkpoint is data: it cannot allow code or "
-        "downloads, and nothing was run or downloaded. Add --trust_code true if you know where it "
+        f"rl-cli: error: {SETS.format('trust_code')}Add --trust_code true if you know where it "
         "comes from, or give your own --config."
     )
     assert not Path("ran").exists()
-
-
-IN_PYTHON = (
-    SETS + ".{}: true. A checkpoint is data: it cannot allow code "
-    "or downloads, and nothing was run or downloaded. Pass trust_code=True if you know where it "
-    "comes from, or what it names yourself: policy=..."
-)
 
 
 def test_nor_does_it_run_or_is_downloaded_in_python(directory, trained):
@@ -111,7 +110,7 @@ def test_nothing_is_downloaded(trained, elsewhere, capsys):
     forge(trained, path="someone/model", allow_download=True, **means)
     with pytest.raises(SystemExit):
         run(["validate", "--ckpt_path", "policy.ckpt"])
-    assert f"{SETS}.allow_download: true." in capsys.readouterr().err
+    assert SETS.format("allow_download") in capsys.readouterr().err
 
 
 def test_whoever_trusts_the_checkpoint_allows_it(directory, trained, capsys):

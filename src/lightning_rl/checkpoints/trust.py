@@ -229,10 +229,11 @@ class Inspection:
         )
 
     def _refuse_grant(self, path: str, value: Any) -> NoReturn:
+        place, _, name = path.rpartition(".")
         raise ConfigurationError(
-            f"The configuration in {self.checkpoint} sets {path}: "
-            f"{'true' if value is True else value}. A checkpoint is data: it cannot allow code or "
-            f"downloads, and nothing was run or downloaded. {self.cure}"
+            f"The configuration in {self.checkpoint} sets {name}: "
+            f"{'true' if value is True else value} at {place}. A checkpoint is data: it cannot "
+            f"allow code or downloads, and nothing was run or downloaded. {self.cure}"
         )
 
     def _class(self, path: str, key: str, name: Any) -> None:
