@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import isabstract
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin
+from typing import Any, cast, get_origin
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
@@ -23,16 +22,9 @@ from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, writ
 from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
 from lightning_rl.policies.spaces import space_from
 from lightning_rl.system.construction import GIVEN_BY_THE_ENV
-from lightning_rl.system.declared import (
-    LISTS,
-    MAPPINGS,
-    UNIONS,
-    dataclass_in,
-    family_of,
-    member_of,
-    parameters_of,
-)
+from lightning_rl.system.declared import Family, parts_of
 from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import dump_yaml
 
 
@@ -132,6 +124,7 @@ class SavedRun:
             model: the part of its configuration that is needed.
             given: what the caller says instead.
         """
+        self._refuse_code({"model": written(model)})
         lacks = lacks_of(model["init_args"])
         if "policy" not in {**model["init_args"], **given}:
             lacks["policy"] = "it holds no configuration of it"
@@ -141,7 +134,6 @@ class SavedRun:
             f"The checkpoint {self.path} cannot hold {in_words(lacks)}, and does not say how to "
             f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
         )
-        self._refuse_code({"model": written(model)})
 
     def _refuse_code(self, config: dict[str, Any]) -> None:
         if self._trust_code:
@@ -159,11 +151,12 @@ class SavedRun:
         found = cls
         if "class_path" in model and not lacks_of(model["class_path"]):
             with self.making():
-                found = self._class(model["class_path"], LightningModule, "model")
+                found = self._named(model["class_path"], "model")
+        name = getattr(found, "__name__", found)
         require(
-            issubclass(found, cls),
-            f"The checkpoint {self.path} holds a {found.__name__}, which is no {cls.__name__}. "
-            f"Load it by {found.__name__}.load_from_checkpoint, or by "
+            isinstance(found, type) and issubclass(found, cls),
+            f"The checkpoint {self.path} holds a {name}, which is no {cls.__name__}. "
+            f"Load it by {name}.load_from_checkpoint, or by "
             "Algorithm.load_from_checkpoint, which takes any.",
         )
         require(
@@ -210,33 +203,40 @@ class SavedRun:
             kind: the annotation of the argument.
             path: of the argument, for messages.
         """
-        family = family_of(kind)
-        members = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
-        kinds = [get_origin(one) or one for one in members]
-        if isinstance(value, dict):
-            settings = dataclass_in(kind)
-            if settings is not None:
-                return settings(**self._arguments_of(settings, value, path))
-            if family is not None and "class_path" in value:
-                return self._object(value, family.cls, family.is_factory, path)
-            member = member_of(kind, MAPPINGS)
-            return {name: self._build(one, member, f"{path}.{name}") for name, one in value.items()}
-        if isinstance(value, list):
-            if np.ndarray in kinds:
-                return np.asarray(value, np.float32)  # as spaces are, which warn of float64
-            member = member_of(kind, LISTS)
-            found = [self._build(one, member, f"{path}.{i}") for i, one in enumerate(value)]
-            return tuple(found) if tuple in kinds else found
-        takes_functions = Callable in kinds or (family is not None and family.is_factory)
-        if isinstance(value, str) and takes_functions and str not in kinds:
+        parts = parts_of(kind)
+        kinds = [get_origin(one) or one for one in parts.plain]
+        if isinstance(value, dict) and "class_path" in value and parts.families:
+            return self._object(value, parts.families, path)
+        if isinstance(value, dict) and parts.group is not None:
+            return parts.group(**self._arguments_of(parts.group, value, path))
+        if isinstance(value, dict) and parts.values is not None:
+            return {k: self._build(one, parts.values, f"{path}.{k}") for k, one in value.items()}
+        if isinstance(value, list) and parts.entries is not None:
+            return [self._build(one, parts.entries, f"{path}.{i}") for i, one in enumerate(value)]
+        if isinstance(value, list) and np.ndarray in kinds:
+            return np.asarray(value, np.float32)  # as spaces are, which warn of float64
+        if isinstance(value, list) and tuple in kinds:
+            return tuple(value)
+        makes = Callable in kinds or any(family.is_factory for family in parts.families)
+        if isinstance(value, str) and makes and str not in kinds:
             return self._named(value, path)
         return value
 
-    def _object(self, value: dict[str, Any], cls: type, is_factory: bool, path: str) -> Any:
-        found = self._class(value["class_path"], cls, path)
-        settings = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
+    def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
+        """Make an object, or what makes it: the first of the families that it is of tells which."""
+        name = value["class_path"]
+        found = self._named(name, path)
+        says = getattr(found, "__annotations__", {}).get("return")
+        made = found if isinstance(found, type) else says
+        fitting = [one for one in families if isinstance(made, type) and issubclass(made, one.cls)]
+        require(
+            bool(fitting),
+            f"'{name}' for {path} is no {families[0].cls.__name__}, and no function that says that "
+            "it returns one. It was not called.",
+        )
+        settings = {**value.get("init_args", {}), **value.get("dict_kwargs", {})}
         arguments = self._arguments_of(found, settings, path)
-        return partial(found, **arguments) if is_factory else found(**arguments)
+        return partial(found, **arguments) if fitting[0].is_factory else found(**arguments)
 
     def _arguments_of(self, made: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
         kinds = {name: one.annotation for name, one in parameters_of(made).items()}
@@ -244,18 +244,6 @@ class SavedRun:
             name: self._build(one, kinds.get(name, Any), f"{path}.{name}")
             for name, one in settings.items()
         }
-
-    def _class(self, name: Any, cls: type, path: str) -> Any:
-        """Import a class, or a function that says that it returns one, and call nothing."""
-        found = self._named(name, path)
-        says = getattr(found, "__annotations__", {}).get("return")
-        made = found if isinstance(found, type) else says
-        require(
-            isinstance(made, type) and issubclass(made, cls),
-            f"'{name}' for {path} is no {cls.__name__}, and no function that says that it returns "
-            "one. It was not called.",
-        )
-        return found
 
     def _named(self, name: Any, path: str) -> Any:
         """Import what a name stands for."""

@@ -12,7 +12,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoin
 from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.config_files import find_config, shipped_configs
-from lightning_rl.cli.parsing import UsageError
+from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
 from lightning_rl.cli.quick_help import asks_for_help
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import read_text
@@ -146,7 +146,9 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
         "as --config.",
     )
-    settings = settings_of(str(content[CONFIG_KEY]), path)
+    text = str(content[CONFIG_KEY])
+    settings = settings_of(text, path)
+    check_duplicate_keys(text, f"The configuration in {path}")
     _refuse_lacking(path, lacks_of(settings), subcommand, options)
     config = dump_yaml(written(settings))
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])

@@ -1,4 +1,4 @@
-"""Read what constructors declare: their parameters, and which classes a declared type takes."""
+"""Read declared types: which classes and values they take."""
 
 import collections.abc as abc
 import dataclasses
@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, get_args, get_origin
 UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection)
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
-VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
 """Modules whose types are those of plain values, or are converted from texts."""
@@ -33,75 +32,61 @@ class Family(NamedTuple):
     is_factory: bool = False
 
 
-def parameters_of(made: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a constructor or a function, and of those behind its `**kwargs`.
+@dataclasses.dataclass
+class Parts:
+    """What a declared type takes: the members of a union, by their kinds.
 
-    A `**kwargs` that leads to no constructor stays among them.
+    Attributes:
+        plain: types of values without classes.
+        families: classes, of which one is named.
+        group: a dataclass.
+        entries: type of the entries of a list with classes.
+        values: type of the values of a mapping with classes.
     """
-    if not isinstance(made, type):
-        return _signature(made)
-    found: dict[str, inspect.Parameter] = {}
-    for base in made.__mro__:
-        if "__init__" not in vars(base) or base is object:
-            continue
-        parameters = _signature(vars(base)["__init__"])
-        parameters.pop("self", None)
-        found = {name: one for name, one in found.items() if one.kind not in VARIABLE}
-        found |= {name: one for name, one in parameters.items() if name not in found}
-        if all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-            break
-    return found
+
+    plain: list[Any] = dataclasses.field(default_factory=list)
+    families: list[Family] = dataclasses.field(default_factory=list)
+    group: type | None = None
+    entries: Any = None
+    values: Any = None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a class is named somewhere in it."""
+        return any((self.families, self.group, self.entries, self.values))
 
 
-def _signature(function: Any) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(function, eval_str=True).parameters)
-    except NameError:  # an annotation names what only a type checker imports
-        return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a function in C
-        open_ended = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
-        return {"kwargs": open_ended}
+def parts_of(kind: Any) -> Parts:
+    """Return what a declared type takes."""
+    parts = Parts()
+    for one in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
+        origin, args = get_origin(one), get_args(one)
+        if dataclasses.is_dataclass(one):
+            parts.group = typing.cast(type, one)
+        elif origin in LISTS and args and parts_of(args[0]).has_classes:
+            parts.entries = args[0]
+        elif origin in MAPPINGS and args and parts_of(args[1]).has_classes:
+            parts.values = args[1]
+        elif family := _family(one):
+            parts.families.append(family)
+        else:
+            parts.plain.append(one)
+    return parts
 
 
-def family_of(kind: Any) -> Family | None:
-    """Return the class that a declared type asks for, itself or in a list or a mapping."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in UNIONS:
-        return next(filter(None, map(family_of, args)), None)
-    if origin in LISTS and args:
-        return family_of(args[0])
-    if origin in MAPPINGS and args:
-        return family_of(args[1])
-    if origin is abc.Callable and len(args) == 2:
-        made = family_of(args[1])
+def _family(kind: Any) -> Family | None:
+    args = get_args(kind)
+    if get_origin(kind) is abc.Callable and len(args) == 2:
+        made = _family(args[1])
         leading = len(args[0]) if isinstance(args[0], list) else 0
         return made and Family(made.cls, leading, is_factory=True)
-    if not isinstance(kind, type) or origin is not None or dataclasses.is_dataclass(kind):
+    if not isinstance(kind, type) or args:
         return None
-    if getattr(kind, "_is_protocol", False):
-        call = _signature(kind.__call__)
-        made = family_of(typing.get_type_hints(kind.__call__).get("return"))
-        given = [one for one in call.values() if one.kind is one.POSITIONAL_ONLY]
+    if getattr(kind, "_is_protocol", False) and "__call__" in vars(kind):
+        signature = inspect.signature(vars(kind)["__call__"], eval_str=True)
+        made, call = _family(signature.return_annotation), signature.parameters
+        leading = sum(one.kind is one.POSITIONAL_ONLY for one in call.values()) - 1
         named = tuple(name for name, one in call.items() if one.kind is one.KEYWORD_ONLY)
-        return made and Family(made.cls, len(given) - 1, named, is_factory=True)
-    plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
-    return None if plain else Family(kind)
-
-
-def members_of(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union; a type that is none is its own."""
-    return get_args(kind) if get_origin(kind) in UNIONS else (kind,)
-
-
-def member_of(kind: Any, origins: tuple[Any, ...]) -> Any:
-    """Return the type of the entries of a list or a mapping in a declared type, or Any."""
-    for one in members_of(kind):
-        args = [arg for arg in get_args(one) if arg is not ...]
-        if get_origin(one) in origins and args:
-            return args[-1]
-    return Any
-
-
-def dataclass_in(kind: Any) -> type | None:
-    """Return the dataclass in a declared type."""
-    return next((one for one in members_of(kind) if dataclasses.is_dataclass(one)), None)  # type: ignore[return-value]  # a class
+        return made and Family(made.cls, leading, named, is_factory=True)
+    is_plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
+    return None if is_plain else Family(kind)
