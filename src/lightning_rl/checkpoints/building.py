@@ -1,7 +1,7 @@
-"""Make the objects that the configuration in a checkpoint describes.
+"""Build the objects that the configuration in a checkpoint describes.
 
-`{class_path: NAME, init_args: {...}}` stands for an object, or for what makes it where the argument
-is annotated as a function. Nothing else is made, and no text becomes code in an untrusted one.
+`{class_path: NAME, init_args: {...}}` describes an object, or a factory of it if the argument is
+declared as a function. Without `trust_code` only classes in the table of `registry` are imported.
 """
 
 import re
@@ -29,12 +29,13 @@ from lightning_rl.system.plain_yaml import dump_yaml
 
 
 class SavedRun:
-    """What a checkpoint says of the objects of its run.
+    """Builds the policy, the algorithm or the env factory that a checkpoint describes.
 
     Args:
-        path: of the checkpoint.
-        content: of it.
-        trust_code: import whatever it names; else only what the table of `registry` has.
+        path: of the checkpoint file.
+        content: of that file.
+        trust_code: import any class that the checkpoint names; false allows the table in `registry`
+            alone.
         cure: what a refusal of code of others ends with.
 
     Attributes:
@@ -56,13 +57,14 @@ class SavedRun:
         self._cure = cure
 
     def policy(self, kind: type) -> Any:
-        """Make the policy; of the algorithm nothing is looked at.
+        """Build the policy, without a look at the settings of the algorithm.
 
         Args:
-            kind: which class it has to be of.
+            kind: base class that the policy must have.
 
         Raises:
-            ConfigurationError: where the checkpoint cannot say how, or names code of others.
+            ConfigurationError: if the checkpoint does not describe the policy, or names a class
+                that is not allowed.
         """
         arguments = self._model().get("init_args", {})
         model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
@@ -72,14 +74,14 @@ class SavedRun:
             return self._build(config, kind, "model.policy")
 
     def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
-        """Make the algorithm.
+        """Build the algorithm.
 
         Args:
-            cls: which it has to be of.
-            given: arguments of its constructor that replace those of the checkpoint.
+            cls: base class that the algorithm must have.
+            given: constructor arguments that replace those in the checkpoint.
 
         Raises:
-            ConfigurationError: as `policy`, and where it is of another class.
+            ConfigurationError: as for `policy`, and if the checkpoint holds another class.
         """
         model = self._model()
         arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
@@ -94,13 +96,13 @@ class SavedRun:
             return kind(**self._arguments_of(kind, arguments, "model"), **given)
 
     def env_factory(self, kind: Any) -> Callable[[int], Any]:
-        """Return what makes the envs of the run.
+        """Return the env factory of the run.
 
         Args:
-            kind: the type of that.
+            kind: declared type of the factory.
 
         Raises:
-            ConfigurationError: where the checkpoint names none, or code of others.
+            ConfigurationError: if the checkpoint has no env, or names a class that is not allowed.
         """
         data = self.settings.get("data")
         env = data.get("env") if isinstance(data, dict) else None
@@ -117,12 +119,12 @@ class SavedRun:
         return cast(dict[str, Any], model)
 
     def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that cannot say how all is made, and one that names code of others.
+        """Refuse a configuration that names classes outside the table, or is incomplete.
 
         Args:
-            call: for the message.
-            model: the part of its configuration that is needed.
-            given: what the caller says instead.
+            call: name of the function that was called, for the message.
+            model: the part of the configuration that is needed.
+            given: arguments from the caller.
         """
         self._refuse_code({"model": written(model)})
         lacks = lacks_of(model["init_args"])
@@ -144,9 +146,9 @@ class SavedRun:
             rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
 
     def _class_of(self, model: dict[str, Any], cls: type) -> type:
-        """Return the class of the algorithm, if it is the one that the caller wants.
+        """Return the class that the checkpoint names, after a check against `cls`.
 
-        Where the checkpoint could name none, as no module has it, that is the one the caller wants.
+        A checkpoint of a class that no module has at its top names none: then `cls` is returned.
         """
         found = cls
         if "class_path" in model and not lacks_of(model["class_path"]):
@@ -167,7 +169,7 @@ class SavedRun:
         return found
 
     def _with_spaces(self, policy: Any, call: str) -> Any:
-        """Return the configuration of the policy with the spaces that the checkpoint holds."""
+        """Return the configuration of the policy, with the spaces in the checkpoint added."""
         spaces = self.content[STATE_KEY].get(SPACES_KEY)
         require(
             isinstance(policy, dict) and isinstance(spaces, dict) and None not in spaces.values(),
@@ -180,9 +182,9 @@ class SavedRun:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Turn what constructors raise, which may be anything, into one message.
+        """Turn any exception of a constructor into one message, and keep torch's random stream.
 
-        The random stream of torch stays: what it draws are weights that are replaced at once.
+        The drawn weights are replaced by those of the checkpoint.
         """
         try:
             with torch.random.fork_rng(devices=[]):
@@ -196,11 +198,11 @@ class SavedRun:
             ) from error
 
     def _build(self, value: Any, kind: Any, path: str) -> Any:
-        """Return what a value stands for.
+        """Return the argument that a value in the configuration describes.
 
         Args:
             value: a tree of plain values.
-            kind: the annotation of the argument.
+            kind: declared type of the argument.
             path: of the argument, for messages.
         """
         parts = parts_of(kind)
@@ -223,7 +225,7 @@ class SavedRun:
         return value
 
     def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
-        """Make an object, or what makes it: the first of the families that it is of tells which."""
+        """Build an object or its factory, by the first family that the class belongs to."""
         name = value["class_path"]
         found = self._named(name, path)
         says = getattr(found, "__annotations__", {}).get("return")
@@ -246,7 +248,7 @@ class SavedRun:
         }
 
     def _named(self, name: Any, path: str) -> Any:
-        """Import what a name stands for."""
+        """Import a class or function by its path."""
         require(
             self._trust_code or name in NAMES,
             f"'{name}' for {path} is code of others, and the configuration comes from a "

@@ -1,6 +1,6 @@
-"""What a checkpoint may name: classes, by the key under which they stand, and who makes envs.
+"""The table of names that a checkpoint may use: classes by key, and packages that register envs.
 
-All else needs `--trust_code true`. Nothing is imported to look a name up.
+Any other name needs `--trust_code true`. A lookup imports nothing.
 """
 
 from importlib import import_module
@@ -11,18 +11,18 @@ import gymnasium
 OURS = "lightning_rl"
 
 PACKAGES = (OURS, "torch.optim", "gymnasium.wrappers")
-"""Where the classes come from."""
+"""Packages of these classes."""
 
 ENV_PACKAGES = (OURS, "gymnasium", "gym_hil")
-"""Whose envs a checkpoint may name by their ids."""
+"""Packages whose env ids a checkpoint may name."""
 
 
 class Allowed(NamedTuple):
-    """The classes that may stand under a key.
+    """The classes that a key takes.
 
     Attributes:
-        kind: what they are called in a message.
-        names: their import paths, the shortest ones, as runs write them.
+        kind: name of their base class, for messages.
+        names: import paths, in the shortest form, which runs write.
     """
 
     kind: str
@@ -95,9 +95,9 @@ CLASSES = {
     key: Allowed(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
     for key, (kind, names) in _TABLE.items()
 }
-"""By the key under which they may stand; under any other key a checkpoint may name none.
+"""Classes that a checkpoint may name, by the key of the setting; other keys take no class.
 
-None of them writes to a place of its own choice: a test forges each of their arguments.
+No class here writes files at a path from its arguments: a test forges each argument.
 """
 
 NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
@@ -107,17 +107,17 @@ REFUSED = {
     "HumanRendering": "opens a window",
     "ArrayConversion": "imports the modules that its settings name",
 }
-"""Wrappers of Gymnasium that are left out above, and why."""
+"""Gymnasium wrappers that are not allowed, and why."""
 
 GRANTS = ("trust_code", "trust_remote_code", "allow_download", "model_class", "auto_map")
-"""Arguments of these classes, and of the models that they load, that let code run or be loaded."""
+"""Arguments of these classes, or of the models that they load, that allow code or downloads."""
 
 FROM_A_HUB = ("attn_implementation", "experts_implementation")
-"""Arguments of models that load code from a hub where they name one: `owner/kernel`."""
+"""Arguments of models that download code if their value is a repository: `owner/kernel`."""
 
 
 def makers_of(id: str) -> set[str]:
-    """Return the packages that make the envs of a Gymnasium id; none where it is not registered."""
+    """Return the packages that implement a Gymnasium id; empty if the id is not registered."""
     makers = []
     for spec in gymnasium.registry.values():
         # A name without a version means its latest.
@@ -129,10 +129,10 @@ def makers_of(id: str) -> set[str]:
 
 
 def imported(name: str) -> Any:
-    """Import what an import path leads to.
+    """Import an object by its path, `package.module.name`.
 
     Raises:
-        ImportError, AttributeError, ValueError: where it leads to nothing.
+        ImportError, AttributeError, ValueError: if there is no such object.
     """
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)

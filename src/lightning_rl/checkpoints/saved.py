@@ -23,7 +23,7 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
         path: of the checkpoint, for the messages.
 
     Raises:
-        ConfigurationError: where it is no YAML, is too large, has a key twice, or no sections.
+        ConfigurationError: if it is not valid YAML, is too large, or is not a mapping.
     """
     settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
     require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
@@ -31,9 +31,9 @@ def settings_of(config: str, path: Path) -> dict[str, Any]:
 
 
 def lacks_of(settings: Any) -> dict[str, str]:
-    """Return what settings could not hold, in words, by its name: `model.policy`.
+    """Return the settings that could not be written, by name: `{"model.policy": "a lambda"}`.
 
-    What the script that was run defines is among it, unless the script that is run now has it too.
+    Classes of the training script count too, unless the running script defines them.
     """
     lacks: dict[str, str] = {}
     for path, text in _texts(settings, ""):
@@ -50,7 +50,7 @@ def lacks_of(settings: Any) -> dict[str, str]:
 
 
 def written(settings: Any) -> Any:
-    """Return settings without the words for what they could not hold."""
+    """Return settings without those that could not be written."""
     if isinstance(settings, dict):
         return {k: written(one) for k, one in settings.items() if not is_unwritten(one)}
     if isinstance(settings, list):

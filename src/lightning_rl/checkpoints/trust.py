@@ -1,7 +1,7 @@
-"""Check what the configuration inside a checkpoint names, before anything is imported or built.
+"""Check the configuration in a checkpoint before anything is imported or built.
 
-A checkpoint is data: it names no code of others (`registry` has the table), and nothing that
-writes: of the trainer's settings the plain ones count.
+A checkpoint is data. It may name the classes in the table of `registry`; of the trainer's settings
+it may set numbers, flags and some texts.
 """
 
 import os
@@ -276,5 +276,5 @@ def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
     """Return the key by which to look at what stands under a name: settings of a class hide it."""
     if key in CLASSES and name in ("init_args", "dict_kwargs"):
         return str(value.get("class_path"))
-    # By keys of an observation, whatever these are called.
+    # `encoders` maps keys of the observation to encoders.
     return "encoder" if key == "encoders" else name

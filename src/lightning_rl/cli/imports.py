@@ -1,4 +1,4 @@
-"""Let the parser import what a checkpoint may name, and what was typed."""
+"""Restrict the parser's imports to names that a checkpoint may use, and names that were typed."""
 
 import re
 import sys
@@ -31,10 +31,10 @@ def find_code_here() -> None:
 
 @contextmanager
 def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
-    """Let the parser import classes of the packages that a checkpoint may name, and what was typed.
+    """Restrict the parser to packages that a checkpoint may name, and to modules that were typed.
 
-    A second lock behind `checked_config`, by a setting of jsonargparse. The working directory
-    counts as a place of modules only if the user has typed the name of one.
+    This is a second check after `checked_config`, by a setting of jsonargparse. The working
+    directory is searched for modules only if the user has typed the name of one.
     """
     packages = {*PACKAGES, *FOR_THE_TYPIST}
     libraries = {package.split(".")[0] for package in packages}

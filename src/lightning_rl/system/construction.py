@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 LARGEST = 1_000
-"""A list or an array with more entries is no setting: words stand for it."""
+"""A list or an array with more entries is not written to a config."""
 
 NOT_WRITTEN = "not written: "
-"""How the words begin that stand for what no config can hold."""
+"""Prefix of the text that a config has in the place of a setting that cannot be written."""
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 """Arguments of policies that no config holds: they flow in from the env."""
@@ -43,14 +43,13 @@ class Constructed:
 def construction(constructed: Constructed) -> dict[str, Any]:
     """Return how an object was constructed: `{class_path: ..., init_args: {...}}`.
 
-    These are plain values all the way down, and words in the place of what no config can hold, as
-    in `described`.
+    The settings are plain values; see `described` for those that cannot be written.
     """
     return constructed._construction
 
 
 def described(value: Any) -> Any:
-    """Return a value as a config would hold it, and words that begin with `NOT_WRITTEN` for others.
+    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
 
     Args:
         value: plain, a dataclass, an object that remembers its construction, a class or function of
@@ -80,7 +79,7 @@ def described(value: Any) -> Any:
 
 
 def is_unwritten(value: Any) -> bool:
-    """Tell whether a value of a config is words for what it cannot hold."""
+    """Tell whether a value of a config marks a setting that could not be written."""
     return isinstance(value, str) and value.startswith(NOT_WRITTEN)
 
 

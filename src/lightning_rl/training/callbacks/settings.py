@@ -28,9 +28,9 @@ class SettingsWriter(Callback):
     """Write what a run was made with: to its loggers where it begins, and into its checkpoints.
 
     A run has one. That of the command line knows the configuration; this one, of a run in Python,
-    asks how the algorithm, its policy, the data module and the trainer were made. Words stand for
-    what cannot be written (a lambda, an object of a foreign class), so that who reads the
-    checkpoint can say what is missing.
+    asks how the algorithm, its policy, the data module and the trainer were made. A setting that
+    cannot be written (a lambda, an object of a foreign class) is described in words, so that the
+    error on loading can name it.
     """
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class SettingsWriter(Callback):
 
 
 def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-    """Return the configuration of a run, with words for what it cannot hold."""
+    """Return the configuration of a run in Python."""
     data = cast(Any, trainer).datamodule
     is_ours = type(data) is RLDataModule
     settings = described(data.settings() if is_ours else data)
