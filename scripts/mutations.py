@@ -1113,7 +1113,7 @@ MUTATIONS = (
     Mutation(
         "checkpoints/trust.py",
         "a checkpoint may name any class of the package anywhere",
-        "if name not in allowed.names:",
+        "if str(name) not in allowed.names:",
         "if not str(name).startswith(PACKAGES):",
         "faults/test_trust.py",
     ),

@@ -250,6 +250,18 @@ def test_whatever_a_constructor_raises_is_one_message(value, trained):
     assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: ")
 
 
+@pytest.mark.parametrize("policy", [None, "a", [], {}, {"class_path": []}, {"class_path": 1}])
+@pytest.mark.parametrize("settings", [None, [1], {"a": 1}])
+def test_a_policy_of_another_form_is_one_message(policy, settings, trained):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    if isinstance(policy, dict):
+        policy = {"class_path": "lightning_rl.ActorCritic", **policy, "init_args": settings}
+    config["model"]["init_args"]["policy"] = policy
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    for trust_code in (False, True):
+        refusal(PPO, path, trust_code=trust_code)
+
+
 def test_one_without_a_configuration_wants_the_policy(trained):
     path = save(without(trained, CONFIG_KEY))
     assert refusal(PPO, path) == (

@@ -178,7 +178,7 @@ class SavedRun:
         )
         with restoring("spaces"):
             made = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
-        return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
+            return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
 
     @contextmanager
     def making(self) -> Iterator[None]:
@@ -250,7 +250,7 @@ class SavedRun:
     def _named(self, name: Any, path: str) -> Any:
         """Import a class or function by its path."""
         require(
-            self._trust_code or name in NAMES,
+            self._trust_code or str(name) in NAMES,
             f"'{name}' for {path} is code of others, and the configuration comes from a "
             f"checkpoint. {self._cure}",
         )

@@ -240,7 +240,7 @@ class Inspection:
         allowed = CLASSES.get(key)
         if allowed is None:
             self.refuse(path, name, "is no place for a class")
-        if name not in allowed.names:
+        if str(name) not in allowed.names:
             packages = [p for p in PACKAGES if any(one.startswith(p) for one in allowed.names)]
             of_the_table = f"is no {allowed.kind} of {' or '.join(packages)}"
             self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
