@@ -18,7 +18,7 @@ INTERNAL = (
     "cli/*",
     "system/[!em]*",
     "audit/checking.py",
-    "checkpoints/[!l]*",
+    "checkpoints/[!bl]*",
     "sweeps/*",
     "algorithms/checks.py",
     *(f"buffers/{name}.py" for name in ("columns", "replay_files", "waiting")),

@@ -185,6 +185,9 @@ class SavedRun:
         """Turn any exception of a constructor into one message, and keep torch's random stream.
 
         The drawn weights are replaced by those of the checkpoint.
+
+        Raises:
+            ConfigurationError: for any of them.
         """
         try:
             with torch.random.fork_rng(devices=[]):
