@@ -4,9 +4,14 @@ Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `
 `load_policy` needs. Both are data.
 """
 
+import math
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
@@ -72,7 +77,7 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
-        "state": _plain(weights_of(content)[STATE_KEY]),
+        "state": _without_infinities(weights_of(content)[STATE_KEY]),
     }
 
 
@@ -105,17 +110,30 @@ def read_exported(path: Path) -> dict[str, Any]:
     return content
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
+    """Return JSON of a tree of values: null for a number that is not finite."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return plain_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(child) for child in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _without_infinities(value: Any) -> Any:
     """Return a tree as JSON has it, which knows no infinite numbers: as texts."""
     if isinstance(value, dict):
-        return {str(key): _plain(child) for key, child in value.items()}
+        return {str(key): _without_infinities(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
+        return [_without_infinities(child) for child in value]
     return str(value) if value in (float("inf"), float("-inf")) else value
 
 
 def _with_infinities(value: Any) -> Any:
-    """Return the tree that `_plain` was given."""
+    """Return the tree that `_without_infinities` was given."""
     if isinstance(value, dict):
         return {key: _with_infinities(child) for key, child in value.items()}
     if isinstance(value, list):
