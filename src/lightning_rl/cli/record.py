@@ -15,11 +15,12 @@ from jsonargparse import Namespace
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.loading import load_trained
-from lightning_rl.checkpoints.trust import checked_config, only_allowed_imports
+from lightning_rl.checkpoints.saved import settings_of
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import is_trusted, value_of
 from lightning_rl.cli.config_files import find_config
 from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.kept_config import config_of
+from lightning_rl.cli.imports import only_allowed_imports
 from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
 from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
 from lightning_rl.collectors.evaluation import chooser_of
@@ -262,7 +263,7 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
         f"The checkpoint {path} does not say which env it was trained in: give --config or "
         "--data.env.",
     )
-    text = config_of(content, path)
+    text = str(content[CONFIG_KEY])
     if not trusted:
         text = checked_config(text, path).config
-    return _env_in(read_yaml(text, str(path)), str(path))
+    return _env_in(settings_of(text, path), str(path))
