@@ -68,7 +68,6 @@ class SoftActorCritic(QAlgorithm):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(init_alpha)), requires_grad=learn_alpha)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of critics, actor and temperature."""
         alpha = self.objective(
             self.alpha_loss,
             groups=[{"params": [self.log_alpha]}],

@@ -66,7 +66,6 @@ class TD3(QAlgorithm):
                 self.target_actor_memory = slow_copy(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of critics and actor."""
         return [
             self.critic_objective(),
             self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor"),
@@ -96,7 +95,6 @@ class TD3(QAlgorithm):
         return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics on samples [B], and scalars to report."""
         return self.fit_critics(minibatch, self.following(minibatch))
 
     @torch.no_grad()
