@@ -397,11 +397,7 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for a picture too small for the kernels, and what is no picture.
@@ -416,11 +412,9 @@ class NatureCNN(PictureEncoder):
         strides: Sequence[int] = (4, 2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_range("NatureCNN.size", size, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         layers += _to_features(math.prod(numbers), size, activation, normalization)
@@ -448,11 +442,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: their steps, in pixels. Large ones make for few places to choose from.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for a picture too small for the kernels, and what is no picture.
@@ -467,11 +457,9 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: Sequence[int] = (2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_range("SpatialSoftmaxCNN.points", points, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         before, *sides = numbers
@@ -512,11 +500,7 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for what is no picture, and a number below 1.
@@ -529,11 +513,9 @@ class ImpalaCNN(PictureEncoder):
         channels: Sequence[int] = (16, 32, 32),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_activation(activation)
         check_range("ImpalaCNN.channels", min(channels, default=0), least=1)
         check_range("ImpalaCNN.size", size, least=1)
