@@ -161,7 +161,7 @@ class Keyboard(Device):
             the fourth, which closes and opens a gripper; digits are discrete actions.
         reads: `window`, `terminal`, or `auto`.
         hold_s: how many seconds a key that was typed into the terminal is held.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a key with two meanings; when it is opened, where there is neither
@@ -174,10 +174,9 @@ class Keyboard(Device):
         steering: Mapping[str, str] | None = None,
         reads: Literal["auto", "window", "terminal"] = "auto",
         hold_s: float = 0.2,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         check_range("hold_s", hold_s, above=0)
         defaults = {
             "take_over": "space",
@@ -260,7 +259,7 @@ class Gamepad(Device):
         steering: likewise of buttons.
         number: which of the gamepads that are plugged in.
         dead_zone: how far a stick moves, of 1, before it counts.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a number out of range; when it is opened, where there is none.
@@ -273,10 +272,9 @@ class Gamepad(Device):
         steering: Mapping[str, str] | None = None,
         number: int = 0,
         dead_zone: float = 0.1,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         check_range("number", number, least=0)
         check_range("dead_zone", dead_zone, least=0, below=1)
         defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
@@ -340,7 +338,7 @@ class SpaceMouse(Device):
         steering: likewise of buttons.
         linger_s: how many seconds it has taken over after the last movement.
         dead_zone: how far an axis moves, of 1, before it counts.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a number out of range; when it is opened, where there is none, or
@@ -359,10 +357,9 @@ class SpaceMouse(Device):
         steering: Mapping[str, str] | None = None,
         linger_s: float = 0.5,
         dead_zone: float = 0.05,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         check_range("linger_s", linger_s, least=0)
         check_range("dead_zone", dead_zone, least=0, below=1)
         self.axes = _MOUSE_AXES if axes is None else axes
