@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import RolloutLoop
+from lightning_rl.collectors.loop import RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Policy
@@ -86,17 +86,8 @@ class AsyncCollector(Collector):
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
         self._acting_number = -1  # of the publication that acts
-        self._buffer = CircularBuffer(
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            num_steps,
-            max_staleness=max_staleness,
-            overflow=overflow,
-            timeout_s=timeout_s,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=own_device,
-        )
+        segments = segments_for(env, self._acting, num_steps, max_staleness + 2)
+        self._buffer = CircularBuffer(segments, overflow, timeout_s)
         self._loop = RolloutLoop(
             env,
             self._acting,

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.buffers import allocate_segments
-from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import AS_THEY_COME, EpisodePlan, RolloutLoop, segments_for
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.envs import VectorEnv
@@ -192,15 +191,7 @@ class SyncCollector(Collector):
         **settings: Any,
     ) -> None:
         super().__init__(env, policy, num_steps, seed, **settings)
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            num_steps,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=policy.version.device,
-        )
+        (self._segment,) = segments_for(env, policy, num_steps)
         self._loop = RolloutLoop(
             env,
             policy,

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.buffers import Segment
+from lightning_rl.buffers import Segment, allocate_segments
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.compiled.choice import StepsChoice
 from lightning_rl.compiled.steps import (
@@ -188,6 +188,21 @@ class SegmentWriter(NamedTuple):
     success: tuple[Tensor, ...]
     actor: RolloutActor
     stepper: RolloutStepper
+
+
+def segments_for(
+    env: VectorEnv, policy: Policy, num_steps: int, count: int = 1
+) -> tuple[Segment, ...]:
+    """Allocate segments of T steps for what an env and a policy write, on the policy's device."""
+    return allocate_segments(
+        count,
+        env.single_observation_space,
+        env.single_action_space,
+        env.num_envs,
+        num_steps,
+        extra_fields=policy.extra_fields | env.extra_fields,
+        device=policy.version.device,
+    )
 
 
 class RolloutLoop:

@@ -16,9 +16,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from lightning_rl.buffers import BufferClosed
-from lightning_rl.buffers.segments import allocate_segments, check_fits
+from lightning_rl.buffers.segments import check_fits
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
+from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop, segments_for
 from lightning_rl.collectors.ray_cluster import (
     Connection,
     Member,
@@ -138,15 +138,7 @@ class RayCollector(Collector):
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert self.make_env is not None, "the data module gives it"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            num_steps,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=policy.version.device,
-        )
+        (self._segment,) = segments_for(env, policy, num_steps)
         # Nothing is collected by it: it knows how a loop begins, and what it acts and steps by.
         here = RolloutLoop(env, policy, [self._segment], seed, plan=self.plan)
         self.ways = here.ways
@@ -501,15 +493,7 @@ class RayActor:
         device = torch.device("cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu")
         self._policy = setup.policy.to(device)
         self._env = env = _env_made_by(setup.make_env)
-        (self._segment,) = allocate_segments(
-            1,
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            setup.num_steps,
-            extra_fields=self._policy.extra_fields | env.extra_fields,
-            device=device,
-        )
+        (self._segment,) = segments_for(env, self._policy, setup.num_steps)
         self._loop = RolloutLoop(
             env,
             self._policy,
