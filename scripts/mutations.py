@@ -732,7 +732,7 @@ MUTATIONS = (
         "numerics/test_vla_loading.py",
     ),
     Mutation(
-        "policies/vla/weights.py",
+        "policies/weights.py",
         "weights that the model does not have pass unseen",
         "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))",
         "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), ({}, own)))",
