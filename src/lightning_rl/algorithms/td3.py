@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import slow_copy
 from lightning_rl.algorithms.q_algorithm import Following, QAlgorithm
-from lightning_rl.optim.update import Objective, OptimizerFactory
+from lightning_rl.optim.update import Objective
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
 
@@ -22,12 +22,10 @@ class TD3(QAlgorithm):
 
     Args:
         policy: actor and critics.
-        learning_rate: of the actor.
         policy_delay: updates of the critics for each of actor and targets.
         target_noise: standard deviation of the noise on the target's actions, in units of their
             bounds.
         target_noise_clip: bound on that noise.
-        optimizer: of both; where not given, Adam.
         kwargs: see `QAlgorithm`.
 
     Raises:
@@ -40,20 +38,12 @@ class TD3(QAlgorithm):
     def __init__(
         self,
         policy: DeterministicActorCritic,
-        learning_rate: float = 3e-4,
         policy_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
-        optimizer: OptimizerFactory | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            policy,
-            learning_rate=learning_rate,
-            policy_delay=policy_delay,
-            optimizer=optimizer,
-            **kwargs,
-        )
+        super().__init__(policy, policy_delay=policy_delay, **kwargs)
         check_range("target_noise", target_noise, least=0)
         check_range("target_noise_clip", target_noise_clip, least=0)
         self.target_noise = target_noise

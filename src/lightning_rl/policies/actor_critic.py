@@ -110,7 +110,7 @@ class ActorCritic(ActorOnly):
             size,
             sizes,
             1,
-            activation=self.activation,
-            network=self.network,
-            initialization=self.initialization,
+            activation=self._activation,
+            network=self._network,
+            initialization=self._initialization,
         )

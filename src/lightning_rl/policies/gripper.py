@@ -82,12 +82,12 @@ class GripperActorCritic(SquashedActorCritic):
         self.action_space = action_space
         self.gripper = mlp(
             self.features_size,
-            self.critic_hidden_sizes,
+            self._critic_hidden_sizes,
             len(commands),
-            activation=self.critic_activation,
+            activation=self._critic_activation,
             normalization=critic_normalization,
-            network=self.network,
-            initialization=self.initialization,
+            network=self._network,
+            initialization=self._initialization,
         )
         self.register_buffer("commands", commands, persistent=False)
 

@@ -108,9 +108,9 @@ class PerceptronPolicy(Policy):
         self.distribution = distribution
         masked = MASK not in self.ignore_keys
         self.masks_actions = masked and has_mask(observation_space, self.action_space)
-        self.activation = activation
-        self.network: Network = network
-        self.initialization: Initialization = initialization
+        self._activation = activation
+        self._network: Network = network
+        self._initialization: Initialization = initialization
         self.actor = mlp(
             size,
             hidden_sizes,

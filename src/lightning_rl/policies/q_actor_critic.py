@@ -102,7 +102,7 @@ class QActorCritic(PerceptronPolicy):
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, least=1)
-        self.critic_hidden_sizes, self.critic_activation = tuple(sizes), chosen
+        self._critic_hidden_sizes, self._critic_activation = tuple(sizes), chosen
         inputs, outputs = self.sizes_of_critic(features)
         self.critic = QEnsemble(
             inputs,
@@ -110,7 +110,7 @@ class QActorCritic(PerceptronPolicy):
             num_critics,
             chosen,
             critic_normalization,
-            self.network,
+            self._network,
             outputs,
             value_atoms,
             initialization,
