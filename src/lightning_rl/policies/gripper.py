@@ -133,10 +133,8 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> Tensor:
         """Return the values [B, 3] of the commands where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            critic: the policy's own where not given.
-            features: [B, D], of `td`, where they are known.
+        By the policy's own critic where none is given. `features` [B, D] are the actor's, where
+        they are known.
         """
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))

@@ -253,10 +253,7 @@ class PerceptronPolicy(Policy):
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            actor_features: [B, D], of `td`, where they are known: the same tensor is returned
-                where the critic reads what the actor does.
+        Where that is what the actor reads, it is the same tensor as `actor_features` [B, D].
         """
         if self.critic_reads_apart:
             return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)
@@ -268,12 +265,7 @@ class PerceptronPolicy(Policy):
         return self.critic_encoder if self.critic_reads_apart else self.encoder
 
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return what the distribution makes actions of [B, F].
-
-        Args:
-            td: [B], with `observation`.
-            features: [B, D], the actor's, of `td`.
-        """
+        """Return what the distribution makes actions of [B, F], of the actor's features [B, D]."""
         output = widened(self.actor(features))
         masked = self.distribution.masked
         return masked(output, td["observation"][MASK]) if self.masks_actions else output

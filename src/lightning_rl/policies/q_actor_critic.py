@@ -215,11 +215,8 @@ class QActorCritic(PerceptronPolicy):
     ) -> Tensor:
         """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            unit_action: [B, A].
-            critic: the policy's own where not given.
-            features: [B, D], of `critic_features`, where they are known.
+        By the policy's own critic where none is given. `features` [B, D] are those of
+        `critic_features`, where they are known.
         """
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
@@ -261,12 +258,10 @@ class SquashedActorCritic(QActorCritic):
     def draw_unit(
         self, td: TensorDict, noise: Tensor, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
+        """Return actions in [-1, 1] [B, A] for `td` [B], with gradients, and their log-probs [B].
 
-        Args:
-            td: [B], with `observation`.
-            noise: [B, A], of the standard normal distribution.
-            features: [B, D], of `actor_features`, where they are known.
+        They are drawn by standard normal noise [B, A]. `features` [B, D] are those of
+        `actor_features`, where they are known.
         """
         features = self.actor_features(td) if features is None else features
         return self.distribution.draw_unit(self.action_output(td, features), noise)
@@ -307,12 +302,10 @@ class DeterministicActorCritic(QActorCritic):
     def best_unit(
         self, td: TensorDict, actor: nn.Module | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the actions in [-1, 1] [B, A], with gradients, without noise.
+        """Return the actions in [-1, 1] [B, A] for `td` [B], with gradients, without noise.
 
-        Args:
-            td: [B], with `observation`.
-            actor: the policy's own where not given.
-            features: [B, D], of `actor_features`, where they are known.
+        By the policy's own actor where none is given. `features` [B, D] are those of
+        `actor_features`, where they are known.
         """
         features = self.actor_features(td) if features is None else features
         return widened((actor or self.actor)(features)).tanh()
