@@ -162,7 +162,7 @@ class Replay(ABC):
             length: L.
             burn_in: C, steps before each sequence, fewer where what is held begins.
             n_steps: see `batches`.
-            gamma: likewise.
+            gamma: see `batches`.
 
         Raises:
             ConfigurationError: where the replay keeps no sequences, or rollouts have no state.

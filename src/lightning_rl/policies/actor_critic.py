@@ -74,8 +74,8 @@ class ActorCritic(ActorOnly):
         observation_space, action_space: see `ActorOnly`.
         hidden_sizes: units of the actor's hidden layers.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
         critic_encoder: makes the critic's own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critic reads, be they what only a
             simulator knows; the actor's where not given. Acting needs none of them.

@@ -67,7 +67,7 @@ class DiscreteActorCritic(QActorCritic):
     def log_probs(self, td: TensorDict, features: Tensor) -> Tensor:
         """Return the log-probs [B, n] of all actions where `td` [B] was observed.
 
-        `features` [B, D] are those of `actor_features`.
+        `features` [B, D] are the output of `actor_features`.
         """
         return self.action_output(td, features).log_softmax(-1)
 
@@ -76,8 +76,8 @@ class DiscreteActorCritic(QActorCritic):
     ) -> Tensor:
         """Return the values [E, B, n] of all actions where `td` [B] was observed.
 
-        By the policy's own critic where none is given. `features` [B, D] are those of
-        `critic_features`, where they are known.
+        The default critic is the policy's. `features` [B, D], the output of `critic_features`, are
+        computed if they are not passed.
         """
         features = self.critic_features(td) if features is None else features
         values: Tensor = (self.critic if critic is None else critic).outputs(features)

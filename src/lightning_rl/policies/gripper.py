@@ -47,8 +47,8 @@ class GripperActorCritic(SquashedActorCritic):
         action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
         hidden_sizes: units of the actor's hidden layers.
         critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
-        kwargs: see `SquashedActorCritic`. The gripper's critic has the hidden layers of the others;
-            it gives values, also where those of the arm have `value_atoms`.
+        kwargs: see `SquashedActorCritic`. The gripper's critic has the same hidden layers as the
+            others. It never uses `value_atoms`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -133,8 +133,8 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> Tensor:
         """Return the values [B, 3] of the commands where `td` [B] was observed.
 
-        By the policy's own critic where none is given. `features` [B, D] are the actor's, where
-        they are known.
+        The default critic is the policy's. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))

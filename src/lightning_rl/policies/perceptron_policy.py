@@ -53,11 +53,11 @@ class PerceptronPolicy(Policy):
             hidden sizes, which are then all of one width.
         initialization: of the weights of actor and critics: `orthogonal`, with the actor's last
             layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
-        memory: what the policy remembers with, between encoder and hidden layers, such as
-            `{class_path: LSTM, init_args: {size: 64}}`; where not given, it knows the present
-            observation alone. Critics share it as they share an encoder, or have none.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
+        memory: a recurrent layer between encoder and hidden layers, such as `{class_path: LSTM,
+            init_args: {size: 64}}`. Critics share the memory if they share the encoder, and have
+            none otherwise.
         actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
             not given.
         ignore_keys: of a Dict observation, those that neither actor nor critic reads.
@@ -137,7 +137,7 @@ class PerceptronPolicy(Policy):
 
         It reads the actor's features where it has no keys and no encoder of its own and shares that
         one, and remembers with it; else it has an encoder, or a normaliser, for itself, with
-        weights of its own, and no memory. The arguments are those of `ActorCritic`.
+        weights of its own, and no memory. `ActorCritic` documents the arguments.
 
         Raises:
             ConfigurationError: for an unknown key, an encoder not to be shared where there is none,
@@ -253,7 +253,7 @@ class PerceptronPolicy(Policy):
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
 
-        Where that is what the actor reads, it is the same tensor as `actor_features` [B, D].
+        If actor and critic read the same, `actor_features` [B, D] are returned.
         """
         if self.critic_reads_apart:
             return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)

@@ -47,8 +47,8 @@ class QActorCritic(PerceptronPolicy):
         value_atoms: over which categorical critics distribute probability; null for critics that
             give values.
         initialization: of the weights of actor and critics: `fan_in` or `orthogonal`.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
         critic_encoder: makes the critics' own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critics read; the actor's where not
             given. Acting needs none of them.
@@ -215,8 +215,8 @@ class QActorCritic(PerceptronPolicy):
     ) -> Tensor:
         """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
 
-        By the policy's own critic where none is given. `features` [B, D] are those of
-        `critic_features`, where they are known.
+        The default critic is the policy's. `features` [B, D], the output of `critic_features`, are
+        computed if they are not passed.
         """
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
@@ -260,8 +260,8 @@ class SquashedActorCritic(QActorCritic):
     ) -> tuple[Tensor, Tensor]:
         """Return actions in [-1, 1] [B, A] for `td` [B], with gradients, and their log-probs [B].
 
-        They are drawn by standard normal noise [B, A]. `features` [B, D] are those of
-        `actor_features`, where they are known.
+        The noise [B, A] is standard normal. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return self.distribution.draw_unit(self.action_output(td, features), noise)
@@ -304,8 +304,8 @@ class DeterministicActorCritic(QActorCritic):
     ) -> Tensor:
         """Return the actions in [-1, 1] [B, A] for `td` [B], with gradients, without noise.
 
-        By the policy's own actor where none is given. `features` [B, D] are those of
-        `actor_features`, where they are known.
+        The default actor is the policy's. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return widened((actor or self.actor)(features)).tanh()

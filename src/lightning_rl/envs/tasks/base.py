@@ -59,9 +59,9 @@ class Task(TorchEnv):
 
     Args:
         num_envs: N.
-        action: what an action means; where not given, the task's `default_action`.
+        action: what an action means. Default: the task's `default_action`.
         rewards: weights by term; the terms not named keep their defaults (`reward_weights`).
-        max_episode_steps: steps after which an episode is truncated; where not given, the task's
+        max_episode_steps: steps after which an episode is truncated. Default: the task's
             `default_episode_steps`.
         device: where the state lives.
         pictures: what to observe in place of the state; None for the state.
