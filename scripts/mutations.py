@@ -876,11 +876,11 @@ MUTATIONS = (
         "numerics/test_circular_buffer.py",
     ),
     Mutation(
-        "buffers/circular_buffer.py",
+        "collectors/asynchronous.py",
         "the ring has no room for the staleness that is allowed",
-        "            max_staleness + 2,\n",
-        "            max_staleness + 1,\n",
-        "numerics/test_circular_buffer.py",
+        "num_steps, max_staleness + 2)",
+        "num_steps, max_staleness + 1)",
+        "numerics/test_memory.py",
     ),
     # --- collectors ---
     Mutation(

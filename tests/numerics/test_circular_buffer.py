@@ -35,7 +35,9 @@ def make(**kwargs):
     given = {"num_steps": T, "max_staleness": 1, "timeout_s": 5.0, "extra_fields": EXTRA} | kwargs
     steps, extra, lag = (given.pop(key) for key in ("num_steps", "extra_fields", "max_staleness"))
     spaces = OBSERVATION, Discrete(5)
-    return CircularBuffer(allocate_segments(lag + 2, *spaces, N, steps, extra_fields=extra), **given)
+    return CircularBuffer(
+        allocate_segments(lag + 2, *spaces, N, steps, extra_fields=extra), **given
+    )
 
 
 def observation_of(step):
