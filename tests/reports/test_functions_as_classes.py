@@ -6,7 +6,6 @@ import shutil
 import pytest
 from jsonargparse import Namespace
 
-from lightning_rl.checkpoints.loading import _parsed, _parser
 from lightning_rl.cli.app import run
 from lightning_rl.cli.parsing import check_classes
 from lightning_rl.system.errors import ConfigurationError
@@ -62,14 +61,3 @@ def test_by_what_it_says(function):
 def test_classes_and_functions_that_say_one_are_taken():
     for name in ("torch.optim.Adam", f"{__name__}.says_a_class", "nowhere.Nothing"):
         check_classes({"class_path": name})
-
-
-def test_trusted_checkpoints_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    from lightning_rl.envs.factories import EnvFactory
-
-    parser = _parser()
-    parser.add_argument("--env", type=EnvFactory)
-    with pytest.raises(ConfigurationError, match="It was not called"):
-        _parsed(parser, {"env": system("touch called")})
-    assert not os.path.exists("called")

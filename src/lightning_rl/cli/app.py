@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, cast
@@ -18,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
-from lightning_rl.checkpoints.trust import checked_config, find_code_here, only_allowed_imports
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.collect import collect
@@ -30,6 +31,7 @@ from lightning_rl.cli.help_pages import (
     arrange,
     describe_class,
 )
+from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.label import label
 from lightning_rl.cli.messages import explain
 from lightning_rl.cli.parsing import (
@@ -43,16 +45,13 @@ from lightning_rl.cli.parsing import (
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
 from lightning_rl.cli.values import check_values
-from lightning_rl.sweeps.sweep import sweep
 from lightning_rl.system import ranks
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
 from lightning_rl.system.files import check_writable, read_text, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE, take_yaml
 from lightning_rl.system.lightning_private import CommandLineAlone
-from lightning_rl.system.permission import has_granted
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
-from lightning_rl.system.shared_memory import LostRankError
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
@@ -302,14 +301,14 @@ def _trust_needed(run_dir: Path) -> str:
 
     Asks whoever would refuse them: its configuration is that in the checkpoints.
     """
-    path, needed = run_dir / "config.yaml", has_granted()
+    path = run_dir / "config.yaml"
     try:
         checked_config(read_text(path), path)
     except ConfigurationError:
-        needed = True
+        return " --trust_code true"
     except OSError:
         pass  # `fast_dev_run` writes neither
-    return " --trust_code true" if needed else ""
+    return ""
 
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
@@ -363,12 +362,23 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     return _Options(complete(["fit", *options]).arguments, others).text
 
 
+def _sweep(options: Sequence[str]) -> None:
+    """Run `rl-cli sweep`, which needs Optuna."""
+    require(
+        find_spec("optuna") is not None,
+        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'",
+    )
+    from lightning_rl.sweeps.sweep import sweep
+
+    sweep(options, _parsed, run)
+
+
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
     "label": label,
     "collect": collect,
     "export": export,
-    "sweep": lambda options: sweep(options, _parsed, run),
+    "sweep": _sweep,
     "report": report,
 }
 """Subcommands that train nothing themselves."""
@@ -402,7 +412,7 @@ def run(arguments: Sequence[str]) -> None:
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
 """Where to go with a faulty env."""
 
-CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
+CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, ranks.LostRankError)
 """The errors whose message says all there is to know."""
 
 

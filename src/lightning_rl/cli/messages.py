@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
+from lightning_rl.checkpoints.trust import CURE
 from lightning_rl.cli.help_pages import PROBES
 from lightning_rl.cli.parsing import Given
 from lightning_rl.collectors import Collector
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Encoder, Memory, Policy
 from lightning_rl.system.errors import closest
-from lightning_rl.system.permission import CURE
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer
 

@@ -13,6 +13,8 @@ import yaml
 from jsonargparse import set_dumper, set_loader
 from jsonargparse._common import parsing_settings
 from jsonargparse._loaders_dumpers import get_yaml_default_loader, yaml_load
+from jsonargparse._parameter_resolvers import ParamData as ParamData
+from jsonargparse._parameter_resolvers import get_signature_parameters
 from jsonargparse.typing import register_type
 
 from lightning_rl.system.plain_yaml import QuotedText, dump_yaml
@@ -25,6 +27,11 @@ FREE = ("env_kwargs", "model_config", "config", "lora", "dict_kwargs")
 
 WHOLE = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]+)?[eE][-+]?[0-9]+")
 """How a number is written that may be whole: 1e6."""
+
+
+def parameters_of(made: Any) -> dict[str, ParamData]:
+    """Return the parameters of a constructor or a function, and of those behind its `**kwargs`."""
+    return {one.name: one for one in get_signature_parameters(made)}
 
 
 def take_yaml() -> None:
