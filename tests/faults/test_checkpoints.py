@@ -32,7 +32,7 @@ def names(run_dir):
     ("metric", "mode"), [("eval/avg_reward", "max"), ("eval/avg_length", "min")]
 )
 def test_the_best_is_that_of_the_metric_and_mode(metric, mode, tmp_path):
-    data = {"iterations_per_epoch": 1, "total_env_steps": 4 * 16 * 8}
+    data = {"iterations_per_epoch": 1, "total_env_steps": 4 * 16 * 8, "max_eval_episode_steps": 500}
     model = {"learning_rate": 0.03}
     train(tmp_path, data=data, model=model, trainer={"best_metric": metric, "best_mode": mode})
     curve = dict(scalars(tmp_path)[metric])
