@@ -716,7 +716,7 @@ MUTATIONS = (
         "numerics/test_vla_loading.py",
     ),
     Mutation(
-        "policies/vla/weights.py",
+        "policies/weights.py",
         "weights that the model does not have pass unseen",
         "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))",
         "surplus = ([k for k in a if k not in b] for a, b in ((own, weights), ({}, own)))",
@@ -860,11 +860,11 @@ MUTATIONS = (
         "numerics/test_circular_buffer.py",
     ),
     Mutation(
-        "buffers/circular_buffer.py",
+        "collectors/asynchronous.py",
         "the ring has no room for the staleness that is allowed",
-        "            max_staleness + 2,\n",
-        "            max_staleness + 1,\n",
-        "numerics/test_circular_buffer.py",
+        "num_steps, max_staleness + 2)",
+        "num_steps, max_staleness + 1)",
+        "numerics/test_memory.py",
     ),
     # --- collectors ---
     Mutation(

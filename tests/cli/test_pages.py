@@ -462,7 +462,7 @@ TABLES = {
     "docs/algorithms/grpo.md": arguments_of(lightning_rl.GRPO)
     - arguments_of(lightning_rl.OnPolicyAlgorithm),
     "docs/algorithms/behavior_cloning.md": arguments_of(lightning_rl.BehaviorCloning) - {"policy"},
-    "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES,
+    "docs/policies.md": arguments_of(lightning_rl.ActorCritic) - SPACES - {"distribution"},
     "docs/asynchronous.md": arguments_of(lightning_rl.AsyncCollector) - COLLECTING,
     "docs/distributed.md": arguments_of(lightning_rl.RayCollector) - COLLECTING,
     "docs/demonstrations.md": arguments_of(lightning_rl.Demonstrations) - COLLECTING,

@@ -353,15 +353,14 @@ def test_a_frozen_encoder_reads_safetensors_and_part_of_a_checkpoint(tmp_path):
 
 
 def test_weights_that_are_not_there_or_of_another_encoder_are_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"cannot be read from .*none.pt"):
+    with pytest.raises(ConfigurationError, match=r"No weights at .*none.pt"):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "none.pt")
     torch.save(SMALL(PICTURE).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ConfigurationError, match="entries differ") as refused:
+    with pytest.raises(ConfigurationError, match="of another shape") as refused:
         FrozenEncoder(PICTURE, partial(SMALL, size=9), tmp_path / "weights.pt")
-    assert "instead of" in str(refused.value)
     assert "prefix" in str(refused.value)
     torch.save([1, 2], tmp_path / "list.pt")
-    with pytest.raises(ConfigurationError, match="holds no state dict"):
+    with pytest.raises(ConfigurationError, match="holds no state_dict"):
         FrozenEncoder(PICTURE, SMALL, tmp_path / "list.pt")
 
 

@@ -83,7 +83,6 @@ def test_there_is_memory_for_as_many_rollouts_as_a_collector_says():
     collectors += [
         make_collector(AsyncCollector, env, policy, 5, seed=1, max_staleness=lag) for lag in (0, 2)
     ]
-    assert collectors[0].num_rollouts == 1
-    assert collectors[1].num_rollouts < collectors[2].num_rollouts
+    assert [collector.num_rollouts for collector in collectors] == [1, 2, 4]  # the lag and 2
     for collector in collectors:
         collector.close()

@@ -287,6 +287,13 @@ def test_the_critic_has_hidden_sizes_of_its_own():
     assert [layer.out_features for layer in linears(wider.actor)] == [8, 2]
 
 
+def test_networks_of_a_policy_are_of_one_kind_and_the_actor_alone_is_normalised():
+    policy = ActorCritic(STATE, Discrete(2), (8, 8), network="residual", actor_normalization="rms")
+    kinds = [{type(one).__name__ for one in net.modules()} for net in (policy.actor, policy.critic)]
+    assert ["ResidualBlock" in kind for kind in kinds] == [True, True]
+    assert ["RMSNorm" in kind for kind in kinds] == [True, False]
+
+
 def test_a_critic_without_hidden_layers():
     assert len(linears(ActorCritic(STATE, Discrete(2), (8,), critic_hidden_sizes=()).critic)) == 1
 

@@ -205,7 +205,7 @@ def test_json_beyond_all_bounds_is_refused_with_one_message(name, tmp_path):
 
 def test_json_of_models_is_bounded_too(tmp_path):
     from lightning_rl.deploy.export.weights import read_exported
-    from lightning_rl.policies.vla.weights import read_json as settings_of_model
+    from lightning_rl.policies.weights import read_json as settings_of_model
 
     path, beside = tmp_path / "a.safetensors", tmp_path / "a.safetensors.json"
     for spoil in (large, endless, lambda path: path.write_text(JSONS["deeper"])):

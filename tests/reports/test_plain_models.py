@@ -18,7 +18,7 @@ from lightning_rl import (
     TransformersBackbone,
     VLAPolicy,
 )
-from lightning_rl.policies.vla.weights import load_weights
+from lightning_rl.policies.weights import load_weights
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import last
 from tests.numerics.test_vla import data_module, fit, make_env

@@ -99,7 +99,6 @@ class BehaviorCloning(Algorithm):
         self.trust_code = trust_code
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the one loss, of the whole policy."""
         return [self.objective(self.loss, prepare=add_part_weights)]
 
     def minibatches_per_iteration(self) -> int:

@@ -50,7 +50,6 @@ class GripperSAC(SAC):
         self.target_gripper = copy.deepcopy(policy.gripper).requires_grad_(False)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of critics, gripper, actor and temperature."""
         critic, *others = super().configure_objectives()
         rate = self.gripper_learning_rate
         gripper = self.objective(

@@ -221,7 +221,6 @@ class GRPO(OnPolicyAlgorithm):
         return weight
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
         log_prob, old = policy["sample_log_prob"], minibatch["sample_log_prob"]
         if self.may_be_stale:

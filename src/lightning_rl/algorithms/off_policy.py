@@ -416,7 +416,7 @@ class QAlgorithm(OffPolicyAlgorithm):
 
     Args:
         policy: actor and critics.
-        critic_learning_rate: as the actor's where not given.
+        critic_learning_rate: of the critics. Default: `learning_rate`, which is the actor's.
         policy_delay: updates of the critics for each of the actor.
         normalize_reward: scale rewards by the running standard deviation of the discounted return,
             and so that the largest return fits between the atoms of categorical critics. A

@@ -251,7 +251,6 @@ class OnPolicyAlgorithm(Algorithm):
     # --- what Lightning and `Algorithm` ask for ---
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the one loss, of the whole policy."""
         return [self.objective(self.loss, prepare=self.prepare)]
 
     def minibatches_per_iteration(self) -> int:
@@ -260,7 +259,6 @@ class OnPolicyAlgorithm(Algorithm):
         return self.n_epochs * most_minibatches(self.policy, *size, self.sequence_length)
 
     def schedule_from(self, learning_rate: float) -> LearningRateSchedule:
-        """Return the schedule of a learning rate that begins so."""
         return LearningRateSchedule(self.lr_schedule, learning_rate, self.desired_kl)
 
     def setup(self, stage: str) -> None:
@@ -304,7 +302,6 @@ class OnPolicyAlgorithm(Algorithm):
         return super().rank_state() | {"carry": None if normalizer is None else normalizer.carry}
 
     def load_rank_state(self, state: RankState | None) -> None:
-        """Take up what was this rank's."""
         super().load_rank_state(state)
         if self.reward_normalizer is not None:
             self.reward_normalizer.carry = None if state is None else state["carry"]

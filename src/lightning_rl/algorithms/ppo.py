@@ -31,10 +31,9 @@ class PPO(OnPolicyAlgorithm):
     """PPO with a clipped ratio, and advantages by generalised advantage estimation.
 
     Source: Schulman et al. 2017, "Proximal Policy Optimization Algorithms". Differs from the paper:
-    time limits bootstrap
-    from the true final observation; advantages may be normalised; the value loss may be clipped.
-    Where somebody takes over, a return goes on with the value of what the policy had come to, and
-    the steps of the intervention are not learnt from.
+    time limits bootstrap from the true final observation; advantages may be normalised; the value
+    loss may be clipped. Where somebody takes over, a return goes on with the value of what the
+    policy had come to, and the steps of the intervention are not learnt from.
 
     Args:
         policy: an actor with a critic.
@@ -99,7 +98,6 @@ class PPO(OnPolicyAlgorithm):
 
     @property
     def trains_actor(self) -> bool:
-        """Whether the critic's warm-up is over."""
         return not self.warms_up
 
     @property
@@ -158,7 +156,6 @@ class PPO(OnPolicyAlgorithm):
         return minibatch
 
     def loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of prepared samples [B], and scalars to report."""
         policy = self.policy.evaluate_actions(minibatch)
         old, target = minibatch["sample_log_prob"], minibatch["return"]
         if self.may_be_stale:

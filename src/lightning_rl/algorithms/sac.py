@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import Following, QAlgorithm
 from lightning_rl.functional import random_subsets, soft_policy_loss, temperature_loss
-from lightning_rl.optim.update import Objective, OptimizerFactory
+from lightning_rl.optim.update import Objective
 from lightning_rl.policies import QActorCritic, SquashedActorCritic
 from lightning_rl.system.errors import check_range
 
@@ -23,7 +23,6 @@ class SoftActorCritic(QAlgorithm):
 
     Args:
         policy: actor and critics.
-        learning_rate: of the actor.
         alpha_learning_rate: of the temperature; as the actor's where not given.
         init_alpha: initial temperature.
         learn_alpha: whether the temperature is learnt, so that the entropy is what it shall be.
@@ -31,7 +30,6 @@ class SoftActorCritic(QAlgorithm):
             RLPD, Ball et al. 2023, for sparse rewards).
         num_target_critics: of how many critics, drawn at random for each sample, the least makes
             the target, while the actor goes by the mean of all; null for the least of all in both.
-        optimizer: of all three; where not given, Adam.
         kwargs: see `QAlgorithm`.
 
     Raises:
@@ -47,16 +45,14 @@ class SoftActorCritic(QAlgorithm):
     def __init__(
         self,
         policy: QActorCritic,
-        learning_rate: float = 3e-4,
         alpha_learning_rate: float | None = None,
         init_alpha: float = 1.0,
         learn_alpha: bool = True,
         entropy_in_target: bool = True,
         num_target_critics: int | None = None,
-        optimizer: OptimizerFactory | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(policy, learning_rate=learning_rate, optimizer=optimizer, **kwargs)
+        super().__init__(policy, **kwargs)
         check_range("alpha_learning_rate", alpha_learning_rate, above=0)
         check_range("init_alpha", init_alpha, above=0)
         critics = policy.critic.num_critics
@@ -68,7 +64,6 @@ class SoftActorCritic(QAlgorithm):
         self.log_alpha = nn.Parameter(torch.tensor(math.log(init_alpha)), requires_grad=learn_alpha)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of critics, actor and temperature."""
         alpha = self.objective(
             self.alpha_loss,
             groups=[{"params": [self.log_alpha]}],

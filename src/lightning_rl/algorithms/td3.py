@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.algorithms.off_policy import Following, QAlgorithm, slow_copy
-from lightning_rl.optim.update import Objective, OptimizerFactory
+from lightning_rl.optim.update import Objective
 from lightning_rl.policies import DeterministicActorCritic, QActorCritic
 from lightning_rl.system.errors import check_range
 
@@ -21,12 +21,10 @@ class TD3(QAlgorithm):
 
     Args:
         policy: actor and critics.
-        learning_rate: of the actor.
         policy_delay: updates of the critics for each of actor and targets.
         target_noise: standard deviation of the noise on the target's actions, in units of their
             bounds.
         target_noise_clip: bound on that noise.
-        optimizer: of both; where not given, Adam.
         kwargs: see `QAlgorithm`.
 
     Raises:
@@ -39,20 +37,12 @@ class TD3(QAlgorithm):
     def __init__(
         self,
         policy: DeterministicActorCritic,
-        learning_rate: float = 3e-4,
         policy_delay: int = 2,
         target_noise: float = 0.2,
         target_noise_clip: float = 0.5,
-        optimizer: OptimizerFactory | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            policy,
-            learning_rate=learning_rate,
-            policy_delay=policy_delay,
-            optimizer=optimizer,
-            **kwargs,
-        )
+        super().__init__(policy, policy_delay=policy_delay, **kwargs)
         check_range("target_noise", target_noise, least=0)
         check_range("target_noise_clip", target_noise_clip, least=0)
         self.target_noise = target_noise
@@ -65,7 +55,6 @@ class TD3(QAlgorithm):
                 self.target_actor_memory = slow_copy(policy.memory)
 
     def configure_objectives(self) -> list[Objective]:
-        """Return the losses of critics and actor."""
         return [
             self.critic_objective(),
             self.objective(self.actor_loss, *self.policy.actor_modules(), name="actor"),
@@ -95,7 +84,6 @@ class TD3(QAlgorithm):
         return {"next_noise": (noise * self.target_noise).clamp(-limit, limit)}
 
     def critic_loss(self, minibatch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics on samples [B], and scalars to report."""
         return self.fit_critics(minibatch, self.following(minibatch))
 
     @torch.no_grad()

@@ -161,8 +161,8 @@ class Replay(ABC):
             num_sequences: S.
             length: L.
             burn_in: C, steps before each sequence, fewer where what is held begins.
-            n_steps: of one env, whose rewards are summed.
-            gamma: discount per env step.
+            n_steps: see `batches`.
+            gamma: see `batches`.
 
         Raises:
             ConfigurationError: where the replay keeps no sequences, or rollouts have no state.

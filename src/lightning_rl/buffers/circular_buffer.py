@@ -4,22 +4,18 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-
-import gymnasium
-import torch
 
 from lightning_rl.buffers.base import BufferClosed, ReadInterrupted, WriterError
 from lightning_rl.buffers.segments import (
     Segment,
     Window,
-    allocate_segments,
     check_fits,
     saved_rollout,
 )
 from lightning_rl.buffers.waiting import wait_for
-from lightning_rl.rollout.contract import FieldSpec, clear_bootstrap_slot, copy_rollout
+from lightning_rl.rollout.contract import clear_bootstrap_slot, copy_rollout
 from lightning_rl.system.errors import require
 
 
@@ -44,59 +40,33 @@ class CircularBuffer:
     a GPU both sides use the same stream, as PyTorch's threads do unless told otherwise.
 
     Args:
-        observation_space: of one env.
-        action_space: of one env.
-        num_envs: N.
-        num_steps: T, steps per env in a full window.
-        max_staleness: by how many updates a window may lag the learner, which sets K.
+        segments: K of them, of N envs and T steps.
         overflow: what a writer meets who has no free segment: `block`, it waits; `overwrite`, the
             oldest window that nobody has read is dropped, and counted.
         timeout_s: how long the reader waits for a window before it raises, in seconds; `inf` for
             ever. The writer waits for ever: for as long as an update and an evaluation take.
-        extra_fields: see `allocate_rollout`.
-        device: of the storage.
 
     Raises:
-        ConfigurationError: for a number out of range, or an unknown `overflow`.
+        ConfigurationError: for a time out of range, or an unknown `overflow`.
     """
 
     def __init__(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-        num_envs: int,
-        num_steps: int,
-        *,
-        max_staleness: int = 1,
+        segments: Sequence[Segment],
         overflow: Literal["block", "overwrite"] = "block",
         timeout_s: float = 600.0,
-        extra_fields: Mapping[str, FieldSpec] | None = None,
-        device: torch.device | str = "cpu",
     ) -> None:
-        require(
-            num_steps >= 1 and max_staleness >= 0,
-            "num_steps must be at least 1 and max_staleness must not be negative, got "
-            f"{num_steps} and {max_staleness}.",
-        )
         require(
             overflow in ("block", "overwrite"),
             f"overflow must be 'block' (the writer waits) or 'overwrite' (the oldest unread "
             f"rollout is dropped), got {overflow!r}.",
         )
         require(timeout_s > 0, f"timeout_s must be positive (inf: no limit), got {timeout_s}.")
-        self.num_envs = num_envs
-        self.num_steps = num_steps
+        self.num_envs, slots = segments[0].rollout.batch_size
+        self.num_steps = slots - 1
         self.overflow = overflow
         self.timeout_s = timeout_s
-        self.segments = allocate_segments(
-            max_staleness + 2,
-            observation_space,
-            action_space,
-            num_envs,
-            num_steps,
-            extra_fields=extra_fields,
-            device=device,
-        )
+        self.segments = segments
         self._changed = threading.Condition()  # guards everything below
         self._free = deque(self.segments)
         self._unread: deque[Window] = deque()

@@ -300,12 +300,6 @@ class ReplayBuffer(Replay):
     ) -> Iterator[TensorDict]:
         """Yield minibatches [B] on the learner's device; all are drawn when this is called.
 
-        Args:
-            count: minibatches.
-            batch_size: B.
-            n_steps: env steps whose rewards a transition sums.
-            gamma: discount per env step.
-
         Raises:
             ConfigurationError: for `n_steps` below 1.
             RuntimeError: where there is nothing to draw from, and where a rollout came in between.

@@ -468,6 +468,7 @@ def _in_order(cls: type) -> list[str]:
     """Return those that a user can set, in the order of the constructors."""
     names = parameters_of(cls)
     hidden = {"self", "args", "kwargs", "params", "observation_space", "action_space"}
+    hidden |= {"distribution"}  # which policies give their base class
     first = next((path for path, family in FAMILIES.items() if issubclass(cls, family)), "")
     hidden |= {"num_envs"} if first == "data.env" else set()
     hidden |= {"env", "policy", "buffer_size", "seed"} if first == "data.collector" else set()

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 
 from lightning_rl.buffers import BufferClosed, CircularBuffer, Window, saved_rollout
 from lightning_rl.collectors.base import Collector
-from lightning_rl.collectors.loop import CollectorContext, RolloutLoop
+from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
 from lightning_rl.collectors.weights import PublishedWeights, acting_copy
 from lightning_rl.system.errors import check_range
 from lightning_rl.system.process import flush_denormals, flushes_denormals
@@ -71,7 +71,7 @@ class AsyncCollector(Collector):
         device: str | None = None,
     ) -> None:
         super().__init__(context)
-        env, policy = context.env, context.policy
+        policy = context.policy
         check_range("max_staleness", max_staleness, least=0)
         check_range("timeout_s", timeout_s, above=0)
         self.max_staleness = max_staleness
@@ -81,19 +81,10 @@ class AsyncCollector(Collector):
         self._weights = PublishedWeights(policy, own_device)
         self._first_version = self._weights.version
         self._acting_number = -1  # of the publication that acts
-        self._buffer = CircularBuffer(
-            env.single_observation_space,
-            env.single_action_space,
-            env.num_envs,
-            context.num_steps,
-            max_staleness=max_staleness,
-            overflow=overflow,
-            timeout_s=timeout_s,
-            extra_fields=policy.extra_fields | env.extra_fields,
-            device=own_device,
-        )
+        acting = replace(context, policy=self._acting)
+        self._buffer = CircularBuffer(segments_for(acting, max_staleness + 2), overflow, timeout_s)
         self._loop = RolloutLoop(
-            replace(context, policy=self._acting),
+            acting,
             self._buffer.segments,
             take_up_weights=self._take_up_weights,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segment_for
+from lightning_rl.collectors.loop import CollectorContext, RolloutLoop, segments_for
 from lightning_rl.collectors.statistics import Episodes, EpisodeStatistics
 from lightning_rl.functional import first_episode_mask
 from lightning_rl.rollout.contract import clear_bootstrap_slot, env_steps, env_steps_in, first_steps
@@ -161,7 +161,7 @@ class SyncCollector(Collector):
 
     def __init__(self, context: CollectorContext) -> None:
         super().__init__(context)
-        self._segment = segment_for(context)
+        (self._segment,) = segments_for(context)
         self._loop = RolloutLoop(context, [self._segment])
         self.ways = self._loop.ways
 

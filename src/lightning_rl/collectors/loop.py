@@ -211,21 +211,6 @@ class CollectorContext:
     env_steps_before: int = 0
 
 
-def segment_for(context: CollectorContext) -> Segment:
-    """Allocate the storage of one rollout, on the policy's device."""
-    env, policy = context.env, context.policy
-    (segment,) = allocate_segments(
-        1,
-        env.single_observation_space,
-        env.single_action_space,
-        env.num_envs,
-        context.num_steps,
-        extra_fields=policy.extra_fields | env.extra_fields,
-        device=policy.version.device,
-    )
-    return segment
-
-
 class SegmentWriter(NamedTuple):
     """What writes into one segment, made once."""
 
@@ -233,6 +218,20 @@ class SegmentWriter(NamedTuple):
     success: tuple[Tensor, ...]
     actor: RolloutActor
     stepper: RolloutStepper
+
+
+def segments_for(context: CollectorContext, count: int = 1) -> tuple[Segment, ...]:
+    """Allocate segments of T steps for what env and policy write, on the policy's device."""
+    env, policy = context.env, context.policy
+    return allocate_segments(
+        count,
+        env.single_observation_space,
+        env.single_action_space,
+        env.num_envs,
+        context.num_steps,
+        extra_fields=policy.extra_fields | env.extra_fields,
+        device=policy.version.device,
+    )
 
 
 class RolloutLoop:

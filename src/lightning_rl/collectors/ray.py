@@ -23,7 +23,7 @@ from lightning_rl.collectors.loop import (
     CollectorContext,
     EpisodePlan,
     RolloutLoop,
-    segment_for,
+    segments_for,
 )
 from lightning_rl.collectors.ray_cluster import (
     Connection,
@@ -132,7 +132,7 @@ class RayCollector(Collector):
             num_cpus, resources = 0.0, (resources or {}) | {resource_of(run): 1.0}
         assert context.make_env is not None, "the data module gives it"
         self.max_staleness = num_collectors if max_staleness is None else max_staleness
-        self._segment = segment_for(context)
+        (self._segment,) = segments_for(context)
         # Nothing is collected by it: it knows how a loop begins, and what it acts and steps by.
         here = RolloutLoop(replace(context, compilation=None), [self._segment])
         self.ways = here.ways
@@ -491,7 +491,7 @@ class RayActor:
             plan=setup.plan,
             env_steps_before=setup.env_steps_before,
         )
-        self._segment = segment_for(context)
+        (self._segment,) = segments_for(context)
         self._loop = RolloutLoop(
             context,
             [self._segment],

@@ -212,12 +212,6 @@ class MixedReplay(Replay):
     ) -> Iterator[TensorDict]:
         """Yield minibatches [B], first the samples of what was collected.
 
-        Args:
-            count: minibatches.
-            batch_size: B.
-            n_steps: env steps whose rewards a transition sums.
-            gamma: discount per env step.
-
         Raises:
             RuntimeError: where both replays are empty.
         """

@@ -7,14 +7,7 @@ import gymnasium
 
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.policies.networks.encoders import EncoderFactory
-from lightning_rl.policies.networks.memory import MemoryFactory
-from lightning_rl.policies.networks.perceptron import (
-    Initialization,
-    flat_observation_size,
-    mlp,
-    read_keys,
-    read_space,
-)
+from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 
 
@@ -22,39 +15,26 @@ class ActorOnly(PerceptronPolicy):
     """An actor perceptron, for algorithms without a critic (GRPO).
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
-            encoder, whatever that takes.
+        observation_space: see `PerceptronPolicy`.
         action_space: of one env: floating-point Box, Discrete, MultiDiscrete, MultiBinary, or a
             Dict or Tuple of them.
         hidden_sizes: units of the hidden layers.
-        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         squash: squash continuous actions to the bounds of the space by tanh, instead of leaving the
             clipping to the env.
         log_std_init: initial log standard deviation of continuous actions (of the unsquashed ones
             with `squash`).
         log_std_bounds: least and greatest log standard deviation.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
         rescale_action: where a Box has bounds other than -1 and 1, learn its actions in [-1, 1],
             and scale them to the bounds; `log_std_init` and `log_std_bounds` are in these units
             then. It changes nothing where the bounds are -1 and 1, where there are none (or some
             beyond ±1e6, which are taken for none), with `squash`, which scales anyway, and for
             discrete actions; where only some entries of a Box are bounded, a warning says that
             none is scaled. False takes the output of the network for the action as it is.
-        encoder: makes the features that the actor reads, of pictures for instance; where not given,
-            it reads the observation itself, flat.
-        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
-            not given.
-        memory: what the actor remembers with, between encoder and hidden layers, such as
-            `{class_path: LSTM, init_args: {size: 64}}`; where not given, it knows no more than the
-            present observation.
         noise_correlation: of the noise that a continuous action is drawn with and the one before
             it in the episode, in [0, 1). 0 draws each by itself; .97 pushes for some 33 steps into
             one direction, which explores where single draws cancel each other, and is easier on a
             robot's joints.
-        initialization: of the hidden layers' and heads' weights: `orthogonal`, with the actor's
-            last layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
-        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
+        kwargs: see `PerceptronPolicy`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -68,22 +48,14 @@ class ActorOnly(PerceptronPolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (64, 64),
-        activation: str = "tanh",
+        *,
         squash: bool = False,
         log_std_init: float = 0.0,
         log_std_bounds: tuple[float, float] = (-5.0, 2.0),
-        normalize_observation: bool = False,
         rescale_action: bool = True,
-        encoder: EncoderFactory | None = None,
-        actor_keys: Sequence[str] | None = None,
-        memory: MemoryFactory | None = None,
         noise_correlation: float = 0.0,
-        initialization: Initialization = "orthogonal",
-        ignore_keys: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
-        if encoder is None:  # refused first where both spaces are amiss
-            keys = read_keys(observation_space, actor_keys, "actor_keys", ignore_keys)
-            flat_observation_size(read_space(observation_space, keys))
         distribution = distribution_for(
             action_space,
             squash=squash,
@@ -92,29 +64,18 @@ class ActorOnly(PerceptronPolicy):
             log_std_bounds=log_std_bounds,
             noise_correlation=noise_correlation,
         )
-        super().__init__(
-            observation_space,
-            action_space,
-            distribution,
-            hidden_sizes,
-            activation,
-            normalize_observation,
-            encoder=encoder,
-            actor_keys=actor_keys,
-            memory=memory,
-            initialization=initialization,
-            ignore_keys=ignore_keys,
-        )
+        super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
 
 
 class ActorCritic(ActorOnly):
     """Separate actor and critic perceptrons, over a flattened observation or an encoder's features.
 
     Args:
-        observation_space, action_space, hidden_sizes: see `ActorOnly`.
+        observation_space, action_space: see `ActorOnly`.
+        hidden_sizes: units of the actor's hidden layers.
         critic_hidden_sizes: units of the critic's hidden layers; as the actor's where not given.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
         critic_encoder: makes the critic's own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critic reads, be they what only a
             simulator knows; the actor's where not given. Acting needs none of them.
@@ -149,6 +110,7 @@ class ActorCritic(ActorOnly):
             size,
             sizes,
             1,
-            activation=kwargs.get("activation", "tanh"),
-            initialization=kwargs.get("initialization", "orthogonal"),
+            activation=self._activation,
+            network=self._network,
+            initialization=self._initialization,
         )

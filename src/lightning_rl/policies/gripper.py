@@ -43,17 +43,12 @@ class GripperActorCritic(SquashedActorCritic):
     that they stay in the range of rewards of 0 and 1.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them.
+        observation_space: see `PerceptronPolicy`.
         action_space: of one env: a floating-point Box [A] with finite bounds, A at least 2.
         hidden_sizes: units of the actor's hidden layers.
-        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        critic_hidden_sizes: units of the hidden layers of all critics, the gripper's included; as
-            the actor's where not given.
-        critic_activation: likewise.
-        num_critics: E, critics in the ensemble of the arm.
         critic_normalization: of the hidden units of all critics: `none`, `layer` or `rms`.
-        kwargs: see `SquashedActorCritic`; the gripper's critic gives values, also where those of
-            the arm have `value_atoms`.
+        kwargs: see `SquashedActorCritic`. The gripper's critic has the same hidden layers as the
+            others. It never uses `value_atoms`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -66,40 +61,33 @@ class GripperActorCritic(SquashedActorCritic):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        critic_hidden_sizes: Sequence[int] | None = None,
-        critic_activation: str | None = None,
-        num_critics: int = 2,
+        *,
         critic_normalization: Normalization = "none",
         **kwargs: Any,
     ) -> None:
         refuse_batch(critic_normalization, "an arm with a gripper")
         arm, commands = _parts(action_space)
-        require(
-            kwargs.get("memory") is None,
-            "GripperActorCritic has no memory for what its gripper's critic would be fitted to: "
-            "leave it out, or give the policy what there is to know.",
-        )
         super().__init__(
             observation_space,
             arm,
             hidden_sizes,
-            activation,
-            critic_hidden_sizes,
-            critic_activation,
-            num_critics,
-            critic_normalization,
+            critic_normalization=critic_normalization,
             **kwargs,
+        )
+        require(
+            self.memory is None,
+            "GripperActorCritic has no memory for what its gripper's critic would be fitted to: "
+            "leave it out, or give the policy what there is to know.",
         )
         self.action_space = action_space
         self.gripper = mlp(
             self.features_size,
-            hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes,
+            self._critic_hidden_sizes,
             len(commands),
-            activation=activation if critic_activation is None else critic_activation,
+            activation=self._critic_activation,
             normalization=critic_normalization,
-            network=kwargs.get("network", "perceptron"),
-            initialization=kwargs.get("initialization", "fan_in"),
+            network=self._network,
+            initialization=self._initialization,
         )
         self.register_buffer("commands", commands, persistent=False)
 
@@ -145,10 +133,8 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> Tensor:
         """Return the values [B, 3] of the commands where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            critic: the policy's own where not given.
-            features: [B, D], of `td`, where they are known.
+        The default critic is the policy's. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return widened((critic or self.gripper)(features))

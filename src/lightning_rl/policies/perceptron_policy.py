@@ -40,18 +40,26 @@ class PerceptronPolicy(Policy):
     `action_mask` among the observation's keys forbids.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
+            encoder, whatever that takes.
+        action_space: of one env.
         distribution: of the actions, by what the actor gives.
         hidden_sizes: units of the actor's hidden layers.
-        activation: one of `ACTIVATIONS`.
-        normalize_observation: scale them by their running mean and variance, clipped to ±10.
-        normalization: of the actor's hidden units.
-        encoder: makes the features; None for the flat observation.
-        actor_keys: of a Dict observation, those that the actor reads; None for all but
-            `action_mask`.
-        memory: stands between these features and the heads; None where the policy has none.
-        network: of the actor's hidden layers: see `mlp`.
-        initialization: of the actor's weights: see `Initialization`.
+        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
+        normalize_observation: scale observations by their running mean and variance, clipped to
+            ±10.
+        actor_normalization: of the actor's hidden units: `none`, `layer` or `rms`.
+        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
+            hidden sizes, which are then all of one width.
+        initialization: of the weights of actor and critics: `orthogonal`, with the actor's last
+            layer small, or `fan_in`, uniform within ±1/sqrt(n) of a layer of n inputs.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
+        memory: a recurrent layer between encoder and hidden layers, such as `{class_path: LSTM,
+            init_args: {size: 64}}`. Critics share the memory if they share the encoder, and have
+            none otherwise.
+        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
+            not given.
         ignore_keys: of a Dict observation, those that neither actor nor critic reads.
 
     Raises:
@@ -69,15 +77,15 @@ class PerceptronPolicy(Policy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         distribution: ActionDistribution,
-        hidden_sizes: Sequence[int],
-        activation: str,
-        normalize_observation: bool,
-        normalization: Normalization = "none",
-        encoder: EncoderFactory | None = None,
-        actor_keys: Sequence[str] | None = None,
-        memory: MemoryFactory | None = None,
+        hidden_sizes: Sequence[int] = (64, 64),
+        activation: str = "tanh",
+        normalize_observation: bool = False,
+        actor_normalization: Normalization = "none",
         network: Network = "perceptron",
         initialization: Initialization = "orthogonal",
+        encoder: EncoderFactory | None = None,
+        memory: MemoryFactory | None = None,
+        actor_keys: Sequence[str] | None = None,
         ignore_keys: Sequence[str] = (),
     ) -> None:
         super().__init__(observation_space, action_space, ignore_keys=ignore_keys)
@@ -100,12 +108,15 @@ class PerceptronPolicy(Policy):
         self.distribution = distribution
         masked = MASK not in self.ignore_keys
         self.masks_actions = masked and has_mask(observation_space, self.action_space)
+        self._activation = activation
+        self._network: Network = network
+        self._initialization: Initialization = initialization
         self.actor = mlp(
             size,
             hidden_sizes,
             distribution.num_outputs,
             activation=activation,
-            normalization=normalization,
+            normalization=actor_normalization,
             network=network,
             output_gain=0.01,
             initialization=initialization,
@@ -126,13 +137,7 @@ class PerceptronPolicy(Policy):
 
         It reads the actor's features where it has no keys and no encoder of its own and shares that
         one, and remembers with it; else it has an encoder, or a normaliser, for itself, with
-        weights of its own, and no memory.
-
-        Args:
-            encoder: makes the actor's, as the constructor took it.
-            critic_encoder: makes the critic's own; None for one as the actor's.
-            critic_keys: of a Dict observation, those that the critic reads; None for the actor's.
-            share_encoder: whether one encoder is trained for both, where they read the same keys.
+        weights of its own, and no memory. `ActorCritic` documents the arguments.
 
         Raises:
             ConfigurationError: for an unknown key, an encoder not to be shared where there is none,
@@ -248,10 +253,7 @@ class PerceptronPolicy(Policy):
     def critic_features(self, td: TensorDict, actor_features: Tensor | None = None) -> Tensor:
         """Return what the critic reads [B, D] where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            actor_features: [B, D], of `td`, where they are known: the same tensor is returned
-                where the critic reads what the actor does.
+        If actor and critic read the same, `actor_features` [B, D] are returned.
         """
         if self.critic_reads_apart:
             return self.read(td, self.critic_encoder, self.critic_normalizer, self.critic_keys)
@@ -263,12 +265,7 @@ class PerceptronPolicy(Policy):
         return self.critic_encoder if self.critic_reads_apart else self.encoder
 
     def action_output(self, td: TensorDict, features: Tensor) -> Tensor:
-        """Return what the distribution makes actions of [B, F].
-
-        Args:
-            td: [B], with `observation`.
-            features: [B, D], the actor's, of `td`.
-        """
+        """Return what the distribution makes actions of [B, F], of the actor's features [B, D]."""
         output = widened(self.actor(features))
         masked = self.distribution.masked
         return masked(output, td["observation"][MASK]) if self.masks_actions else output

@@ -16,13 +16,8 @@ from lightning_rl.policies.distributions.gaussians import (
     UnitActions,
 )
 from lightning_rl.policies.networks.encoders import EncoderFactory
-from lightning_rl.policies.networks.memory import Memory, MemoryFactory
-from lightning_rl.policies.networks.perceptron import (
-    Initialization,
-    Network,
-    Normalization,
-    check_activation,
-)
+from lightning_rl.policies.networks.memory import Memory
+from lightning_rl.policies.networks.perceptron import Initialization, check_activation
 from lightning_rl.policies.networks.q_networks import CriticNormalization, QEnsemble, ValueAtoms
 from lightning_rl.policies.perceptron_policy import PerceptronPolicy
 from lightning_rl.system.errors import check_range, require
@@ -39,7 +34,8 @@ class QActorCritic(PerceptronPolicy):
     the critics read, it keeps slowly moving copies.
 
     Args:
-        observation_space, action_space: of one env.
+        observation_space: see `PerceptronPolicy`.
+        action_space: of one env.
         distribution: of the actions.
         hidden_sizes: units of the actor's hidden layers.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
@@ -48,28 +44,17 @@ class QActorCritic(PerceptronPolicy):
         num_critics: E, critics in the ensemble.
         critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
             what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
-        actor_normalization: of the actor's hidden units, likewise.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
-        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
-            not given.
+        value_atoms: over which categorical critics distribute probability; null for critics that
+            give values.
+        initialization: of the weights of actor and critics: `fan_in` or `orthogonal`.
+        encoder: turns observations, such as pictures, into the features that the heads read.
+            Without one the heads read the flat observation.
         critic_encoder: makes the critics' own features; where not given, as `encoder`.
         critic_keys: of a Dict observation, those that the critics read; the actor's where not
             given. Acting needs none of them.
         share_encoder: whether actor and critics have one encoder, where they read the same keys and
             no `critic_encoder` is named, which the critics' loss trains; else each has its own.
-        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
-            critics share it, as they share an encoder, and critics with `critic_keys` of their own
-            have none. None where not given.
-        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
-            hidden sizes, which are then all of one width.
-        value_atoms: over which categorical critics distribute probability; null for critics that
-            give values.
-        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
-            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
-        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
+        kwargs: see `PerceptronPolicy`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a number below 1.
@@ -84,24 +69,19 @@ class QActorCritic(PerceptronPolicy):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         distribution: UnitActions,
-        hidden_sizes: Sequence[int],
-        activation: str,
-        critic_hidden_sizes: Sequence[int] | None,
-        critic_activation: str | None,
-        num_critics: int,
-        critic_normalization: CriticNormalization,
-        normalize_observation: bool,
-        actor_normalization: Normalization,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        critic_hidden_sizes: Sequence[int] | None = None,
+        critic_activation: str | None = None,
+        num_critics: int = 2,
+        critic_normalization: CriticNormalization = "none",
+        value_atoms: ValueAtoms | None = None,
+        initialization: Initialization = "fan_in",
         encoder: EncoderFactory | None = None,
-        actor_keys: Sequence[str] | None = None,
         critic_encoder: EncoderFactory | None = None,
         critic_keys: Sequence[str] | None = None,
         share_encoder: bool = True,
-        memory: MemoryFactory | None = None,
-        network: Network = "perceptron",
-        value_atoms: ValueAtoms | None = None,
-        initialization: Initialization = "fan_in",
-        ignore_keys: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
         super().__init__(
             observation_space,
@@ -109,14 +89,9 @@ class QActorCritic(PerceptronPolicy):
             distribution,
             hidden_sizes,
             activation,
-            normalize_observation,
-            actor_normalization,
-            encoder,
-            actor_keys,
-            memory,
-            network,
-            initialization,
-            ignore_keys=ignore_keys,
+            initialization=initialization,
+            encoder=encoder,
+            **kwargs,
         )
         features = self.add_critic_inputs(encoder, critic_encoder, critic_keys, share_encoder)
         sizes = hidden_sizes if critic_hidden_sizes is None else critic_hidden_sizes
@@ -127,6 +102,7 @@ class QActorCritic(PerceptronPolicy):
             f"Layer sizes must be at least 1, got critic_hidden_sizes={list(sizes)}.",
         )
         check_range("num_critics", num_critics, least=1)
+        self._critic_hidden_sizes, self._critic_activation = tuple(sizes), chosen
         inputs, outputs = self.sizes_of_critic(features)
         self.critic = QEnsemble(
             inputs,
@@ -134,7 +110,7 @@ class QActorCritic(PerceptronPolicy):
             num_critics,
             chosen,
             critic_normalization,
-            network,
+            self._network,
             outputs,
             value_atoms,
             initialization,
@@ -239,11 +215,8 @@ class QActorCritic(PerceptronPolicy):
     ) -> Tensor:
         """Return the values [E, B] of actions in [-1, 1] [B, A] where `td` [B] was observed.
 
-        Args:
-            td: [B], with `observation`.
-            unit_action: [B, A].
-            critic: the policy's own where not given.
-            features: [B, D], of `critic_features`, where they are known.
+        The default critic is the policy's. `features` [B, D], the output of `critic_features`, are
+        computed if they are not passed.
         """
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]
@@ -253,42 +226,14 @@ class SquashedActorCritic(QActorCritic):
     """A tanh-Gaussian actor with a standard deviation of its own for each observation, for SAC.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
-            encoder, whatever that takes.
+        observation_space: see `PerceptronPolicy`.
         action_space: of one env: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
-        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
-        critic_activation: likewise.
-        num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
-            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
         log_std_bounds: least and greatest log standard deviation of what is squashed; what the
             network gives is clamped.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
-        actor_normalization: of the actor's hidden units, likewise.
         noise_correlation: of the noise that an action is drawn with and the one before it, in
             [0, 1): see `ActorOnly`.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
-        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
-            not given.
-        critic_encoder: makes the critics' own features; where not given, as `encoder`.
-        critic_keys: of a Dict observation, those that the critics read; the actor's where not
-            given. Acting needs none of them.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys and
-            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
-        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
-            critics share it, as they share an encoder, and critics with `critic_keys` of their own
-            have none. None where not given.
-        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
-            hidden sizes, which are then all of one width.
-        value_atoms: over which categorical critics distribute probability; null for critics that
-            give values.
-        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
-            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
-        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
+        kwargs: see `QActorCritic`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -302,59 +247,21 @@ class SquashedActorCritic(QActorCritic):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        critic_hidden_sizes: Sequence[int] | None = None,
-        critic_activation: str | None = None,
-        num_critics: int = 2,
-        critic_normalization: CriticNormalization = "none",
+        *,
         log_std_bounds: tuple[float, float] = (-20.0, 2.0),
-        normalize_observation: bool = False,
-        actor_normalization: Normalization = "none",
         noise_correlation: float = 0.0,
-        encoder: EncoderFactory | None = None,
-        actor_keys: Sequence[str] | None = None,
-        critic_encoder: EncoderFactory | None = None,
-        critic_keys: Sequence[str] | None = None,
-        share_encoder: bool = True,
-        memory: MemoryFactory | None = None,
-        network: Network = "perceptron",
-        value_atoms: ValueAtoms | None = None,
-        initialization: Initialization = "fan_in",
-        ignore_keys: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            StateStdTanhGaussian(action_space, log_std_bounds, noise_correlation),
-            hidden_sizes,
-            activation,
-            critic_hidden_sizes,
-            critic_activation,
-            num_critics,
-            critic_normalization,
-            normalize_observation,
-            actor_normalization,
-            encoder,
-            actor_keys,
-            critic_encoder,
-            critic_keys,
-            share_encoder,
-            memory,
-            network,
-            value_atoms,
-            initialization,
-            ignore_keys=ignore_keys,
-        )
+        distribution = StateStdTanhGaussian(action_space, log_std_bounds, noise_correlation)
+        super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
 
     def draw_unit(
         self, td: TensorDict, noise: Tensor, features: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return actions in [-1, 1] [B, A], with gradients, and their log-probs [B].
+        """Return actions in [-1, 1] [B, A] for `td` [B], with gradients, and their log-probs [B].
 
-        Args:
-            td: [B], with `observation`.
-            noise: [B, A], of the standard normal distribution.
-            features: [B, D], of `actor_features`, where they are known.
+        The noise [B, A] is standard normal. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return self.distribution.draw_unit(self.action_output(td, features), noise)
@@ -364,41 +271,13 @@ class DeterministicActorCritic(QActorCritic):
     """An actor that gives one action, and explores with Gaussian noise, for TD3.
 
     Args:
-        observation_space: of one env: Box (flat or matrix), MultiBinary, or a Dict of them; with an
-            encoder, whatever that takes.
+        observation_space: see `PerceptronPolicy`.
         action_space: of one env: a floating-point Box with finite bounds.
         hidden_sizes: units of the actor's hidden layers.
-        activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
-        critic_hidden_sizes: units of the critics' hidden layers; as the actor's where not given.
-        critic_activation: likewise.
-        num_critics: E, critics in the ensemble.
-        critic_normalization: of the critics' hidden units: `none`, `layer` or `rms`; or `batch`, of
-            what each of their layers reads over the minibatch, for an algorithm with `tau: null`.
         exploration_std: standard deviation of the noise, in units of the bounds of the action.
-        normalize_observation: scale observations by their running mean and variance, clipped to
-            ±10.
-        actor_normalization: of the actor's hidden units, likewise.
         noise_correlation: of the noise that an action is drawn with and the one before it, in
             [0, 1): see `ActorOnly`.
-        encoder: makes the features that the heads read, of pictures for instance; where not given,
-            they read the observation itself, flat.
-        actor_keys: of a Dict observation, those that the actor reads; all but `action_mask` where
-            not given.
-        critic_encoder: makes the critics' own features; where not given, as `encoder`.
-        critic_keys: of a Dict observation, those that the critics read; the actor's where not
-            given. Acting needs none of them.
-        share_encoder: whether actor and critics have one encoder, where they read the same keys and
-            no `critic_encoder` is named, which the critics' loss trains; else each has its own.
-        memory: what the policy remembers with, `GRU` or `LSTM`, behind the encoder; actor and
-            critics share it, as they share an encoder, and critics with `critic_keys` of their own
-            have none. None where not given.
-        network: of actor and critics: `perceptron`, or `residual` with a block for each of the
-            hidden sizes, which are then all of one width.
-        value_atoms: over which categorical critics distribute probability; null for critics that
-            give values.
-        initialization: of the weights of actor and critics: `fan_in`, uniform within ±1/sqrt(n) of
-            a layer of n inputs, or `orthogonal`, with the actor's last layer small.
-        ignore_keys: of a Dict observation, those that neither actor nor critic reads.
+        kwargs: see `QActorCritic`.
 
     Raises:
         ConfigurationError: for an unknown activation, or a space that the policy cannot take.
@@ -412,59 +291,21 @@ class DeterministicActorCritic(QActorCritic):
         observation_space: gymnasium.Space[Any],
         action_space: gymnasium.Space[Any],
         hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        critic_hidden_sizes: Sequence[int] | None = None,
-        critic_activation: str | None = None,
-        num_critics: int = 2,
-        critic_normalization: CriticNormalization = "none",
+        *,
         exploration_std: float = 0.1,
-        normalize_observation: bool = False,
-        actor_normalization: Normalization = "none",
         noise_correlation: float = 0.0,
-        encoder: EncoderFactory | None = None,
-        actor_keys: Sequence[str] | None = None,
-        critic_encoder: EncoderFactory | None = None,
-        critic_keys: Sequence[str] | None = None,
-        share_encoder: bool = True,
-        memory: MemoryFactory | None = None,
-        network: Network = "perceptron",
-        value_atoms: ValueAtoms | None = None,
-        initialization: Initialization = "fan_in",
-        ignore_keys: Sequence[str] = (),
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            observation_space,
-            action_space,
-            NoisyTanh(action_space, exploration_std, noise_correlation),
-            hidden_sizes,
-            activation,
-            critic_hidden_sizes,
-            critic_activation,
-            num_critics,
-            critic_normalization,
-            normalize_observation,
-            actor_normalization,
-            encoder,
-            actor_keys,
-            critic_encoder,
-            critic_keys,
-            share_encoder,
-            memory,
-            network,
-            value_atoms,
-            initialization,
-            ignore_keys=ignore_keys,
-        )
+        distribution = NoisyTanh(action_space, exploration_std, noise_correlation)
+        super().__init__(observation_space, action_space, distribution, hidden_sizes, **kwargs)
 
     def best_unit(
         self, td: TensorDict, actor: nn.Module | None = None, features: Tensor | None = None
     ) -> Tensor:
-        """Return the actions in [-1, 1] [B, A], with gradients, without noise.
+        """Return the actions in [-1, 1] [B, A] for `td` [B], with gradients, without noise.
 
-        Args:
-            td: [B], with `observation`.
-            actor: the policy's own where not given.
-            features: [B, D], of `actor_features`, where they are known.
+        The default actor is the policy's. `features` [B, D], the output of `actor_features`, are
+        computed if they are not passed.
         """
         features = self.actor_features(td) if features is None else features
         return widened((actor or self.actor)(features)).tanh()

@@ -155,7 +155,7 @@ class Keyboard(Device):
             such as `+0`, or of discrete actions which one it is. Arrows move the first two
             components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
             the fourth, which closes and opens a gripper; digits are discrete actions.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a key with two meanings; and when it is opened without a
@@ -166,10 +166,9 @@ class Keyboard(Device):
         self,
         keys: Mapping[str, str] | None = None,
         steering: Mapping[str, str] | None = None,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         defaults = {
             "take_over": "space",
             "success": "return",
@@ -247,7 +246,7 @@ class Gamepad(Device):
         steering: likewise of buttons.
         number: which of the gamepads that are plugged in.
         dead_zone: how far a stick moves, of 1, before it counts.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a number out of range; when it is opened, where there is none.
@@ -260,10 +259,9 @@ class Gamepad(Device):
         steering: Mapping[str, str] | None = None,
         number: int = 0,
         dead_zone: float = 0.1,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         check_range("number", number, least=0)
         check_range("dead_zone", dead_zone, least=0, below=1)
         defaults = {"take_over": 5, "success": 3, "failure": 0, "rerecord": 2}
@@ -327,7 +325,7 @@ class SpaceMouse(Device):
         steering: likewise of buttons.
         linger_s: how many seconds it has taken over after the last movement.
         dead_zone: how far an axis moves, of 1, before it counts.
-        speed, neutral: see `Device`.
+        kwargs: see `Device`.
 
     Raises:
         ConfigurationError: for a number out of range; when it is opened, where there is none, or
@@ -346,10 +344,9 @@ class SpaceMouse(Device):
         steering: Mapping[str, str] | None = None,
         linger_s: float = 0.5,
         dead_zone: float = 0.05,
-        speed: float = 1.0,
-        neutral: list[float] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(speed, neutral)
+        super().__init__(**kwargs)
         check_range("linger_s", linger_s, least=0)
         check_range("dead_zone", dead_zone, least=0, below=1)
         self.axes = _MOUSE_AXES if axes is None else axes

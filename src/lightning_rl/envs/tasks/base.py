@@ -59,15 +59,16 @@ class Task(TorchEnv):
 
     Args:
         num_envs: N.
-        observation_size: numbers in an observation.
-        action_size: A, numbers in an action.
-        action: what an action means.
+        action: what an action means. Default: the task's `default_action`.
         rewards: weights by term; the terms not named keep their defaults (`reward_weights`).
-        max_episode_steps: steps after which an episode is truncated.
+        max_episode_steps: steps after which an episode is truncated. Default: the task's
+            `default_episode_steps`.
         device: where the state lives.
         pictures: what to observe in place of the state; None for the state.
 
     Attributes:
+        observation_size: numbers in an observation of the state.
+        default_action, default_episode_steps: see the arguments; the actions of all have [2].
         reward_weights: every reward term of the task, with its default weight.
         action_kinds: what its actions may aim at.
         render_size: height and width of a picture, in pixels.
@@ -75,26 +76,28 @@ class Task(TorchEnv):
 
     render_size = (256, 256)
 
+    observation_size: ClassVar[int]
+    default_action: ClassVar[ActionTerm]
+    default_episode_steps: ClassVar[int]
     reward_weights: ClassVar[Mapping[str, float]]
     action_kinds: ClassVar[tuple[Kind, ...]]
 
     def __init__(
         self,
         num_envs: int,
-        observation_size: int,
-        action_size: int,
-        action: ActionTerm,
-        rewards: Mapping[str, float] | None,
-        max_episode_steps: int,
-        device: torch.device | str,
+        action: ActionTerm | None = None,
+        rewards: dict[str, float] | None = None,
+        max_episode_steps: int | None = None,
+        device: str = "cpu",
         pictures: Pictures | None = None,
     ) -> None:
         name = type(self).__name__
+        action = self.default_action if action is None else action
+        steps = self.default_episode_steps if max_episode_steps is None else max_episode_steps
         require_kind(action, self.action_kinds, name)
-        state = gymnasium.spaces.Box(-np.inf, np.inf, (observation_size,), np.float32)
+        state = gymnasium.spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32)
         observations = state if pictures is None else pictures.space(state)
-        actions = action.space(action_size)
-        super().__init__(num_envs, observations, actions, max_episode_steps, device)
+        super().__init__(num_envs, observations, action.space(2), steps, device)
         self.metadata = {"render_fps": self.render_fps}
         self.action = action
         self.pictures = pictures

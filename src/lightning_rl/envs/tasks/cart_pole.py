@@ -7,9 +7,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Pictures, Task
+from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, ORANGE, Canvas, tip
-from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+from lightning_rl.envs.tasks.terms import DeltaPosition
 
 TIMESTEP, SUBSTEPS = 0.01, 4
 """s, and how many make a control step."""
@@ -44,31 +44,20 @@ class CartPole(Task):
 
     Args:
         num_envs: N.
-        action: what an action means; by default `DeltaPosition(0.1)`, unbounded. With `Velocity`
-            the drives' stiffness is off and their damping pulls towards the target.
-        rewards: weights by term; the terms not named keep their defaults.
-        max_episode_steps: steps (0.04 s each) after which an episode is truncated.
-        device: where the state lives.
-        pictures: what to observe in place of the state, see `Pictures`.
+        args, kwargs: see `Task`. The default action is `DeltaPosition(0.1)`, unbounded; with
+            `Velocity` the drives' stiffness is off and their damping pulls towards the target. An
+            episode has 500 steps of 0.04 s.
     """
 
-    start_size = 2
+    observation_size, start_size = 6, 2
+    default_action, default_episode_steps = DeltaPosition(0.1), 500
     render_fps = 25
     render_size = (256, 384)
     reward_weights = {"upright": 1.0, "pole_velocity": -0.005}  # noqa: RUF012
     action_kinds = ("position", "velocity", "force")
 
-    def __init__(
-        self,
-        num_envs: int,
-        action: ActionTerm | None = None,
-        rewards: dict[str, float] | None = None,
-        max_episode_steps: int = 500,
-        device: str = "cpu",
-        pictures: Pictures | None = None,
-    ) -> None:
-        term = action or DeltaPosition(0.1)
-        super().__init__(num_envs, 6, 2, term, rewards, max_episode_steps, device, pictures)
+    def __init__(self, num_envs: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_envs, *args, **kwargs)
         self._limits = torch.tensor([RAIL, FALLEN], device=self.device)
         self._start = torch.tensor(START, device=self.device)
 

@@ -45,7 +45,8 @@ class Canvas:
         device: where to draw.
 
     Every shape takes points [M, 2], or [1, 2] where it is the same in all pictures, lengths in m,
-    an `opacity` from 0 to 1, and a `ring` in m: where not 0, only its outline is drawn, so wide.
+    an `opacity` from 0 to 1, which hides what is behind it, and a `ring` in m: where not 0, only
+    the outline of the shape is drawn, so wide.
     """
 
     def __init__(
@@ -74,15 +75,7 @@ class Canvas:
         opacity: float = 1.0,
         ring: float = 0.0,
     ) -> None:
-        """Draw a disc.
-
-        Args:
-            centre: [M, 2], in m.
-            radius: of all, or [M], of each; in m.
-            colour: of it.
-            opacity: 1 hides what is behind it.
-            ring: width in m of a line that is drawn in place of the whole; 0 for the whole.
-        """
+        """Draw a disc around `centre` [M, 2], of one `radius` or of one for each, [M]."""
         x, y = self._from(centre)
         size = _per_picture(radius) if isinstance(radius, Tensor) else radius
         self._paint((x * x + y * y).sqrt_() - size, colour, opacity, ring)
@@ -96,16 +89,7 @@ class Canvas:
         opacity: float = 1.0,
         ring: float = 0.0,
     ) -> None:
-        """Draw a box.
-
-        Args:
-            centre: [M, 2], in m.
-            half: its half edges, in m.
-            colour: of it.
-            angle: [M], rad, by which it is turned anticlockwise; None for not at all.
-            opacity: 1 hides what is behind it.
-            ring: width in m of a line that is drawn in place of the whole; 0 for the whole.
-        """
+        """Draw a box of half edges `half` around `centre` [M, 2], at an `angle` [M] (rad, left)."""
         x, y = self._from(centre)
         if angle is not None:
             cos, sin = _per_picture(angle.cos()), _per_picture(angle.sin())
@@ -117,15 +101,7 @@ class Canvas:
     def segment(
         self, begin: Tensor, end: Tensor, radius: float, colour: Colour, opacity: float = 1.0
     ) -> None:
-        """Draw a line with round ends.
-
-        Args:
-            begin: [M, 2], in m.
-            end: [M, 2].
-            radius: half its width, in m.
-            colour: of it.
-            opacity: 1 hides what is behind it.
-        """
+        """Draw a line with round ends from `begin` [M, 2] to `end` [M, 2], 2 * `radius` wide."""
         x, y = self._from(begin)
         along = end - begin
         dx, dy = _per_picture(along[:, 0]), _per_picture(along[:, 1])

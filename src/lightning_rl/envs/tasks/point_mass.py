@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Pictures, Task, norm
+from lightning_rl.envs.tasks.base import Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, GREY, INK, PAPER, RED, Canvas
-from lightning_rl.envs.tasks.terms import ActionTerm, Force
+from lightning_rl.envs.tasks.terms import Force
 
 TIMESTEP, DAMPING, MAX_FORCE, MASS = 1 / 60, 5.0, 5.0, 1.0
 """s per step, N s/m, N along each axis, kg: the point flies 1 m/s along each axis at most."""
@@ -51,17 +51,12 @@ class PointMass(Task):
     Within 0.03 m of the goal is a success, and `terminated`. Metrics: `final_distance` (m),
     `path_length` (m), `collision_count` (steps inside an obstacle, each counted).
 
-    Args:
-        num_envs: N.
-        action: what an action means; by default `Force(5, clip=1)`. With any, the force is 5 N
-            along each axis at most.
-        rewards: weights by term; the terms not named keep their defaults.
-        max_episode_steps: steps (1/60 s each) after which an episode is truncated.
-        device: where the state lives.
-        pictures: what to observe in place of the state, see `Pictures`.
+    The default action is `Force(5, clip=1)`; with any, the force is 5 N along each axis at most. An
+    episode has 100 steps of 1/60 s. For the arguments see `Task`.
     """
 
-    start_size = 12
+    observation_size, start_size = 14, 12
+    default_action, default_episode_steps = Force(MAX_FORCE, clip=1.0), 100
     render_fps = 60
     reward_weights = {  # noqa: RUF012
         "distance": -1.0,
@@ -72,18 +67,6 @@ class PointMass(Task):
         "success": 5.0,
     }
     action_kinds = ("position", "velocity", "force")
-
-    def __init__(
-        self,
-        num_envs: int,
-        action: ActionTerm | None = None,
-        rewards: dict[str, float] | None = None,
-        max_episode_steps: int = 100,
-        device: str = "cpu",
-        pictures: Pictures | None = None,
-    ) -> None:
-        term = action or Force(MAX_FORCE, clip=1.0)
-        super().__init__(num_envs, 14, 2, term, rewards, max_episode_steps, device, pictures)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:
         start = (uniform[:, 0:2] * 2.0 - 1.0) * START_RANGE

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_rl.envs.tasks.base import Task
 from lightning_rl.envs.tasks.drawing import BLUE, INK, PAPER, RED, Canvas
-from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+from lightning_rl.envs.tasks.terms import DeltaPosition
 
 BLOCK, PUSHER, TABLE = 0.14, 0.05, 1.0
 """m: half edges of the blocks, of the pusher and of the table."""
@@ -57,30 +57,20 @@ class PushBlocks(Task):
 
     Args:
         num_envs: N.
-        action: what an action means; by default `DeltaPosition(0.1, clip=1)`. With any, the pusher
-            moves 0.1 m a step along each axis at most, and stays on the table.
-        rewards: weights by term; the terms not named keep their defaults.
-        max_episode_steps: steps after which an episode has failed.
         size: pixels of a picture, across and down.
-        device: where the state lives.
+        kwargs: see `Task`, without `pictures`. The default action is `DeltaPosition(0.1, clip=1)`;
+            with any, the pusher moves 0.1 m a step along each axis at most, and stays on the table.
+            An episode that has not succeeded after 48 steps has failed.
     """
 
-    start_size = 8
+    observation_size, start_size = 2, 8
+    default_action, default_episode_steps = DeltaPosition(MAX_MOVE, clip=1.0), 48
     render_fps = 10
     reward_weights = {"success": 1.0, "progress": 0.0}  # noqa: RUF012
     action_kinds = ("position",)
 
-    def __init__(
-        self,
-        num_envs: int,
-        action: ActionTerm | None = None,
-        rewards: dict[str, float] | None = None,
-        max_episode_steps: int = 48,
-        size: int = 64,
-        device: str = "cpu",
-    ) -> None:
-        term = action or DeltaPosition(MAX_MOVE, clip=1.0)
-        super().__init__(num_envs, 2, 2, term, rewards, max_episode_steps, device)
+    def __init__(self, num_envs: int, *, size: int = 64, **kwargs: Any) -> None:
+        super().__init__(num_envs, pictures=None, **kwargs)
         self.size = size
         self._instructions = torch.tensor([tokens(text) for text in INSTRUCTIONS]).to(self.device)
         self.single_observation_space = gymnasium.spaces.Dict(

@@ -6,9 +6,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.envs.tasks.base import Pictures, Task, norm
+from lightning_rl.envs.tasks.base import Task, norm
 from lightning_rl.envs.tasks.drawing import BLUE, GREEN, INK, ORANGE, PAPER, Canvas
-from lightning_rl.envs.tasks.terms import ActionTerm, DeltaPosition
+from lightning_rl.envs.tasks.terms import DeltaPosition
 
 PUSHER_RADIUS, HALF_EDGE, FRICTION = 0.02, 0.05, 0.8
 """m, m, and the coefficient between pusher and cube."""
@@ -59,15 +59,13 @@ class PushCube(Task):
 
     Args:
         num_envs: N.
-        action: what an action means; by default `DeltaPosition(0.03, clip=1)`. With any, the pusher
-            moves 0.03 m a step along each axis at most, and stays on the table.
-        rewards: weights by term; the terms not named keep their defaults.
-        max_episode_steps: steps after which an episode is truncated.
-        device: where the state lives.
-        pictures: what to observe in place of the state, see `Pictures`.
+        args, kwargs: see `Task`. The default action is `DeltaPosition(0.03, clip=1)`; with any, the
+            pusher moves 0.03 m a step along each axis at most, and stays on the table. An episode
+            has 100 steps.
     """
 
-    start_size = 6
+    observation_size, start_size = 12, 6
+    default_action, default_episode_steps = DeltaPosition(0.03, clip=1.0), 100
     render_fps = 10
     reward_weights = {  # noqa: RUF012
         "reach_progress": 1.0,
@@ -80,17 +78,8 @@ class PushCube(Task):
     }
     action_kinds = ("position", "velocity")
 
-    def __init__(
-        self,
-        num_envs: int,
-        action: ActionTerm | None = None,
-        rewards: dict[str, float] | None = None,
-        max_episode_steps: int = 100,
-        device: str = "cpu",
-        pictures: Pictures | None = None,
-    ) -> None:
-        term = action or DeltaPosition(0.03, clip=1.0)
-        super().__init__(num_envs, 12, 2, term, rewards, max_episode_steps, device, pictures)
+    def __init__(self, num_envs: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_envs, *args, **kwargs)
         self._low, self._high = torch.tensor(START, device=self.device).unbind(1)
 
     def initial_state(self, uniform: Tensor) -> TensorDict:

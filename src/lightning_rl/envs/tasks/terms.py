@@ -20,7 +20,7 @@ class ActionTerm(ABC, Constructed):
     """Turn a policy's action into the target of a drive.
 
     Args:
-        scale: the target per unit of action; its unit is that of the subclass.
+        scale: the target per unit of action: m or rad, m/s or rad/s, N or N m.
         clip: actions are clamped to ±clip before they are scaled, and the action space has these
             bounds; None leaves them unbounded.
 
@@ -33,7 +33,7 @@ class ActionTerm(ABC, Constructed):
 
     kind: ClassVar[Kind]
 
-    def __init__(self, scale: float, clip: float | None) -> None:
+    def __init__(self, scale: float = 1.0, clip: float | None = None) -> None:
         name = type(self).__name__
         require(scale > 0, f"{name}: scale must be above 0, got {scale}.")
         require(clip is None or clip > 0, f"{name}: clip must be above 0 or null, got {clip}.")
@@ -64,12 +64,7 @@ class ActionTerm(ABC, Constructed):
 
 
 class DeltaPosition(ActionTerm):
-    """Move the position by `scale * action` from where it is.
-
-    Args:
-        scale: m or rad per unit of action.
-        clip: see `ActionTerm`.
-    """
+    """Move the position by `scale * action` from where it is; see `ActionTerm`."""
 
     kind: ClassVar[Kind] = "position"
 
@@ -81,40 +76,22 @@ class DeltaPosition(ActionTerm):
 
 
 class Position(ActionTerm):
-    """Go to the position `scale * action`.
-
-    Args:
-        scale: m or rad per unit of action.
-        clip: see `ActionTerm`.
-    """
+    """Go to the position `scale * action`; see `ActionTerm`."""
 
     kind: ClassVar[Kind] = "position"
-
-    def __init__(self, scale: float = 1.0, clip: float | None = None) -> None:
-        super().__init__(scale, clip)
 
     def target(self, action: Tensor, position: Tensor) -> Tensor:
         return action * self.scale
 
 
 class Velocity(Position):
-    """Move with the velocity `scale * action`.
-
-    Args:
-        scale: m/s or rad/s per unit of action.
-        clip: see `ActionTerm`.
-    """
+    """Move with the velocity `scale * action`."""
 
     kind: ClassVar[Kind] = "velocity"
 
 
 class Force(Position):
-    """Push with the force `scale * action`.
-
-    Args:
-        scale: N or N m per unit of action.
-        clip: see `ActionTerm`.
-    """
+    """Push with the force `scale * action`."""
 
     kind: ClassVar[Kind] = "force"
 

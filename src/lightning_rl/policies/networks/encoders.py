@@ -23,8 +23,8 @@ from lightning_rl.policies.networks.perceptron import (
     mlp,
 )
 from lightning_rl.policies.normalization import ObservationNormalizer, RunningMoments
+from lightning_rl.policies.weights import compared, weights_at
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.files import expanded
 
 ChannelNormalization = Literal["none", "group", "layer"]
 """Of a convolution's channels, before the activation: GroupNorm (Wu and He 2018) in groups of at
@@ -397,11 +397,7 @@ class NatureCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution, and, where not `none`, a LayerNorm of
             the features.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for a picture too small for the kernels, and what is no picture.
@@ -416,11 +412,9 @@ class NatureCNN(PictureEncoder):
         strides: Sequence[int] = (4, 2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_range("NatureCNN.size", size, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         layers += _to_features(math.prod(numbers), size, activation, normalization)
@@ -448,11 +442,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: their steps, in pixels. Large ones make for few places to choose from.
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels of each convolution.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for a picture too small for the kernels, and what is no picture.
@@ -467,11 +457,9 @@ class SpatialSoftmaxCNN(PictureEncoder):
         strides: Sequence[int] = (2, 1),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_range("SpatialSoftmaxCNN.points", points, least=1)
         layers, numbers = self._convolutions(channels, kernels, strides, activation, normalization)
         before, *sides = numbers
@@ -512,11 +500,7 @@ class ImpalaCNN(PictureEncoder):
         activation: elu, gelu, leaky_relu, relu, selu, silu or tanh.
         normalization: of the channels before each activation in the residual blocks, and, where
             not `none`, a LayerNorm of the features.
-        normalize: scale each channel by its running mean and variance over all pixels. Where most
-            of a picture is one bright ground, a network that sees large numbers there learns many
-            times slower.
-        crop: the part to look at, (top, left, height, width) in pixels; all where not given.
-        resize: (height, width) in pixels to scale that to, smoothly; as it is where not given.
+        kwargs: see `PictureEncoder`.
 
     Raises:
         ConfigurationError: for what is no picture, and a number below 1.
@@ -529,11 +513,9 @@ class ImpalaCNN(PictureEncoder):
         channels: Sequence[int] = (16, 32, 32),
         activation: str = "relu",
         normalization: ChannelNormalization = "none",
-        normalize: bool = False,
-        crop: tuple[int, int, int, int] | None = None,
-        resize: tuple[int, int] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(observation_space, normalize, crop, resize)
+        super().__init__(observation_space, **kwargs)
         check_activation(activation)
         check_range("ImpalaCNN.channels", min(channels, default=0), least=1)
         check_range("ImpalaCNN.size", size, least=1)
@@ -711,21 +693,17 @@ class FrozenEncoder(Encoder):
         with torch.random.fork_rng(devices=[]):  # what it draws is replaced at once
             self.inner = encoder(observation_space)
         self.size = self.inner.size
-        state = _weights_of(expanded(weights), prefix)
-        own = self.inner.state_dict()
-        missing, surplus = [k for k in own if k not in state], [k for k in state if k not in own]
-        differing = [
-            f"{key} {list(state[key].shape)} instead of {list(value.shape)}"
-            for key, value in own.items()
-            if key in state and state[key].shape != value.shape
-        ]
-        differing += [f"no {key}" for key in missing] + [f"{key} too many" for key in surplus]
+        state = {
+            name.removeprefix(prefix): value
+            for name, value in weights_at(str(weights), "FrozenEncoder.weights").items()
+            if name.startswith(prefix)
+        }
+        report = compared(self.inner.state_dict(), state)
         require(
-            not differing,
+            not any(report),
             f"FrozenEncoder: the weights of {weights} are not those of a "
-            f"{type(self.inner).__name__} with these settings; {len(differing)} entries differ: "
-            f"{', '.join(differing[:4])}{', ...' if len(differing) > 4 else ''}. Give `encoder` "
-            "the settings that they were trained with, and `prefix` what their names begin with.",
+            f"{type(self.inner).__name__} with these settings: {report}. Give `encoder` the "
+            "settings that they were trained with, and `prefix` what their names begin with.",
         )
         self.inner.load_state_dict(state)
         self.inner.requires_grad_(False)
@@ -742,39 +720,6 @@ class FrozenEncoder(Encoder):
     def forward(self, observation: Tensor | TensorDict) -> Tensor:
         with torch.no_grad():
             return cast(Tensor, self.inner(observation))
-
-
-def _weights_of(path: Path, prefix: str) -> dict[str, Tensor]:
-    """Return the weights in a file whose names begin with a prefix, without it."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file  # of an extra
-
-            state: Any = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except ImportError:
-        raise ConfigurationError(
-            f"{path} is a safetensors file, and safetensors is not installed: pip install "
-            "safetensors, or save the state dict by torch.save."
-        ) from None
-    except Exception as error:  # of many kinds, by what the file is
-        raise ConfigurationError(
-            f"The weights of FrozenEncoder cannot be read from {path}: {error}. It has to be a "
-            "state dict, written by torch.save(encoder.state_dict(), path) or by safetensors."
-        ) from None
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]
-    require(
-        isinstance(state, dict) and all(isinstance(one, Tensor) for one in state.values()),
-        f"{path} holds no state dict: FrozenEncoder reads what torch.save(encoder.state_dict(), "
-        "path) writes, or safetensors.",
-    )
-    return {
-        str(key).removeprefix(prefix): value
-        for key, value in state.items()
-        if str(key).startswith(prefix)
-    }
 
 
 def _batch_dims(observation: Tensor | TensorDict, space: gymnasium.Space[Any]) -> int:

@@ -38,11 +38,9 @@ class Memory(nn.Module, ABC):
 
     @abstractmethod
     def step(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output [B, H], and the state [B, S] after a step.
+        """Return the output [B, H], and the state [B, S] after a step, of the state before it.
 
-        Args:
-            projected: [B, P], what `project` makes of features.
-            state: [B, S], before the step.
+        It reads `projected` [B, P], what `project` makes of features.
         """
 
     def project(self, features: Tensor) -> Tensor:
@@ -50,14 +48,9 @@ class Memory(nn.Module, ABC):
         return features
 
     def forward(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one step.
+        """Return the output [B, H], and the state [B, S] after a step, of features [B, D].
 
-        Args:
-            features: [B, D].
-            state: [B, S], before it; zeros where an episode begins.
-
-        Returns:
-            the output [B, H], and the state [B, S] after the step.
+        The state before it is zero where an episode begins.
         """
         return self.step(self.project(features), state)
 

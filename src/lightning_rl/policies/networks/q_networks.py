@@ -164,9 +164,7 @@ class QEnsemble(nn.Module):
     def outputs(self, features: Tensor, unit_action: Tensor | None = None) -> Tensor:
         """Return what the critics give [E, B, K]: values, or logits of the atoms.
 
-        Args:
-            features: [B, D].
-            unit_action: [B, A]; None where there is a value for each action.
+        Of features [B, D] and actions [B, A]; of features alone where each action has a value.
         """
         return widened(self._pass(_joined(features, unit_action), False))
 
@@ -178,13 +176,8 @@ class QEnsemble(nn.Module):
         Source: Bhatt et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for
         Greater Sample Efficiency and Simplicity", section 4: what is normalised over the minibatch
         has to see the actions of the target beside those of the replay, as they are of another
-        distribution.
-
-        Args:
-            features: [B, D].
-            unit_action: [B, A].
-            next_features: [B, D], of what followed.
-            next_action: [B, A], in it.
+        distribution. The features are [B, D], the actions [B, A]; the next ones, [B, D] and [B, A],
+        are of what followed.
         """
         both = torch.cat(
             [_joined(features, unit_action), _joined(next_features, next_action)], dim=0

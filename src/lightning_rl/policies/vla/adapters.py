@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message
+from lightning_rl.policies.weights import extra, fitting, load_weights, one_message
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
 

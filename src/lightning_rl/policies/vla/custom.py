@@ -18,7 +18,7 @@ from lightning_rl.policies.vla.loading import (
     import_model_class,
     instantiate_model,
 )
-from lightning_rl.policies.vla.weights import WEIGHTS, fill_with_weights
+from lightning_rl.policies.weights import WEIGHTS, fill_with_weights
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 

@@ -19,7 +19,7 @@ from lightning_rl.policies.vla.adapters import (
     add_saved_adapter,
     name_without_adapter,
 )
-from lightning_rl.policies.vla.weights import (
+from lightning_rl.policies.weights import (
     KeyReport,
     check_report,
     extra,

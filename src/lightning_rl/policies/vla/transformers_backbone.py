@@ -23,9 +23,8 @@ class TransformersBackbone(Backbone):
     entries of the model's vocabulary.
 
     Args:
-        kind: `hf` or `hf_config`; see `load_vla_model`, also for what follows.
-        path, config, dtype, strict, lora, adapter, freeze, gradient_checkpointing: see there.
-        trust_code, allow_download: see there.
+        kind: `hf` or `hf_config`; see `load_vla_model`.
+        path: the directory, or `config.json` (or its directory).
         placeholder: token that stands for a number of the action; the model's padding token, or 0,
             where not given.
         token_offset: added to the env's tokens, where the env counts from 0 and the model does not.
@@ -37,6 +36,7 @@ class TransformersBackbone(Backbone):
         image_mean: of each colour, 0 to 1; with `image_std` what pixels are scaled by. Where not
             given, what the directory's preprocessor_config.json says.
         image_std: see `image_mean`.
+        kwargs: see `load_vla_model`.
 
     Raises:
         ConfigurationError: see `load_vla_model`; and for a directory that does not say how pixels
@@ -52,38 +52,19 @@ class TransformersBackbone(Backbone):
         self,
         kind: Literal["hf", "hf_config"] = "hf",
         path: str | None = None,
-        config: dict[str, Any] | None = None,
-        dtype: str = "float32",
-        strict: bool = True,
-        lora: dict[str, Any] | None = None,
-        adapter: str | None = None,
-        freeze: Sequence[str] = (),
-        gradient_checkpointing: bool = False,
-        trust_code: bool = False,
-        allow_download: bool = False,
+        *,
         placeholder: int | None = None,
         token_offset: int = 0,
         padding: int | None = None,
         condition_tokens: tuple[int, int] | None = None,
         image_mean: Sequence[float] | None = None,
         image_std: Sequence[float] | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__()
         check_range("token_offset", token_offset, least=0)
         self._set_statistics(kind, path, image_mean, image_std)
-        self.model = load_vla_model(
-            kind,
-            path,
-            config=config,
-            dtype=dtype,
-            strict=strict,
-            lora=lora,
-            adapter=adapter,
-            freeze=freeze,
-            gradient_checkpointing=gradient_checkpointing,
-            trust_code=trust_code,
-            allow_download=allow_download,
-        )
+        self.model = load_vla_model(kind, path, model_class=None, model_config=None, **kwargs)
         settings = cast(Any, self.model).config
         self.image_size = int(_of(settings.vision_config, "image_size"))
         old = not hasattr(settings, "image_token_id")

@@ -46,10 +46,24 @@ def fill_with_weights(
     Raises:
         ConfigurationError: where there are none, or they do not fit.
     """
+    weights = weights_at(path, setting)
+    model.load_state_dict(fitting(model.state_dict(), weights, path, strict), strict=False)
+
+
+def weights_at(path: str, setting: str) -> dict[str, Tensor]:
+    """Read a file of weights, or those of a directory.
+
+    Args:
+        path: of the file or the directory.
+        setting: what the user calls the path, for the messages.
+
+    Raises:
+        ConfigurationError: where there are none.
+    """
     weights: dict[str, Tensor] = {}
     for file in _files_of_weights(path, setting):
         weights |= load_weights(file)
-    model.load_state_dict(fitting(model.state_dict(), weights, path, strict), strict=False)
+    return weights
 
 
 def fitting(
@@ -60,10 +74,16 @@ def fitting(
     Raises:
         ConfigurationError: with `strict`, if names or shapes differ, naming them and `source`.
     """
+    report = compared(own, weights)
+    check_report(report, source, strict)
+    return {k: v for k, v in weights.items() if k in own and k not in report.mismatched}
+
+
+def compared(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> KeyReport:
+    """Return how the names and shapes of weights differ from a model's state dict `own`."""
     wrong = [k for k in own if k in weights and weights[k].shape != own[k].shape]
     missing, surplus = ([k for k in a if k not in b] for a, b in ((own, weights), (weights, own)))
-    check_report(KeyReport(missing, surplus, wrong), source, strict)
-    return {k: v for k, v in weights.items() if k in own and k not in wrong}
+    return KeyReport(missing, surplus, wrong)
 
 
 def _files_of_weights(path: str, setting: str) -> list[Path]:
