@@ -155,13 +155,15 @@ from lightning_rl.envs import (
 )
 from lightning_rl.envs import (
     TorchEnv as TorchEnv,
-    VLAObservation as VLAObservation,
 )
 from lightning_rl.envs import (
     VectorEnv as VectorEnv,
 )
 from lightning_rl.envs import (
     VectorEnvWrapper as VectorEnvWrapper,
+)
+from lightning_rl.envs import (
+    VLAObservation as VLAObservation,
 )
 from lightning_rl.policies import (
     GRU as GRU,

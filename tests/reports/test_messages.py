@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from lightning_rl import PPO, ActorCritic, RLTrainer
-from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.cli.help_pages import PROBES
@@ -47,6 +46,10 @@ POLICIES = (
     "SlowPolicy, SquashedActorCritic, VLAPolicy"
 )
 ALGORITHMS = "BehaviorCloning, DiscreteSAC, GRPO, GripperSAC, PPO, RewardClassifier, SAC, TD3"
+ENVS = (
+    "ActionChunk, CartPole, EncodedObservations, EnvPoolEnv, GymnasiumEnv, LabelledFrames, PointMass, PushBlocks, "
+    "PushCube, TensorSimulator"
+)
 OF_SB3 = "is of Stable-Baselines3; here it is"
 
 PPO_YAML = "fit --config ppo.yaml"
@@ -85,10 +88,14 @@ TYPED = {
     "an import path such as my_module.MyClass; close matches: FrameStackObservation.",
     f"{PPO_YAML} --data.env.wrappers FrameStackObservation": "data.env.wrappers must be a list or null, got "
     "'FrameStackObservation': write [FrameStackObservation].",
-    f"{PPO_YAML} --data.env.wrappers [{FRAMES}]": "Missing setting: stack_size of FrameStackObservation: write "
-    "{class_path: FrameStackObservation, init_args: {stack_size: ...}}.",
-    f"{PPO_YAML} --trainer.callbacks EarlyStopping": "Missing setting: monitor of EarlyStopping: write {class_path: "
-    "EarlyStopping, init_args: {monitor: ...}}.",
+    f"{PPO_YAML} --data.env.wrappers [{FRAMES}]": "Missing setting: data.env.wrappers.stack_size of "
+    "FrameStackObservation, a whole number: write {class_path: FrameStackObservation, init_args: {stack_size: ...}}.",
+    f"{PPO_YAML} --trainer.callbacks EarlyStopping": "Missing setting: trainer.callbacks.monitor of "
+    "EarlyStopping, a text: write {class_path: EarlyStopping, init_args: {monitor: eval/avg_reward}}.",
+    f"{PPO_YAML} --trainer.strategy nope": "trainer.strategy must be auto or ddp, got 'nope'.",
+    f"{PPO_YAML} --trainer.profiler nope": "trainer.profiler must be simple, advanced, pytorch or null, got 'nope'.",
+    f"{PPO_YAML} --data.env my_mod.HalfEnv": "'my_mod.HalfEnv' for data.env is abstract: define reset, step, or name a "
+    f"class that does; known here: {ENVS}.",
     f"{PPO_YAML} --model.gamma null": "model.gamma must be a number, got null; leave it out for 0.99.",
     f"{PPO_YAML} --data.iterations_per_epoch 9999999999999999999": "data.iterations_per_epoch must lie below 2**63, got "
     "9999999999999999999.",
@@ -105,8 +112,6 @@ REFUSED = {
     "torch finds no such device. Where not given, a GPU is taken if there is one.",
     f"{PPO_YAML} --trainer.devices 1000": f"trainer.devices must be at most {MOST} on this machine without GPU, got 1000: "
     "on a CPU each is a process of its own.",
-    f"{PPO_YAML} --data.env my_mod.HalfEnv": "data.env cannot be made: Can't instantiate abstract class HalfEnv with "
-    "abstract methods reset, step. Define them.",
     f"{PPO_YAML} --model.policy VLAPolicy": "A VLA's observations are a Dict with rgb, uint8 [H, W, 3] or [cameras, H, W, "
     f"3], and depth, language and proprio; this is {CART_POLE}. Give the env the wrapper VLAObservation "
     "(data.env.wrappers), or another policy.",
@@ -142,8 +147,7 @@ def test_each_mistake_ends_in_one_message_that_says_the_cure(tmp_path, monkeypat
     Path("space.yaml").write_text("space: {model.lr: [0.1]}")
     Path("beside.yaml").write_text("model: {class_path: PPO, gamma: 0.9}")
     Path("number.yaml").write_text("data: {env: {class_path: 3}}")
-    env = {quick_help.SWITCH: "1", "CUDA_VISIBLE_DEVICES": ""}
-    said = rl_cli(program=tmp_path / "all.py", env=env)
+    said = rl_cli(program=tmp_path / "all.py", env={"CUDA_VISIBLE_DEVICES": ""})
     assert said.returncode == 0, said.stderr
     found = dict(zip([*TYPED, *REFUSED], json.loads(said.stdout), strict=True))
     wanted = {line: [2, "", f"rl-cli: error: {text}\n"] for line, text in TYPED.items()}

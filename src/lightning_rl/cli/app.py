@@ -21,6 +21,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
 from lightning_rl.checkpoints.trust import checked_config, find_code_here, only_allowed_imports
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
+from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.collect import collect
 from lightning_rl.cli.export import export
 from lightning_rl.cli.help_pages import (
@@ -31,23 +32,21 @@ from lightning_rl.cli.help_pages import (
     describe_class,
 )
 from lightning_rl.cli.label import label
-from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import explained_refusals
 from lightning_rl.cli.parsing import (
     Refusal,
     UsageError,
-    check_classes,
-    check_options,
+    asks_for_help,
     take_numpy_numbers,
-    with_whole_number,
 )
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
-from lightning_rl.cli.values import check_values
 from lightning_rl.sweeps.sweep import sweep
 from lightning_rl.system import ranks
+from lightning_rl.system.declared import in_short
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
 from lightning_rl.system.files import check_writable, read_text, write_atomically
-from lightning_rl.system.jsonargparse_private import PARSER_MODE, take_yaml
+from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.permission import has_granted
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
@@ -65,7 +64,6 @@ class RLArgumentParser(LightningArgumentParser):
     """A parser whose errors are one readable message, and whose help stands in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        take_yaml()
         own = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
         super().__init__(*args, **{**own, **kwargs})
 
@@ -77,16 +75,6 @@ class RLArgumentParser(LightningArgumentParser):
         else:
             describe_class(self)
         return super().format_help(formatter)
-
-    def parse_args(self, args: Any = None, *rest: Any, **named: Any) -> Any:
-        """Parse; a `null` two classes deep, as of `model.policy.memory`, stays one.
-
-        jsonargparse 4.53 reads it on the way and hands what it read to the parser of the inner
-        class as text, `--memory=None`.
-        """
-        if args is not None and len(args) == 1 and args[0].endswith("=None"):
-            args = [args[0].removesuffix("None") + "null"]
-        return super().parse_args(args, *rest, **named)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End the parsing: whoever knows what was typed says what is wrong."""
@@ -198,22 +186,29 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments given, without a warning that `sys.argv` holds others."""
-        check_options(args)
+        subcommand, settings = args[0], check_run(args)
+        if asks_for_help(args):
+            parser.parse_args(args)
         try:
-            self.config = parser.parse_args(args)
-        except Refusal as refusal:
-            if (taken := with_whole_number(str(refusal), args)) is not None:
-                return self.parse_arguments(parser, taken)
-            sys.stderr.write(f"rl-cli: error: {explain(str(refusal), args)}\n")
-            sys.exit(2)
+            with explained_refusals():
+                self.config = parser.parse_object({"subcommand": subcommand, subcommand: settings})
         except ValueError as error:
+            if isinstance(error, ConfigurationError):
+                raise
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
-            raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
-        check_values(self.config[self.config.subcommand])
+            raise ConfigurationError(f"{in_short(str(error))} {hint}") from error
+        if any(option.startswith("--print_config") for option in args):
+            print(dump_yaml(self.settings()), end="")
+            sys.exit(0)
         seed = self.config[self.config.subcommand].seed_everything
         check_range("seed_everything", seed, least=0, most=MOST_SEED)
         self._find_checkpoint()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options of the run, as a config file has them."""
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
+        return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 
     def _find_checkpoint(self) -> None:
         """Replace the checkpoint that was named by its path."""
@@ -227,8 +222,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make everything, and say what to install where a class of Lightning's wants more."""
-        config = self.config[self.config.subcommand]
-        check_classes(config)
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -352,8 +345,7 @@ class _Options(RLCLI):
         for other in self._others:
             super().parse_arguments(parser, [*args, *other])
         super().parse_arguments(parser, args)
-        text = parser.dump(self.config, skip_none=False, skip_validation=True)
-        found = load_yaml(text)[self.config.subcommand]
+        found = self.settings()
         self.text = dump_yaml({key: found[key] for key in SECTIONS if key in found})
         raise _ParsedError
 

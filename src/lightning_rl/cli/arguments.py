@@ -4,19 +4,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoint
+from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.config_files import find_config, shipped_configs
 from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
-from lightning_rl.cli.parsing import UsageError
-from lightning_rl.cli.quick_help import asks_for_help
+from lightning_rl.cli.parsing import UsageError, asks_for_help
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import read_text
-from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
 FAMILIES = {
@@ -66,8 +63,6 @@ def complete(arguments: list[str]) -> Completed:
             f"{_misspelt(options)}{subcommand} needs a trained policy: give --ckpt_path FILE, a "
             "run directory, last or best."
         )
-    for config in configs:
-        _check_file(config)
     if configs:
         named = "--exp_name" in options or any(
             option.startswith("--exp_name=") for option in options
@@ -155,7 +150,7 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         config = checked.config
         _say(str(checked))
     # The run that was found is meant from here on, not the newest of its name.
-    rest = _without("--ckpt_path", options)
+    rest = without("--ckpt_path", options)
     arguments = [subcommand, "--config", config, *rest, "--ckpt_path", str(path)]
     return Completed(arguments, trusted, rest)
 
@@ -191,64 +186,6 @@ def _is_given(name: str, options: Sequence[str]) -> bool:
 @rank_zero_only
 def _say(text: str) -> None:
     sys.stderr.write(text)
-
-
-def _check_file(config: Path) -> None:
-    """Check what the parser lets pass: that a config file is a mapping of known sections."""
-    content = read_yaml(read_text(config), str(config))
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{config} holds no settings; expected sections such as model: and data:."
-        )
-    allowed = (*SECTIONS, "ckpt_path", "weights_only", "trust_code", "restore_replay", "verbose")
-    for section in content:
-        if section not in allowed:
-            raise UsageError(
-                f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
-                f"{closest(str(section), allowed)}."
-            )
-    _check_keys(content, "", config)
-    trainer = content.get("trainer")
-    for name, cure in OF_THE_RUN.items():
-        require(
-            not (isinstance(trainer, dict) and name in trainer),
-            f"trainer.{name} in {config} would be ignored: {cure}.",
-        )
-
-
-def _check_keys(value: Any, path: str, config: Path) -> None:
-    """Check that keys are texts, and that what names a class has its settings below init_args."""
-    children = list(value.items()) if isinstance(value, dict) else []
-    children += list(enumerate(value)) if isinstance(value, list) else []
-    for key, child in children:
-        where = f"{path}.{key}".lstrip(".")
-        if isinstance(value, dict) and (key == "" or not isinstance(key, str)):
-            raise UsageError(
-                f"{path} in {config} has the key {key!r}: keys are names of settings, and texts."
-            )
-        if key == "class_path" and not isinstance(child, str):
-            raise UsageError(f"{where} in {config} must be the name of a class, got {child!r}.")
-        if key == "init_args" and not isinstance(child, dict):
-            raise UsageError(f"{where} in {config} must be a mapping of settings, got {child!r}.")
-        if key not in HANDED_ON:
-            _check_keys(child, where, config)
-    names = value if isinstance(value, dict) and "class_path" in value else ()
-    if stray := [name for name in names if name not in ("class_path", "init_args", "dict_kwargs")]:
-        raise UsageError(
-            f"{path} in {config} has {', '.join(stray)} beside class_path: settings of a class "
-            f"stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
-        )
-
-
-HANDED_ON = ("env_kwargs", "model_config", "dict_kwargs", "config", "lora")
-"""Mappings whose keys are not ours to name."""
-
-OF_THE_RUN = {
-    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
-    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
-    "restore_replay": "add --restore_replay false to the command",
-}
-"""Trainer arguments that the command line sets itself, and where to write them instead."""
 
 
 def _spell_out_video(options: list[str]) -> list[str]:
@@ -289,8 +226,8 @@ def value_of(flag: str, options: Sequence[str]) -> str | None:
     return value
 
 
-def _without(flag: str, options: Sequence[str]) -> list[str]:
-    """Drop a flag and its value."""
+def without(flag: str, options: Sequence[str]) -> list[str]:
+    """Return options without a flag and its value."""
     kept, skip = [], False
     for option in options:
         if skip:

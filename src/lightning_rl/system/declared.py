@@ -1,0 +1,134 @@
+"""Read declared types: which classes and values they take, and how a message calls these."""
+
+import collections.abc as abc
+import dataclasses
+import inspect
+import re
+import types
+import typing
+from enum import Enum
+from typing import Any, Literal, NamedTuple, get_args, get_origin
+
+UNIONS = (typing.Union, types.UnionType)
+LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection)
+MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
+
+OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
+"""Modules whose types are those of plain values, or are converted from texts."""
+
+WORDS = {
+    **dict.fromkeys(("int", "integer"), "a whole number"),
+    **dict.fromkeys(("float", "floating"), "a number"),
+    **dict.fromkeys(("Sequence", "Iterable", "list", "ndarray", "tuple"), "a list"),
+    **dict.fromkeys(("dict", "Mapping"), "a mapping, such as {name: value}"),
+    "bool": "true or false",
+    "str": "a text",
+    "NoneType": "null",
+}
+"""How a message calls a type."""
+
+
+class Family(NamedTuple):
+    """The class that a declared type asks for: an instance of it, or a factory of instances.
+
+    Attributes:
+        cls: the class that a named class must derive from.
+        leading: number of leading arguments that the caller of the factory gives.
+        named: keyword arguments that the caller of the factory gives.
+        is_factory: whether a function may stand there, too.
+    """
+
+    cls: type
+    leading: int = 0
+    named: tuple[str, ...] = ()
+    is_factory: bool = False
+
+
+@dataclasses.dataclass
+class Parts:
+    """What a declared type takes: the members of a union, by their kinds.
+
+    Attributes:
+        plain: types of values without classes.
+        families: classes, of which one is named.
+        group: a dataclass.
+        entries: type of the entries of a list with classes.
+        values: type of the values of a mapping with classes.
+    """
+
+    plain: list[Any] = dataclasses.field(default_factory=list)
+    families: list[Family] = dataclasses.field(default_factory=list)
+    group: type | None = None
+    entries: Any = None
+    values: Any = None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a class is named somewhere in it."""
+        return any((self.families, self.group, self.entries, self.values))
+
+
+def parts_of(kind: Any) -> Parts:
+    """Return what a declared type takes."""
+    parts = Parts()
+    for one in get_args(kind) if get_origin(kind) in UNIONS else (kind,):
+        origin, args = get_origin(one), get_args(one)
+        if dataclasses.is_dataclass(one):
+            parts.group = typing.cast(type, one)
+        elif origin in LISTS and args and parts_of(args[0]).has_classes:
+            parts.entries = args[0]
+        elif origin in MAPPINGS and args and parts_of(args[1]).has_classes:
+            parts.values = args[1]
+        elif family := _family(one):
+            parts.families.append(family)
+        else:
+            parts.plain.append(one)
+    return parts
+
+
+def _family(kind: Any) -> Family | None:
+    args = get_args(kind)
+    if get_origin(kind) is abc.Callable and len(args) == 2:
+        made = _family(args[1])
+        leading = len(args[0]) if isinstance(args[0], list) else 0
+        return made and Family(made.cls, leading, is_factory=True)
+    if not isinstance(kind, type) or args:
+        return None
+    if getattr(kind, "_is_protocol", False) and "__call__" in vars(kind):
+        signature = inspect.signature(vars(kind)["__call__"], eval_str=True)
+        made, call = _family(signature.return_annotation), signature.parameters
+        leading = sum(one.kind is one.POSITIONAL_ONLY for one in call.values()) - 1
+        named = tuple(name for name, one in call.items() if one.kind is one.KEYWORD_ONLY)
+        return made and Family(made.cls, leading, named, is_factory=True)
+    is_plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
+    return None if is_plain else Family(kind)
+
+
+def in_words(kind: Any) -> str:
+    """Return what a value of a declared type is called in a message."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin in UNIONS:
+        return " or ".join(dict.fromkeys(map(in_words, args)))
+    if origin is tuple and args and ... not in args:
+        return f"a list of {len(args)}"
+    if _family(kind) is not None and not dataclasses.is_dataclass(kind):
+        return "the name of a class"
+    name = getattr(origin or kind, "__name__", str(kind))
+    return WORDS.get(name, f"a {name}")
+
+
+def in_short(message: str) -> str:
+    """Return a message of the parser without its inner workings."""
+    key = re.search(r'Parser key "([^"]+)"', message)
+    of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"
+    kinds = re.findall(f"Expected a (?:{of_class}|{of_choices})", message)
+    value = re.search(r"(?:Given|Got) value: (.*)", message)
+    if missing := re.search(r"arguments are required: (.+)", message):
+        return f"Missing setting: {missing[1]}."
+    if key is None or not kinds or value is None:
+        return re.sub(r"\s+\n", "\n", message).strip()
+    words = [WORDS.get(kind, f"a {kind}") if kind else f"one of {of}" for kind, of in kinds]
+    allowed = " or ".join(dict.fromkeys(words)).replace("'", "")
+    return f"{key[1]} must be {allowed}, got {value[1]}."
