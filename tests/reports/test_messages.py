@@ -58,9 +58,10 @@ FRAMES = "gymnasium.wrappers.FrameStackObservation"
 CART_POLE = "Box([-4.8               -inf -0.41887903        -inf], [4.8               inf 0.41887903        inf], (4,), float32)"
 
 TYPED = {
-    "fit --confg ppo.yaml": f"Unknown option '--confg'; close matches: --config. {NEEDS}",
-    "fit ppo.yaml": f"'ppo.yaml' belongs to no option: write --config ppo.yaml. {NEEDS}",
-    "fit --config": f"--config needs a value. {NEEDS}",
+    "fit --confg ppo.yaml": "fit has no option --confg; close matches: config. rl-cli fit --help lists them.",
+    "fit ppo.yaml": "'ppo.yaml' belongs to no option: write --config ppo.yaml.",
+    "fit --config": "--config needs a value.",
+    "fit": NEEDS,
     f"{PPO_YAML} --trainer.precision fp16": "trainer.precision must be 32-true or bf16-mixed, got 'fp16'.",
     f"{PPO_YAML} --data.env my_mod.Unregistered": "'my_mod.Unregistered' for data.env is a Gymnasium env: call "
     "gymnasium.register('Unregistered-v0', Unregistered) in my_mod, and write --data.env GymnasiumEnv --data.env.id "

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +44,7 @@ from lightning_rl.sweeps.sweep import sweep
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import in_short
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
-from lightning_rl.system.files import check_writable, read_text, write_atomically
+from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.permission import has_granted
@@ -109,7 +108,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
         """Say where the output goes, once nothing that is asked before a run has refused it."""
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
-            print(f"Run directory: {trainer.run_dir}", flush=True)
+            print(f"Run directory: {shown(trainer.run_dir)}", flush=True)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -130,6 +129,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         self._asked = args[0]
+        self._began_in = Path.cwd()  # a module that the configuration names may change it
         super().__init__(
             model_class=Algorithm,
             datamodule_class=RLDataModule,
@@ -246,8 +246,9 @@ class RLCLI(CommandLineAlone, LightningCLI):
         else:
             kwargs["logger"] = False
             run_dir = run_dir_of(config.ckpt_path) or Path(config.ckpt_path).absolute().parent
-        if run_dir is not None:
-            kwargs["run_dir"] = str(run_dir)
+        if run_dir := run_dir or config.trainer.run_dir:
+            kwargs["run_dir"] = str(self._began_in / expanded(run_dir))
+        kwargs["output_dir"] = str(self._began_in / expanded(config.output_dir))
         return super().instantiate_trainer(**kwargs)
 
     def check(self, **kwargs: Any) -> None:
@@ -263,7 +264,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def after_play(self) -> None:
         """Say where the film is, if that was asked for."""
         trainer = cast(RLTrainer, self.trainer)
-        film = trainer.run_dir / "videos" / f"play_{self.model.env_steps}.mp4"
+        film = shown(trainer.run_dir) / "videos" / f"play_{self.model.env_steps}.mp4"
         if self.config[self.subcommand].trainer.video and trainer.is_global_zero:
             print(f"Film: {film}", flush=True)
 
@@ -277,9 +278,9 @@ class RLCLI(CommandLineAlone, LightningCLI):
         trainer = cast(RLTrainer, self.trainer)
         if not trainer.is_global_zero:
             return  # a status other than 0 would have its launcher kill rank 0
-        run_dir, signal = trainer.run_dir, trainer.stop_signal
+        run_dir, signal = shown(trainer.run_dir), trainer.stop_signal
         print(f"Run directory: {run_dir}")
-        trust = _trust_needed(run_dir)
+        trust = _trust_needed(trainer.run_dir)
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}{trust}"
         if signal is not None:
             print(
@@ -307,7 +308,7 @@ def _trust_needed(run_dir: Path) -> str:
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     """Say what a finished run left, and what to do with it."""
-    run_dir = trainer.run_dir
+    run_dir = shown(trainer.run_dir)
     best = run_dir / "checkpoints" / "best.ckpt"
     lines = []
     kept = trainer.checkpoint_callback
@@ -329,30 +330,26 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
 
 
 class _ParsedError(Exception):
-    """The options of several runs have been parsed."""
+    """The options have been parsed; the argument is what they say."""
 
 
 class _Options(RLCLI):
-    """The options of `fit`, alone and with each of several others: parsed, and nothing made."""
-
-    def __init__(self, args: Sequence[str], others: Sequence[Sequence[str]]) -> None:
-        self._others = others
-        self.text = ""
-        with suppress(_ParsedError):
-            super().__init__(args)
-
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        for other in self._others:
-            super().parse_arguments(parser, [*args, *other])
         super().parse_arguments(parser, args)
-        found = self.settings()
-        self.text = dump_yaml({key: found[key] for key in SECTIONS if key in found})
-        raise _ParsedError
+        raise _ParsedError(self.settings())
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Check options of `fit`, alone and with each of several others; return the configuration."""
-    return _Options(complete(["fit", *options]).arguments, others).text
+    arguments = complete(["fit", *options]).arguments
+    for other in others:
+        check_run([*arguments, *other])
+    try:
+        _Options(arguments)
+    except _ParsedError as parsed:
+        found = parsed.args[0]
+        return dump_yaml({key: found[key] for key in SECTIONS if key in found})
+    raise AssertionError
 
 
 APART: dict[str, Callable[[Sequence[str]], None]] = {

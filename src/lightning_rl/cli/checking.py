@@ -145,12 +145,16 @@ def check_run(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: naming the setting, the value, what is allowed, and the cure.
     """
-    subcommand, *options = arguments
+    return check_options(arguments[1:], kinds_of(arguments[0]))
+
+
+def kinds_of(subcommand: str) -> dict[str, Any]:
+    """Return the types of the options of a subcommand that makes a run, by their names."""
     method = inspect.signature(getattr(RLTrainer, subcommand)).parameters
     kinds = {name: one.annotation for name, one in method.items() if "data" not in name}
-    kinds |= {"exp_name": str, "output_dir": str, "trust_code": bool, "restore_replay": bool}
-    kinds |= {"seed_everything": bool | int | None, "model": Algorithm, **SECTIONS}
-    return check_options(options, kinds)
+    kinds |= {"config": str, "exp_name": str, "output_dir": str, "print_config": bool}
+    kinds |= {"trust_code": bool, "restore_replay": bool}
+    return {**kinds, "seed_everything": bool | int | None, "model": Algorithm, **SECTIONS}
 
 
 def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -521,8 +525,8 @@ def _matches(name: str, classes: Iterable[type]) -> str:
     for cls in classes:
         for parameter in parameters_of(cls):
             owners.setdefault(parameter, []).append(cls.__name__)
-    found = [one for one in owners if name.endswith(f"_{one}") or one.endswith(f"_{name}")]
-    found = list(dict.fromkeys([*found, *get_close_matches(name, owners, n=4)]))
+    within = [one for one in owners if name.endswith(f"_{one}") or one.endswith(f"_{name}")]
+    found = list(dict.fromkeys([*get_close_matches(name, owners, n=4), *within]))
     for one in found:
         if len(owners[one]) > 2:
             owners[one][1:] = ["others"]

@@ -11,7 +11,7 @@ from lightning_rl.deploy.export.metadata import directory_of, metadata_of
 from lightning_rl.deploy.export.weights import making_of
 from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded
+from lightning_rl.system.files import expanded, shown
 
 OPTIONS = {
     "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
@@ -87,8 +87,7 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
     """Return where the policy goes."""
     suffix = SUFFIXES[kind]
     if given is None:
-        found = directory_of(trained.path) / "export" / f"{trained.path.stem}{suffix}"
-        return found if Path.cwd() not in found.parents else found.relative_to(Path.cwd())
+        return shown(directory_of(trained.path) / "export" / f"{trained.path.stem}{suffix}")
     path = expanded(given)
     require(
         path.suffix == suffix,

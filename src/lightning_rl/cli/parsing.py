@@ -3,7 +3,7 @@
 import builtins
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,8 @@ FREE = ("env_kwargs", "model_config", "config", "lora")
 BEFORE = "settings before"
 """Key of the settings of a class whose place another class has taken."""
 
-FLAGS_ALONE = ("--help", "-h", "--print_config")
-"""Options that need no value; so does `--model.help`."""
+ALONE = ("--help", "-h", "--print_config", "--video")
+"""Options that need no value; those that end with `.help` need none, either."""
 
 
 class Refusal(SystemExit):
@@ -67,7 +67,8 @@ def merged(options: Sequence[str]) -> dict[str, Any]:
         ConfigurationError: for YAML that cannot be read, or has a key twice.
     """
     tree: dict[str, Any] = {}
-    for flag, value in _pairs(options):
+    for option in normal(options):
+        flag, _, value = option.partition("=")
         path = flag.lstrip("-").removesuffix(".help")
         if path in ("config", "c"):
             _put(tree, [], _of_config(value))
@@ -145,30 +146,34 @@ def _of_config(value: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(options: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option and its value, which is empty for those that need none."""
+def normal(options: Sequence[str]) -> list[str]:
+    """Return each option as `--flag=value`, and those without a value as they are.
+
+    Raises:
+        UsageError: for words that belong to no option, and options without a value.
+    """
+    found: list[str] = []
     flag = ""
     for option in [*options, "--"]:
         is_flag = re.match("--|-[a-z]", option) is not None
         if is_flag and flag:
-            if flag not in FLAGS_ALONE and not flag.endswith(".help"):
+            if flag not in ALONE and not flag.endswith(".help"):
                 raise UsageError(f"{flag} needs a value.")
-            yield flag, ""
-        if is_flag:
-            flag, separator, value = option.partition("=")
-            if separator:
-                yield flag, value
-                flag = ""
+            found.append(flag)
+        if is_flag and "=" in option:
+            found.append(option)
+            flag = ""
+        elif is_flag:
+            flag = option
         elif flag:
-            yield flag, option
+            found.append(f"{flag}={option}")
             flag = ""
         else:
-            raise UsageError(f"'{option}' belongs to no option: an option is --name value.")
-
-
-def path_of(flag: str) -> str:
-    """Return the path of the setting that an option sets: `model.gamma`."""
-    return ".".join(part for part in flag.lstrip("-").split(".") if part != "init_args")
+            wanted = "--ckpt_path" if option.endswith(".ckpt") else "--config"
+            is_file = option.endswith((*SUFFIXES, ".ckpt"))
+            cure = f"write {wanted} {option}" if is_file else "an option is --name value"
+            raise UsageError(f"'{option}' belongs to no option: {cure}.")
+    return found
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -28,7 +28,7 @@ from lightning_rl.cli.options import (
     explained_refusals,
     option_parser,
 )
-from lightning_rl.cli.parsing import asks_for_help, take_numpy_numbers
+from lightning_rl.cli.parsing import asks_for_help, normal, take_numpy_numbers
 from lightning_rl.collectors.evaluation import chooser_of
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.datasets.episodes import EpisodeWriter
@@ -74,6 +74,7 @@ def record(options: Sequence[str]) -> None:
         ConfigurationError: for options that do not fit together, and what env, policy, source and
             dataset refuse.
     """
+    options = normal(options)
     config = value_of("--config", options) or value_of("-c", options)
     rest = without("--config", without("-c", options))
     checkpoint = value_of("--ckpt_path", options)

@@ -194,7 +194,9 @@ class RLTrainer(Trainer, Constructed):
         quieten_framework()
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
-        self.run_dir = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        # Absolute: an env or a policy may change the working directory.
+        chosen = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        self.run_dir = chosen.absolute()
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
