@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from textwrap import shorten
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, get_args
 
 import gymnasium
 import yaml
@@ -420,6 +420,9 @@ def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
         cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
     elif "a list" in allowed and not isinstance(value, list | dict):
         cure = f": write [{value}]"
+    elif "a list" in allowed and isinstance(value, list):
+        entries = " or ".join(in_words(get_args(one)[0]) for one in parts.plain if get_args(one))
+        cure = f": each entry must be {entries}" if entries else ""
     is_choice = allowed.startswith("one of") and value is not None
     return f"{path} must be {allowed}, got {value if is_choice else _shown(value)}{cure}."
 
@@ -441,7 +444,8 @@ def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageEr
     if "." in path:
         example = f"{{class_path: {cls.__name__}, init_args: {{{example}}}}}"
     return UsageError(
-        f"Missing setting: {whole} of {cls.__name__}, {in_words(kind)}: write {example}."
+        f"Missing setting: {whole} of {cls.__name__}, {in_words(kind)}: write {example}"
+        f"{_known(families[0].cls) if families else ''}."
     )
 
 
@@ -537,7 +541,8 @@ def _matches(name: str, classes: Iterable[type]) -> str:
 def _configurable() -> Iterator[type]:
     yield from (section.cls for section in SECTIONS.values())
     for family in FAMILIES:
-        yield from (one for one in _subclasses(family) if not inspect.isabstract(one))
+        found = (one for one in _subclasses(family) if one.__name__ not in PROBES)
+        yield from (one for one in found if not inspect.isabstract(one))
 
 
 def _known(family: type) -> str:

@@ -103,25 +103,28 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
         return str(folder / content) if os.path.isfile(folder / content) else content
     if not isinstance(content, dict):
         return content
-    for key, value in content.items():
-        where, got = f"{path}.{key}{within}", f"got {value!r}."
+    name_of_class, init_args = content.get("class_path", ""), content.get("init_args", {})
+    if not isinstance(name_of_class, str):
+        raise UsageError(
+            f"{path}.class_path{within} must be the name of a class, got {name_of_class!r}."
+        )
+    if not isinstance(init_args, dict):
+        raise UsageError(
+            f"{path}.init_args{within} must be a mapping of settings, got {init_args!r}."
+        )
+    stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
+    if "class_path" in content and stray:
+        raise UsageError(
+            f"{path}{within} has {', '.join(map(str, stray))} beside class_path: settings of a "
+            f"class stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
+        )
+    if "init_args" in content and not stray:
+        content = {key: one for key, one in content.items() if key != "init_args"} | init_args
+    for key in content:
         if key == "" or not isinstance(key, str):
             raise UsageError(
                 f"{path}{within} has the key {key!r}: keys are names of settings, and texts."
             )
-        if key == "class_path" and not isinstance(value, str):
-            raise UsageError(f"{where} must be the name of a class, {got}")
-        if key == "init_args" and not isinstance(value, dict):
-            raise UsageError(f"{where} must be a mapping of settings, {got}")
-    stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
-    if "class_path" in content and stray:
-        raise UsageError(
-            f"{path}{within} has {', '.join(stray)} beside class_path: settings of a class "
-            f"stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
-        )
-    if "init_args" in content and not stray:
-        content = content | content["init_args"]
-        del content["init_args"]
     return {
         key: value if key in FREE else settings_in(value, f"{path}.{key}".lstrip("."), name, folder)
         for key, value in content.items()
