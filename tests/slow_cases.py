@@ -51,7 +51,9 @@ SLOW_CASES = {
         "MountainCar": "[CartPole]",
         "torch-native discrete": "[torch-native]",
     },
-    "equivalence/test_resume.py::test_resume_is_exact_for_mujoco": {"HalfCheetah-v5": "[Hopper-v5]"},
+    "equivalence/test_resume.py::test_resume_is_exact_for_mujoco": {
+        "HalfCheetah-v5": "[Hopper-v5]"
+    },
     "equivalence/test_async.py::test_without_lag_background_is_foreground_bit_for_bit": {
         "PPO torch": "[GRPO torch]",
         "PPO Pendulum-v1": "[PPO CartPole-v1]",

@@ -268,7 +268,12 @@ class Walk:
         family, name = parts.families[0], named.get("class_path")
         if name is None and not self.helps:
             raise UsageError(_wrong(kind, value, path, EMPTY))
-        if str in parts.plain and "." not in name and not _is_known(name, parts):
+        if (
+            name is not None
+            and str in parts.plain
+            and "." not in name
+            and not _is_known(name, parts)
+        ):
             if name in TEXTS.get(path, (name,)):
                 return str(name)
             raise UsageError(_wrong(kind, name, path, EMPTY))
@@ -351,7 +356,7 @@ class Walk:
             cure = _of_gymnasium(name, found, path) if family.cls is VectorEnv else None
             raise UsageError(cure or _of_another_kind(name, family.cls, path))
         if inspect.isabstract(found) and not self.helps:
-            methods = ", ".join(sorted(found.__abstractmethods__))
+            methods = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
             raise UsageError(
                 f"'{name}' for {path} is abstract: define {methods}, or name a class that does"
                 f"{_known(family.cls)}."

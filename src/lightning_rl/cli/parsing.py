@@ -216,7 +216,8 @@ def over(before: Any, value: Any) -> Any:
         value = {"class_path": str(value)}
     if not isinstance(value, dict):
         return value
-    old, new = before.get("class_path", ""), value.get("class_path", before.get("class_path", ""))
+    old = str(before.get("class_path", ""))
+    new = str(value.get("class_path", old))
     if old.rpartition(".")[2] != new.rpartition(".")[2]:
         return value | {BEFORE: before}
     both = {name: over(before.get(name), one) for name, one in value.items()}
