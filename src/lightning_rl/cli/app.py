@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -31,9 +31,8 @@ from lightning_rl.cli.help_pages import (
     describe_class,
 )
 from lightning_rl.cli.label import label
-from lightning_rl.cli.options import explained_refusals
+from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import (
-    Refusal,
     UsageError,
     asks_for_help,
     take_numpy_numbers,
@@ -59,7 +58,7 @@ MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not 
 """How the parser passes on that a class lacks a package."""
 
 
-class RLArgumentParser(LightningArgumentParser):
+class RLArgumentParser(OptionParser):
     """A parser whose errors are one readable message, and whose help stands in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,10 +73,6 @@ class RLArgumentParser(LightningArgumentParser):
         else:
             describe_class(self)
         return super().format_help(formatter)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the parsing: whoever knows what was typed says what is wrong."""
-        raise Refusal(message) from ex
 
 
 MOST_SEED = 2**32 - 1

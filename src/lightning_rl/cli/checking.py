@@ -265,20 +265,15 @@ class Walk:
         """Check the name of a class, and its settings."""
         named = _content(value, path)
         named = named if isinstance(named, dict) else {"class_path": str(value)}
-        family, name = parts.families[0], named.get("class_path")
+        family, name, is_text = parts.families[0], named.get("class_path"), isinstance(value, str)
         if name is None and not self.helps:
             raise UsageError(_wrong(kind, value, path, EMPTY))
-        if (
-            name is not None
-            and str in parts.plain
-            and "." not in name
-            and not _is_known(name, parts)
-        ):
-            if name in TEXTS.get(path, (name,)):
-                return str(name)
-            raise UsageError(_wrong(kind, name, path, EMPTY))
-        found = family.cls if name is None else self._resolved(name, parts, path)
-        if not isinstance(found, type) and isinstance(value, str):
+        if str in parts.plain and isinstance(value, str) and not _names_class(value, parts):
+            if value in TEXTS.get(path, (value,)):
+                return str(value)
+            raise UsageError(_wrong(kind, value, path, EMPTY))
+        found = family.cls if name is None else self._resolved(name, parts, path, is_text)
+        if is_text and not isinstance(found, type):
             return name
         parameters = parameters_of(found)
         filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
@@ -335,7 +330,7 @@ class Walk:
                 self.missing.append(_missing(name, one.annotation, cls, path, before.get(name)))
         return checked
 
-    def _resolved(self, name: str, parts: Parts, path: str) -> Any:
+    def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
         """Return what has a name: a class, or a function that makes one.
 
         Raises:
@@ -344,14 +339,14 @@ class Walk:
         family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
         if "." in name:
             found = _imported(name, family.cls, path)
-        elif _is_known(name, parts):
+        elif _names_class(name, parts):
             found = next(one for each in kinds for one in _subclasses(each) if one.__name__ == name)
         else:
             raise UsageError(_unknown_class(name, family.cls, path))
-        if callable(found) and not isinstance(found, type) and family.is_factory:
+        if callable(found) and not isinstance(found, type):
+            if not (is_factory and family.is_factory):
+                check_class(name, path)
             return found
-        if not isinstance(found, type):
-            check_class(name, path)
         if not isinstance(found, type) or not issubclass(found, kinds):
             cure = _of_gymnasium(name, found, path) if family.cls is VectorEnv else None
             raise UsageError(cure or _of_another_kind(name, family.cls, path))
@@ -364,8 +359,9 @@ class Walk:
         return found
 
 
-def _is_known(name: str, parts: Parts) -> bool:
-    return any(one.__name__ == name for each in parts.families for one in _subclasses(each.cls))
+def _names_class(text: str, parts: Parts) -> bool:
+    names = (one.__name__ for each in parts.families for one in _subclasses(each.cls))
+    return "." in text or text in names
 
 
 def _content(value: Any, path: str) -> Any:
