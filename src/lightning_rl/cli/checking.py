@@ -134,13 +134,7 @@ SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
 
 
 def check_run(arguments: Sequence[str]) -> dict[str, Any]:
-    """Check the options of a subcommand that makes a run, as `fit` does.
-
-    Args:
-        arguments: the subcommand and its options.
-
-    Returns:
-        The settings, as the parser takes them.
+    """Return the settings that a subcommand that makes a run was given, as the parser takes them.
 
     Raises:
         ConfigurationError: naming the setting, the value, what is allowed, and the cure.
@@ -158,13 +152,8 @@ def kinds_of(subcommand: str) -> dict[str, Any]:
 
 
 def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """Check options of any subcommand, see `check_run`.
-
-    Args:
-        options: without the subcommand.
-        kinds: types of the settings by their names: `model`, `data.env`.
-    """
-    walk, tree = Walk(asks_for_help(options)), merged(options)
+    """Return the settings in options; `kinds` are their types by name: `model`, `data.env`."""
+    walk, tree = _Walk(asks_for_help(options)), merged(options)
     checked: dict[str, Any] = {}
     for name, kind in kinds.items():
         section, _, last = name.rpartition(".")
@@ -181,32 +170,15 @@ def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str,
     return checked
 
 
-class Walk:
-    """A walk through settings, along what constructors declare.
-
-    Args:
-        helps: whether help is asked for: classes may be abstract then, and settings missing.
-
-    Attributes:
-        missing: errors for settings without a value; what is wrong with others is told first.
-    """
+class _Walk:
+    """A walk through settings, along what constructors declare."""
 
     def __init__(self, helps: bool = False) -> None:
-        self.helps = helps
-        self.missing: list[UsageError] = []
+        self.helps = helps  # classes may be abstract then, and settings missing
+        self.missing: list[UsageError] = []  # what is wrong with other settings is told first
 
     def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
-        """Return a setting as the parser takes it; check all below it.
-
-        Args:
-            kind: its declared type, or a `Section`.
-            value: of it.
-            path: of it, for messages.
-            default: of it.
-
-        Raises:
-            UsageError: for what cannot be.
-        """
+        """Return a setting as the parser takes it; check all below it."""
         if isinstance(kind, Section):
             return self._group(kind.cls, value, path)
         if kind in (EMPTY, Any):
@@ -235,14 +207,7 @@ class Walk:
     def unknown(
         self, name: str, path: str, owner: type | None, settable: Iterable[str]
     ) -> UsageError:
-        """Return the error for a setting that there is not.
-
-        Args:
-            name: of the setting.
-            path: of what has no such setting; empty for the run.
-            owner: the class that has no such setting; None for the run.
-            settable: what there is.
-        """
+        """Return the error for a setting that its owner, or the run (None), does not have."""
         whole = f"{path}.{name}".lstrip(".")
         if self.helps:
             topics = ", ".join(TOPICS)
@@ -292,7 +257,7 @@ class Walk:
 
     def _suits(self, kind: Any, value: Any, path: str) -> bool:
         try:
-            Walk(self.helps).at(kind, value, path)
+            _Walk(self.helps).at(kind, value, path)
         except UsageError:
             return False
         return True
@@ -331,11 +296,7 @@ class Walk:
         return checked
 
     def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
-        """Return what has a name: a class, or a function that makes one.
-
-        Raises:
-            UsageError: where there is none, or it is of another kind.
-        """
+        """Return what has a name: a class, or a function that makes one."""
         family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
         if "." in name:
             found = _imported(name, family.cls, path)

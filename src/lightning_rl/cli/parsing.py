@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from jsonargparse.typing import register_type
 
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import read_text
+from lightning_rl.system.jsonargparse_private import import_object
 from lightning_rl.system.plain_yaml import check_keys, read_yaml
 
 SUFFIXES = (".yaml", ".yml")
@@ -86,12 +86,6 @@ def merged(options: Sequence[str]) -> dict[str, Any]:
 
 def settings_in(content: Any, path: str, name: str = "", folder: Path | None = None) -> Any:
     """Return the content of YAML, settings of classes beside their names, paths of files absolute.
-
-    Args:
-        content: of the YAML.
-        path: of it among the settings.
-        name: of the file, for messages.
-        folder: of the file.
 
     Raises:
         UsageError: where keys are no texts, or settings of a class do not stand in its init_args.
@@ -263,7 +257,7 @@ def check_class(name: str, path: str) -> None:
         ConfigurationError: naming the setting and the function.
     """
     try:
-        found = resolve_name(name)
+        found = import_object(name)
     except (ImportError, AttributeError, ValueError):
         return  # which its reader says
     returns = getattr(found, "__annotations__", {}).get("return")
