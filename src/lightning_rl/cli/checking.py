@@ -252,8 +252,8 @@ class _Walk:
         }
         given = kept | {name: over(kept.get(name), one) for name, one in given.items()}
         settings = self._settings(found, settable, given, path, before)
-        more = {"dict_kwargs": named["dict_kwargs"]} if "dict_kwargs" in named else {}
-        return {"class_path": name, "init_args": settings, **more}
+        more = {"init_args": settings, "dict_kwargs": named.get("dict_kwargs")}
+        return {"class_path": name} | {key: one for key, one in more.items() if one}
 
     def _suits(self, kind: Any, value: Any, path: str) -> bool:
         try:

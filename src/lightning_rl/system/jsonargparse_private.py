@@ -5,6 +5,7 @@ Tried with jsonargparse 4.53.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import yaml
@@ -28,6 +29,7 @@ set_dumper(PARSER_MODE, dump_yaml)
 register_type(QuotedText, lambda text: text, lambda text: text)
 
 
+@cache
 def parameters_of(made: Any) -> dict[str, ParamData]:
     """Return the parameters of a constructor or a function, and of those behind its `**kwargs`."""
     return {one.name: one for one in get_signature_parameters(made)}
