@@ -103,6 +103,8 @@ TYPED = {
     f"{PPO_YAML} --data.num_envs=": "data.num_envs must be a whole number, got ''.",
     "fit --config beside.yaml": "model in beside.yaml has gamma beside class_path: settings of a class stand below "
     "init_args: {class_path: ..., init_args: {gamma: ...}}.",
+    "fit --config deeper.yaml": "model.init_args in deeper.yaml has class_path or init_args, which name a class one level "
+    "higher: {class_path: ..., init_args: {...}}.",
     "fit --config number.yaml": "data.env.class_path in number.yaml must be the name of a class, got 3.",
 }
 """What was typed, or stands in a config, and is not there: exit code 2."""
@@ -147,6 +149,7 @@ def test_each_mistake_ends_in_one_message_that_says_the_cure(tmp_path, monkeypat
     Path("sweep.yaml").write_text("model.lr: [0.1]")
     Path("space.yaml").write_text("space: {model.lr: [0.1]}")
     Path("beside.yaml").write_text("model: {class_path: PPO, gamma: 0.9}")
+    Path("deeper.yaml").write_text("model: {class_path: PPO, init_args: {class_path: GRPO}}")
     Path("number.yaml").write_text("data: {env: {class_path: 3}}")
     said = rl_cli(program=tmp_path / "all.py", env={"CUDA_VISIBLE_DEVICES": ""})
     assert said.returncode == 0, said.stderr

@@ -106,6 +106,11 @@ def settings_in(content: Any, path: str, name: str = "", folder: Path | None = N
         raise UsageError(
             f"{path}.init_args{within} must be a mapping of settings, got {init_args!r}."
         )
+    if {"class_path", "init_args"} & init_args.keys():
+        raise UsageError(
+            f"{path}.init_args{within} has class_path or init_args, which name a class one level "
+            f"higher: {{class_path: ..., init_args: {{...}}}}."
+        )
     stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
     if "class_path" in content and stray:
         raise UsageError(
