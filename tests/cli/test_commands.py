@@ -120,7 +120,7 @@ def python_run(env="CartPole-v1", policy=ActorCritic, exp_name="py", **model):
     module = PPO(acting, batch_size=32, n_epochs=1, **model)
     trainer.fit(module, data)
     (found,) = trainer.validate(module, data)
-    return trainer.run_dir, found
+    return trainer.run_dir.relative_to(Path.cwd()), found
 
 
 def test_what_was_trained_in_python_is_validated_and_goes_on(capsys):
