@@ -143,7 +143,8 @@ def work(args: argparse.Namespace) -> None:
     from lightning.pytorch import Callback, seed_everything
     from lightning_rl_ppo import PendulumEnv
 
-    from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer, ranks
+    from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
+    from lightning_rl.system import ranks
 
     workload = WORKLOADS[args.worker]
     iterations = args.iterations or workload.iterations * 2

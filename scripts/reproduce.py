@@ -42,39 +42,35 @@ def train(
     settings = ["--config", config, *overrides, "--sweep.seeds", json.dumps(seeds)]
     # By its settings, so that the same command finds what it has begun.
     name = f"{Path(config).stem}_{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}"
-    found = sorted(args.output_dir.glob(f"{name}_sweep_*/sweep.json"))
+    found = sorted(args.output_dir.glob(f"{name}_sweep_*/sweep.yaml"))
     begun = ["--resume", str(found[-1].parent)] if found else [*settings, "--exp_name", name]
     jobs = [] if args.jobs is None else ["--sweep.jobs", str(args.jobs)]
     rl_cli("sweep", *begun, *jobs, "--output_dir", str(args.output_dir))
-    sweep = max(args.output_dir.glob(f"{name}_sweep_*/sweep.json"))
-    return [
-        evaluated(config, overrides, trial, sweep.parent / trial["run"], args.episodes)
-        for trial in json.loads(sweep.read_text())["trials"]
-    ]
+    sweep = max(args.output_dir.glob(f"{name}_sweep_*/sweep.yaml")).parent
+    runs = sorted(path.parent for path in sweep.glob("trial_*_2*/run.json"))
+    return [evaluated(config, overrides, run_dir, args.episodes) for run_dir in runs]
 
 
-def evaluated(
-    config: str, overrides: list[str], trial: dict, run_dir: Path, episodes: int
-) -> tuple[dict, Path]:
+def evaluated(config: str, overrides: list[str], run_dir: Path, episodes: int) -> tuple[dict, Path]:
     """Evaluate the last policy of a trial; return what came of it, and its run directory."""
     rl_cli("validate", "--ckpt_path", str(run_dir), "--data.num_eval_episodes", str(episodes))
     evaluation = json.loads((run_dir / "evaluation.json").read_text())
     written = json.loads((run_dir / "run.json").read_text())
-    cpu = [part["seconds"]["cpu"] or 0.0 for part in (written, *written["earlier"])]
+    seconds = [part["seconds"] for part in (written, *written["earlier"])]
     checkpoint = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)
     statistics = checkpoint["RLDataModule"]["collectors"][0]["statistics"]
     row = {
         "config": Path(config).name,
         "overrides": overrides,
-        "seed": trial["seed"],
+        "seed": written["seed"],
         "env_steps": evaluation["env_steps"],
         "train_return_last_100": mean(statistics["returns"]),
         "train_length_last_100": mean(statistics["lengths"]),
         "eval_return": evaluation["avg_reward"],
         "eval_length": evaluation["avg_length"],
         "eval_success": evaluation["success_rate"],
-        "seconds": trial["seconds"],
-        "cpu_seconds": sum(cpu),
+        "seconds": sum(part["total"] for part in seconds),
+        "cpu_seconds": sum(part["cpu"] or 0.0 for part in seconds),
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
     }

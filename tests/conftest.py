@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import sys
-import tempfile
 from contextlib import chdir
 from functools import cache
 from importlib import metadata
@@ -16,9 +15,6 @@ import xdist
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.slow_cases import is_slow
-
-# What a run finds out about the machine is asked once, and not left in the user's own cache.
-os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_rl_tests")
 
 # Nobody cuts the power: a disk takes 4 ms for each file that is flushed, of which a short run has ten.
 # That they are flushed, and when, is asked of the calls (test_checkpoints.py).

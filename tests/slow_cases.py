@@ -144,6 +144,16 @@ SLOW_CASES = {
     "cli/test_pages.py::test_the_algorithm_that_is_shown_solves_cartpole": {
         "": "test_a_page_can_be_followed[docs/extending.md]",
     },
+    "cli/test_sweep.py::test_a_trial_of_two_processes_is_one_trial": {
+        "": "test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads",
+    },
+    "cli/test_sweep.py::test_a_search_behind_a_tuned_config_can_be_run_as_it_says": {
+        "ppo_ant": "[ppo_hopper]",
+        "ppo_humanoid": "[ppo_hopper]",
+        "ppo_half_cheetah": "[ppo_hopper]",
+        "ppo_swimmer": "[ppo_hopper]",
+        "ppo_walker2d": "[ppo_hopper]",
+    },
 }
 
 

@@ -120,7 +120,8 @@ def _imported_from(name: str) -> str:
     *path, last = name.split(".")
     for depth in range(1, len(path)):
         home = ".".join(path[:depth])
-        if last in getattr(import_module(home), "__all__", ()):
+        module = import_module(home)
+        if last in getattr(module, "__all__", vars(module)):
             return home
     return ".".join(path)
 

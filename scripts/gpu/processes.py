@@ -22,9 +22,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from tensordict import TensorDict
 from training import Watch, difference, said, state_of, train
 
-from lightning_rl import GRPO, ActorCritic, PushCube, ranks
+from lightning_rl import GRPO, ActorCritic, PushCube
 from lightning_rl.collectors import Collector, SyncCollector
 from lightning_rl.rollout.contract import rollout_from, rollout_state
+from lightning_rl.system import ranks
 
 RECORDED, STEPS, ITERATIONS = 16, 16, 3
 """Envs of all ranks together and their steps, in the rollouts that all runs learn the same from."""

@@ -20,9 +20,7 @@ from common import W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
 
-from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.graphs import compile_graph
-from lightning_rl.compiled.products import choose_products
 from lightning_rl.envs import CartPole, PushCube
 from lightning_rl.envs.gymnasium.mujoco_bindings import set_mujoco_profiler
 
@@ -184,11 +182,7 @@ def one_by_one(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
 def graph(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
     """Return the products as one graph, as a compiled update of lightning_rl has them."""
     inputs = [matrix for pair in pairs for matrix in pair]
-    choice = Choice(True, None)
-    choose_products(choice)
-    calls = compile_graph(
-        lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs, products=choice.products
-    )
+    calls = compile_graph(lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs)
     return lambda: calls(*inputs)
 
 

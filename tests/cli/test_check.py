@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lightning_rl import RLTrainer
 from lightning_rl.__main__ import main
-from lightning_rl.audit import checking, random_play
+from lightning_rl.audit import check_env, checking
 from lightning_rl.audit.check_env import Finding
 from lightning_rl.cli.app import run
 from lightning_rl.cli.check_report import print_findings
@@ -30,9 +30,12 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def some_steps_are_enough(monkeypatch):
     """So many, and not as many as a busy machine takes within a time."""
-    monkeypatch.setattr(random_play, "PLAYED", 40)
-    monkeypatch.setattr(random_play, "LONGEST", 40)
+    monkeypatch.setattr(check_env, "PLAYED", 40)
+    monkeypatch.setattr(check_env, "LONGEST", 40)
     monkeypatch.setattr(checking, "MOST_STEPS", 20)
+    # A busy machine makes some steps slow, and would be given advice.
+    monkeypatch.setattr(checking, "SLOW_STEP", 1e3)
+    monkeypatch.setattr(checking, "WORKER_SECONDS", 1e3)
 
 
 def check(*arguments):
@@ -153,7 +156,7 @@ def test_an_error_gives_status_1_and_the_rest_is_told_all_the_same(broken):
         "Env 'Broken-v0' returned an observation of shape [1] instead of [2]: mend its step and "
         "reset, or the space that it announces."
     )
-    assert fault.cure == "Mend the env: training would end here too."
+    assert fault.cure == "Correct the env: training would end here."
     assert texts(findings, "update")
 
 

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tomllib
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -260,10 +259,8 @@ def follow_here(arguments):
 def without_trials(arguments):
     """All that a sweep does before its first trial: `cli/test_sweep.py` has some run."""
     with pytest.MonkeyPatch.context() as patch:
+        pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
         patch.setattr("lightning_rl.sweeps.sweep._Sweep.run", lambda *_: None)
-        patch.setattr("lightning_rl.sweeps.sweep.RayTrials", lambda *_: nullcontext())
-        if "TPESampler" in arguments:
-            pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
         run(arguments)
 
 

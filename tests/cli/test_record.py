@@ -280,9 +280,9 @@ REFUSED = {
         "as lightning_rl/PushCube-v0.",
     ),
     "no person": (
-        [*SHOWS, "--source", "Keyboard", "--source.reads", "terminal"],
-        "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY or WAYLAND_DISPLAY, start the "
-        "run in a terminal (without nohup, and with vectorization: sync), or use a Gamepad, a function, or a queue.Queue.",
+        [*SHOWS, "--source", "Keyboard"],
+        "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a "
+        "desktop), or use a Gamepad, a function, or a queue.Queue.",
     ),
     "another action": (
         [*SHOWS, "--script", "tests.cli.test_record.neutral_action_of_another"],
@@ -299,8 +299,8 @@ def neutral_action_of_another(observation):
 
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_recorded_is_one_message(options, message, capsys, monkeypatch):
-    stdin = Path(os.devnull).open()  # noqa: SIM115  # as long as the test
-    monkeypatch.setattr("sys.stdin", stdin)
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(SystemExit) as stop:
         run(["record", "--path", "data", *options])
     assert stop.value.code == (2 if "none.yaml" in options else 1)

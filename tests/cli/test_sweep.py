@@ -1,10 +1,9 @@
-"""`rl-cli sweep`: trials that are chosen, run beside each other, cut off, gone on with, and ended."""
+"""`rl-cli sweep`: trials that are chosen, run beside each other, cut off, resumed, shared, and ended."""
 
 import contextlib
 import io
 import json
 import os
-import random
 import signal
 import sys
 import time
@@ -13,13 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
+
 from lightning_rl.cli.app import run
-from lightning_rl.sweeps.search import Range, Search, check_first, space_of
-from lightning_rl.sweeps.sweep import _count, _Sweep
-from lightning_rl.sweeps.sweep_settings import sweep_settings
+from lightning_rl.sweeps import sweep as sweeps
+from lightning_rl.sweeps.journal import JOURNAL, RUNNER, SweepJournal
+from lightning_rl.sweeps.search import check_first, space_of
+from lightning_rl.sweeps.sweep import OUTCOMES, _count, _Sweep
+from lightning_rl.sweeps.sweep_settings import SweepSettings, kept_settings, sweep_settings
 from lightning_rl.sweeps.trials import TrialProcess, cores_of
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.files import lock_file
+from tests.cli import fake_trial
 from tests.commands import ROOT, Command, rl_cli
 
 SMALL = [
@@ -40,13 +43,38 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+def journal_of(directory):
+    """The journal of a sweep, as a process that joins it reads it."""
+    settings = kept_settings(directory / "sweep.yaml")
+    return SweepJournal(directory, settings, space_of(settings.space), "max")
+
+
 def state():
-    (path,) = Path("outputs").glob("*_sweep_*/sweep.json")
-    return path.parent, json.loads(path.read_text())["trials"]
+    """The directory of the only sweep, and the latest try of each of its trials."""
+    (path,) = Path("outputs").glob("*_sweep_*/sweep.yaml")
+    return path.parent, list(journal_of(path.parent).trials().values())
 
 
 def outcomes():
-    return [trial["outcome"] for trial in state()[1]]
+    return [OUTCOMES[trial.state] for trial in state()[1]]
+
+
+def saved(directory):
+    """What fake trials have saved, by the number of the trial."""
+    found = sorted(directory.glob("trial_*/checkpoints/last.ckpt"))
+    return {int(path.parts[-3].split("_")[1]): json.loads(path.read_text()) for path in found}
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Trials of milliseconds, in this process and in those that `fake_sweep` starts."""
+    monkeypatch.setattr(sweeps, "TrialProcess", fake_trial.FakeTrial)
+
+
+def fake_sweep(*arguments, pause=0.0, **kwargs):
+    """A sweep of fake trials in a process of its own."""
+    script = Path(fake_trial.__file__)
+    return Command(*arguments, program=script, env={"TRIAL_PAUSE": str(pause)}, **kwargs)
 
 
 def alive(pids):
@@ -67,57 +95,44 @@ def soon(condition, timeout=60):
     return found
 
 
-def cut_off(half):
-    """The run directories of trials that run, and have a checkpoint; once so many have finished."""
-    if len(list(Path("outputs").glob("*_sweep_*/sweep.json"))) != 1:
-        return []
-    directory, trials = state()
-    if sum(trial["outcome"] == "finished" for trial in trials) < half:
-        return []
-    running = [f"trial_{t['number']:03d}_*" for t in trials if t["outcome"] == "running"]
-    return [
-        path.parents[1]
-        for name in running
-        for path in directory.glob(f"{name}/checkpoints/last.ckpt")
-    ]
+def is_saved(sweep, number):
+    """Whether a trial of the only sweep has a checkpoint, and the sweep goes on."""
+    assert sweep.poll() is None, sweep.stderr
+    return list(Path("outputs").glob(f"*_sweep_*/trial_{number:03d}_*_2*/checkpoints/last.ckpt"))
 
 
-def test_of_six_trials_those_that_had_finished_when_it_was_killed_are_not_repeated():
+def test_trials_that_had_finished_when_a_sweep_was_killed_are_not_repeated():
     """The one that was cut off goes on from its checkpoint; no process is left by the kill."""
-    budgets = [129, 130, 5120, 131, 132, 133]  # the third is long enough to be met
+    budgets = [129, 2560]  # the second is long enough to be met
     space = f"{{data.total_env_steps: {budgets}}}"
     sweep = Command("sweep", *SMALL, "--sweep.space", space, "--sweep.jobs", "1")
     try:
-        (run_dir,) = soon(lambda: sweep.poll() is not None or cut_off(2))
+        ((last,),) = [soon(lambda: is_saved(sweep, 1))]
         children = sweep.children()
     finally:
         sweep.kill()
     soon(lambda: not alive(children), timeout=10)
-    directory, trials = state()
-    before = {p: p.stat().st_mtime_ns for p in directory.glob("trial_*/checkpoints/last.ckpt")}
-    finished = [trial["run"] for trial in trials if trial["outcome"] == "finished"]
     assert len(children) == 1
-    assert len(finished) == 2
+    assert outcomes() == ["finished", "running"]
+    directory = last.parents[2]
+    (first,) = directory.glob("trial_000_*/checkpoints/last.ckpt")
+    before = first.stat().st_mtime_ns
 
     again = rl_cli("sweep", "--resume", directory)
     assert again.returncode == 0, again.stderr
-    assert "6 trials, 2 of them done, 1 at a time" in again.stdout
-    assert "trial 3/6 goes on: seed 1, total_env_steps 5120\n" in again.stdout
-    assert again.stdout.count(" begins: ") == 3
-    directory, trials = state()
-    assert [trial["outcome"] for trial in trials] == ["finished"] * 6
-    assert [trial["env_steps"] for trial in trials] == [192] * 2 + [5120] + [192] * 3
-    after = {p: p.stat().st_mtime_ns for p in directory.glob("trial_*/checkpoints/last.ckpt")}
-    assert len(after) == 6
-    for name in finished:
-        path = directory / name / "checkpoints" / "last.ckpt"
-        assert after[path] == before[path]
-    parts = json.loads((run_dir / "run.json").read_text())
+    assert "2 trials, 1 of them done, 1 at a time" in again.stdout
+    assert "trial 2/2 goes on: seed 1, total_env_steps 2560\n" in again.stdout
+    assert again.stdout.count(" begins: ") == 0
+    assert outcomes() == ["finished"] * 2
+    for number, steps in enumerate([192, 2560]):
+        assert f"trial {number + 1}/2 finished" in sweep.stdout + again.stdout
+        assert f"after {steps:,} env steps" in sweep.stdout + again.stdout
+    assert len(list(directory.glob("trial_*_2*"))) == 2
+    assert first.stat().st_mtime_ns == before
+    parts = json.loads((last.parents[1] / "run.json").read_text())
     assert parts["env_steps_at_start"] > 0
     assert [part["outcome"] for part in parts["earlier"]] == ["running"]
-    done = rl_cli("sweep", "--resume", "last")  # nothing is left to do
-    assert "6 trials, 6 of them done" in done.stdout
-    assert "begins" not in done.stdout
+    assert not list(directory.glob(f"{RUNNER}*"))
     # Each is a run like any other.
     with contextlib.redirect_stdout(io.StringIO()) as out:
         run(["validate", "--ckpt_path", "best", "--output_dir", str(directory)])
@@ -127,12 +142,27 @@ def test_of_six_trials_those_that_had_finished_when_it_was_killed_are_not_repeat
     assert {group["name"] for group in groups} == {f"total_env_steps {one}" for one in budgets}
 
 
-def test_a_signal_has_the_trials_save_and_ends_them_all():
-    options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "10_000_000"]
-    options += ["--model.compile", "false"]
-    sweep = Command("sweep", *SMALL, *options)
+def test_a_trial_that_had_finished_before_the_sweep_knew_is_noted(capfd):
+    """A kill in the moment between both: the run is resumed, and has nothing left to do."""
+    run(["sweep", *SMALL, "--data.total_env_steps", "128"])
+    directory, (trial,) = state()
+    (log,) = directory.glob("trial_000_*_2*/logs/metrics.csv")
+    before = log.read_text()
+    lines = (directory / JOURNAL).read_bytes().splitlines(keepends=True)
+    (directory / JOURNAL).write_bytes(b"".join(lines[:-1]))
+    assert outcomes() == ["running"]
+    run(["sweep", "--resume", "last"])
+    assert "trial 1/1 goes on: seed 1" in capfd.readouterr().out
+    directory, (again,) = state()
+    assert again.value == trial.value
+    assert log.read_text() == before
+
+
+def test_a_signal_has_the_trials_save_and_ends_them_all(fakes, capfd):
+    options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "12800"]
+    sweep = fake_sweep(*SMALL, *options, pause=0.2)
     try:
-        soon(lambda: sweep.poll() is not None or len(cut_off(0)) == 2)
+        soon(lambda: is_saved(sweep, 0) and is_saved(sweep, 1))
         children = sweep.children()
         os.kill(sweep.pid, signal.SIGTERM)
         assert sweep.wait().returncode == 128 + signal.SIGTERM
@@ -140,26 +170,42 @@ def test_a_signal_has_the_trials_save_and_ends_them_all():
         sweep.kill()
     assert len(children) == 2
     assert not alive(children)
-    directory, trials = state()
+    directory, _ = state()
     assert f"Resume: rl-cli sweep --resume {directory}" in sweep.stdout
     assert "SIGTERM: the trials that run save, and end (again to end them at once)" in sweep.stderr
-    for trial in trials:
-        manifest = json.loads((directory / trial["run"] / "run.json").read_text())
-        assert manifest["outcome"] == "stopped by SIGTERM"
+    assert outcomes() == ["waiting", "waiting"]
+    run(["sweep", "--resume", str(directory)])
+    assert capfd.readouterr().out.count(" goes on: ") == 2
+    assert [(one["at"], one["parts"]) for one in saved(directory).values()] == [(12800, 2)] * 2
 
 
-def test_a_trial_that_fails_is_shown_with_its_last_line_and_ends_no_other():
+def test_a_trial_that_fails_is_shown_with_its_last_line_and_ends_no_other(fakes, capfd):
     space = "{model.gamma: [0.9, 1.5]}"
     options = ["--sweep.space", space, "--sweep.jobs", "1", "--data.total_env_steps", "128"]
-    sweep = rl_cli("sweep", *SMALL, *options)
-    assert sweep.returncode == 1
-    directory, (first, second) = state()
-    assert first["outcome"] == "finished"
-    assert second["outcome"].startswith("failed: rl-cli: error: gamma must lie in")
-    assert f"trial 2/2 {second['outcome']} (all of it: {directory}/trial_001" in sweep.stdout
-    assert "1 of 2 trials failed" in sweep.stdout
-    assert "gamma" in sweep.stdout.split("trials failed")[0].splitlines()[-8]  # the table
-    assert not list(directory.glob("trial_001*_2*"))
+    with pytest.raises(SystemExit) as stop:
+        run(["sweep", *SMALL, *options])
+    assert stop.value.code == 1
+    said = capfd.readouterr().out
+    directory, _ = state()
+    assert outcomes() == ["finished", "failed"]
+    failed = "trial 2/2 failed: rl-cli: error: gamma must lie in [0, 1], got 1.5. (all of it: "
+    assert f"{failed}{directory}/trial_001_seed1.log)" in said
+    assert "1 of 2 trials failed" in said
+    assert "gamma" in said.split("trials failed")[0].splitlines()[-8]  # the table
+    with pytest.raises(SystemExit):
+        run(["sweep", "--resume", "last"])
+    said = capfd.readouterr().out
+    assert "2 trials, 1 of them done" in said
+    assert said.count("begins: ") == 1, "what has failed is tried again, what has finished is not"
+
+
+def test_a_run_of_fit_that_is_refused_fails_its_trial(capfd):
+    """By the real command, whose own last line is shown."""
+    with pytest.raises(SystemExit):
+        run(["sweep", *SMALL, "--sweep.space", "{model.gamma: [1.5]}"])
+    said = capfd.readouterr().out
+    assert "failed: rl-cli: error: gamma must lie in" in said
+    assert not list(state()[0].glob("trial_000*_2*"))
 
 
 def crash(arguments):
@@ -191,9 +237,9 @@ def test_a_trial_has_the_cores_that_it_was_given_and_as_many_threads(tmp_path):
 def test_a_trial_of_two_processes_is_one_trial():
     ended = rl_cli("sweep", *SMALL, "--config", "trainer/ddp.yaml", "--data.total_env_steps", "512")
     assert ended.returncode == 0, ended.stderr
-    directory, (trial,) = state()
-    assert (trial["outcome"], trial["env_steps"]) == ("finished", 512)
-    assert json.loads((directory / trial["run"] / "run.json").read_text())["world_size"] == 2
+    assert "finished: eval/avg_reward 20 after 512 env steps" in ended.stdout
+    (manifest,) = state()[0].glob("trial_000_*_2*/run.json")
+    assert json.loads(manifest.read_text())["world_size"] == 2
 
 
 @pytest.mark.parametrize(
@@ -315,6 +361,22 @@ GAMMAS = ["--sweep.space", "{model.gamma: [0.9, 0.99]}"]
             "sweep.first: model.gamma is 1, and sweep.space has it from 0.8 to 0.99.",
         ),
         (["--resume", "nowhere"], 1, "A sweep is resumed as it was begun: --config, --data.buffer"),
+        (
+            ["--sweep.address", "local"],
+            2,
+            "no option 'address'. Ray no longer runs trials: run rl-",
+        ),
+        (["--sweep.seed=-1"], 1, "sweep.seed must be at least 0, got -1."),
+        (
+            ["--sweep.space", "{model.gamma: {low: 1.0, high: 0.9}}"],
+            1,
+            "model.gamma: `low <= high`",
+        ),
+        (
+            ["--sweep.space", "{model.gamma: {low: .nan, high: 1.0}}"],
+            1,
+            "model.gamma: low must be a number, got nan.",
+        ),
     ],
 )
 def test_what_cannot_be_swept_is_refused_before_a_trial_begins(arguments, code, message, capsys):
@@ -323,28 +385,33 @@ def test_what_cannot_be_swept_is_refused_before_a_trial_begins(arguments, code, 
 
 
 def test_a_sweep_that_is_not_there_is_refused(capsys):
-    Path("outputs", "ppo_sweep_1").mkdir(parents=True)
-    Path("outputs", "ppo_sweep_1", "sweep.json").write_text("{}")
+    for name in ("ppo_sweep_1", "ppo_sweep_3"):
+        Path("outputs", name).mkdir(parents=True)
+    Path("outputs", "ppo_sweep_1", "sweep.yaml").write_text("sedes: 1")
+    Path("outputs", "ppo_sweep_3", "sweep.json").touch()
     for given, message in {
-        "outputs/ppo_sweep_2": "it has no sweep.json; close matches: ppo_sweep_1. Give",
-        "outputs/ppo_sweep_1": "sweep.json cannot be read: 'settings'. Begin a new sweep.",
+        "outputs/ppo_sweep_2": "it has no sweep.yaml; close matches: ppo_sweep_1. Give",
+        "outputs/ppo_sweep_1": "sweep.yaml has an unknown setting 'sedes'; close matches: seeds, ",
+        "outputs/ppo_sweep_3": "It is of an earlier version: begin a new sweep.",
     }.items():
-        with pytest.raises(SystemExit):
-            run(["sweep", "--resume", given])
-        assert message in capsys.readouterr().err
+        for option in ("--resume", "--join"):
+            with pytest.raises(SystemExit):
+                run(["sweep", option, given])
+            assert message in capsys.readouterr().err
 
 
-def test_a_file_says_what_is_swept_and_options_say_otherwise(capsys):
+def test_a_file_says_what_is_swept_and_options_say_otherwise(fakes):
     Path("search.yaml").write_text(
         yaml.safe_dump({"seeds": 9, "jobs": 1, "space": {"model.gamma": [0.9, 0.95]}})
     )
     options = ["--sweep", "search.yaml", "--sweep.seeds", "[7]", "--data.total_env_steps", "128"]
-    sweep = rl_cli("sweep", *SMALL, *options)
-    assert sweep.returncode == 0, sweep.stderr
-    assert [(trial["seed"], trial["outcome"]) for trial in state()[1]] == [(7, "finished")] * 2
-    config = yaml.safe_load(next(state()[0].glob("trial_001*_2*/config.yaml")).read_text())
-    assert config["seed_everything"] == 7
-    assert config["model"]["init_args"]["gamma"] == 0.95
+    run(["sweep", *SMALL, *options])
+    assert outcomes() == ["finished"] * 2
+    given = [json.loads(path.read_text()) for path in state()[0].glob("trial_*_2*/arguments.json")]
+    assert {(one["seed_everything"], one["model.gamma"]) for one in given} == {
+        ("7", "0.9"),
+        ("7", "0.95"),
+    }
 
 
 def test_alone_it_says_that_it_needs_a_config(capsys):
@@ -354,13 +421,24 @@ def test_alone_it_says_that_it_needs_a_config(capsys):
     assert "sweep needs a config, which all trials begin with: --config FILE; or --resume" in error
 
 
-def points(how, space, count=6, first=(), **args):
-    search = Search(space_of(space), how, args, None, {}, "max", 1)
+def opened(directory, search, space, trials=None, **settings):
+    directory = Path(directory)
+    directory.mkdir(exist_ok=True)
+    given = SweepSettings(seeds=[1], search=search, space=space, trials=trials, **settings)
+    journal = SweepJournal(directory, given, space_of(space), "max")
+    journal.enter(others_allowed=False)
+    return journal
+
+
+def points(search, space, count=None, directory=None, score=lambda point: point["x"], **settings):
+    """The points that a sweep tries from here on."""
+    directory = directory or f"study_{len(list(Path().glob('study_*')))}"
+    journal = opened(directory, search, space, count, **settings)
     found = []
-    for point in search.points(count, first):
-        chosen, known = search.begin(point)
-        search.end(known, chosen["x"])
-        found.append(chosen)
+    while (trial := journal.claim()) is not None:
+        found.append(trial.point)
+        journal.finish(trial, float(score(trial.point)), pruned=False)
+    journal.leave()
     return found
 
 
@@ -369,81 +447,181 @@ def test_a_grid_is_all_combinations():
     assert found == [{"x": x, "y": y} for x in (1, 2) for y in ([64], None, "a")]
 
 
+SPACES = {
+    "x": {"low": 1.0e-5, "high": 1.0e-1, "log": True},
+    "whole": {"low": 1, "high": 3},
+    "stepped": {"low": 0.0, "high": 1.0, "step": 0.25},
+    "choice": ["a", [1, 2]],
+}
+
+
 def test_random_points_lie_in_their_ranges_and_are_the_same_again():
-    space = {
-        "x": {"low": 1.0e-5, "high": 1.0e-1, "log": True},
-        "whole": {"low": 1, "high": 3},
-        "stepped": {"low": 0.0, "high": 1.0, "step": 0.25},
-        "choice": ["a", [1, 2]],
-    }
-    found = points("random", space, 400)
-    assert found == points("random", space, 400)
-    assert found[:3] == points("random", space, 3)
+    found = points("random", SPACES, 100)
+    assert found[:20] == points("random", SPACES, 20)
     assert {point["whole"] for point in found} == {1, 2, 3}
     assert {point["stepped"] for point in found} == {0.0, 0.25, 0.5, 0.75, 1.0}
     below = sum(point["x"] < 1e-3 for point in found)
-    assert 150 < below < 250  # half of the decades
+    assert 30 < below < 70  # half of the decades
     assert all(1e-5 <= point["x"] <= 1e-1 for point in found)
-    whole = Range(1, 1000, log=True)
-    drawn = [whole.draw(random.Random(i)) for i in range(300)]
-    assert sum(number <= 31 for number in drawn) == pytest.approx(150, abs=40)
+    assert all(point["choice"] in ("a", [1, 2]) for point in found)
 
 
-def test_a_search_goes_on_with_more_trials_and_alone():
+@pytest.mark.parametrize("search", ["random", "TPESampler"])
+def test_a_resumed_search_chooses_what_one_in_a_piece_would(search):
+    """And not the same points once more (Optuna's issue 3255)."""
+    whole = points(search, SPACES, 14)
+    begun = points(search, SPACES, 11, "resumed")
+    killed = opened("resumed", search, SPACES, 12)
+    assert killed.claim().point == whole[11]
+    killed.leave()
+    assert begun + points(search, SPACES, 14, "resumed") == whole
+    assert len({point["x"] for point in whole}) == 14
+
+
+def test_a_search_goes_on_with_more_trials_and_alone(fakes, capfd):
     space = "{model.gamma: {low: 0.9, high: 0.99}}"
     options = ["--sweep.space", space, "--sweep.trials", "1", "--data.total_env_steps", "64"]
-    assert rl_cli("sweep", *SMALL, *options).returncode == 0
-    directory, before = state()
-    less = rl_cli("sweep", "--resume", directory, "--sweep.trials", "0")
-    assert "sweep.trials was 1, and can only grow: got 0." in less.stderr
-    refusal = f"Sweep {directory} is being run by "
-    lock = lock_file(directory / ".lock", "")
-    assert refusal in rl_cli("sweep", "--resume", "last").stderr
-    os.close(lock)
-    assert rl_cli("sweep", "--resume", directory, "--sweep.trials", "2").returncode == 0
+    run(["sweep", *SMALL, *options])
+    directory, (before,) = state()
+
+    def refused(*arguments):
+        with pytest.raises(SystemExit):
+            run(["sweep", *arguments])
+        return capfd.readouterr().err
+
+    assert "trials was 1, and can only grow: got 0." in refused(
+        "--resume", "last", "--sweep.trials", "0"
+    )
+    assert "--sweep.trials cannot be changed, but --sweep.cores_per_trial, --sweep.jobs can" in (
+        refused("--join", "last", "--sweep.trials", "2")
+    )
+    assert "A sweep is resumed or joined: give one of both." in refused(
+        "--join", "last", "--resume", "last"
+    )
+    run(["sweep", "--resume", str(directory), "--sweep.trials", "2"])
     _, after = state()
-    assert after[0] == before[0]
-    assert [trial["outcome"] for trial in after] == ["finished", "finished"]
+    assert after[0].params == before.params
+    assert outcomes() == ["finished", "finished"]
 
 
-def test_a_sampler_alone_prunes_nothing(optuna):
-    search = Search(space_of({"x": [1]}), "TPESampler", {}, None, {}, "max", 1)
-    for score in [9.0] * 8:
-        _, known = search.begin({"x": 1})
-        search.report(known, [(1, score)])
-        search.end(known, score)
-    assert not search.report(search.begin({"x": 1})[1], [(1, 0.0)])
+def test_processes_share_a_sweep_and_take_over_what_a_killed_one_has_begun(fakes, capfd):
+    """Each trial runs once; those of the killed one go on where they were, before any new one begins."""
+    options = ["--sweep.seeds", "6", "--sweep.jobs", "2", "--data.total_env_steps", "640"]
+    killed = fake_sweep(*SMALL, *options, pause=60)
+    other = None
+    try:
+        soon(lambda: is_saved(killed, 0) and is_saved(killed, 1))
+        directory, _ = state()
+        with pytest.raises(SystemExit):
+            run(["sweep", "--resume", "last"])
+        owner = f"process {killed.pid} on "
+        assert f"Sweep {directory} is being run by {owner}" in (error := capfd.readouterr().err)
+        assert f"rl-cli sweep --join {directory}" in error
+        other = fake_sweep("--join", directory, "--sweep.jobs", "1")
+        soon(lambda: is_saved(other, 2))
+        killed.kill()
+        assert other.wait(60).returncode == 0, other.stderr
+    finally:
+        killed.kill()
+        if other is not None:
+            other.kill()
+    assert "6 trials, 1 at a time" in other.stdout
+    assert "seeds" in other.stdout, "the table is of all trials"
+    assert other.stdout.count(" goes on: ") == 2
+    assert outcomes() == ["finished"] * 6
+    parts = {number: (one["at"], one["parts"]) for number, one in saved(directory).items()}
+    assert parts == {0: (640, 2), 1: (640, 2)} | dict.fromkeys(range(2, 6), (640, 1))
+    assert not list(directory.glob(f"{RUNNER}*"))
 
 
-@pytest.fixture
-def optuna():
-    return pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
+def test_who_has_no_trial_left_waits_for_those_of_others(fakes):
+    options = ["--sweep.seeds", "2", "--sweep.jobs", "2", "--data.total_env_steps", "128"]
+    first, other = fake_sweep(*SMALL, *options, pause=3), None
+    try:
+        soon(lambda: is_saved(first, 0) and is_saved(first, 1))
+        other = fake_sweep("--join", "last")
+        assert other.wait(60).returncode == 0, other.stderr
+        assert first.wait(60).returncode == 0
+    finally:
+        for one in filter(None, (first, other)):
+            one.kill()
+    assert "begins" not in other.stdout
+    assert "goes on" not in other.stdout
+    assert "2 finished" in other.stdout
 
 
-def test_a_sampler_of_optuna_chooses_by_the_scores(optuna):
+def test_a_trial_that_another_process_took_over_is_not_noted_twice():
+    """As when this machine slept, and the file system gave its lock away."""
+    journal = opened("study", "random", {"x": {"low": 0.0, "high": 1.0}}, 1, pruner="MedianPruner")
+    trial = journal.claim()
+    os.close(journal._descriptor)  # the lock
+    other = SweepJournal(Path("study"), journal._settings, journal._space, "max")
+    other.enter(others_allowed=True)
+    taken = other.claim()
+    assert (taken.number, taken.point) == (trial.number, trial.point)
+    assert not journal.report(trial, [(1, 1.0)])
+    journal.finish(trial, 1.0, pruned=False)
+    journal.give_back(trial)
+    other.finish(taken, 2.0, pruned=False)
+    assert [one.value for one in journal.trials().values()] == [2.0]
+    journal._descriptor = None
+
+
+def test_lines_that_a_kill_or_a_full_disk_cuts_off_are_dropped():
+    space = {"x": {"low": 0.0, "high": 1.0}}
+    whole = points("random", space, 6)
+    begun = points("random", space, 3, "study")
+    path = Path("study", JOURNAL)
+    with path.open("ab") as file:
+        file.write(b'{"op_code":4,"worker_id":"a')
+    assert begun + points("random", space, 6, "study") == whole
+
+
+def test_a_full_disk_is_one_message_and_the_sweep_goes_on_later(fakes):
+    options = ["--sweep.seeds", "12", "--sweep.jobs", "1", "--data.total_env_steps", "64"]
+    full = fake_sweep(*SMALL, *options, largest_file=2**13).wait()
+    assert full.returncode == 1
+    (directory,) = Path("outputs").glob("*_sweep_*")
+    said = full.stderr.strip().splitlines()[-1]
+    assert said.startswith(f"rl-cli: error: Cannot write {directory}/{JOURNAL}: File too large."), (
+        said
+    )
+    done = outcomes().count("finished")
+    assert done > 3
+    again = fake_sweep("--resume", "last").wait()
+    assert again.returncode == 0, again.stderr
+    assert f"12 trials, {done} of them done" in again.stdout
+    assert all(one["parts"] == 1 for number, one in saved(directory).items() if number < done)
+
+
+def test_a_sampler_alone_prunes_nothing():
+    journal = opened("study", "TPESampler", {"x": [1]}, 9)
+    for score in [9.0] * 8 + [0.0]:
+        trial = journal.claim()
+        assert not journal.report(trial, [(1, score)])
+        journal.finish(trial, score, pruned=False)
+
+
+def test_a_sampler_of_optuna_chooses_by_the_scores():
     space = {
         "x": {"low": 0.0, "high": 1.0},
         "y": {"low": 1, "high": 8, "log": True},
         "z": [[1], None],
     }
-    found = points("TPESampler", space, 40, n_startup_trials=10)
-    assert found == points("TPESampler", space, 40, n_startup_trials=10), "its seed is the sweep's"
+    found = points("TPESampler", space, 40, search_args={"n_startup_trials": 10})
     late = [point["x"] for point in found[20:]]
     assert sum(late) / len(late) > 0.75
     assert {type(point["y"]) for point in found} == {int}
     assert all(point["z"] in ([1], None) for point in found)
 
 
-@pytest.mark.parametrize("how", ["random", "TPESampler"])
-def test_what_is_known_to_be_good_comes_first(how, optuna):
+@pytest.mark.parametrize("search", ["random", "TPESampler"])
+def test_what_is_known_to_be_good_comes_first(search):
     space = {"x": {"low": 0.0, "high": 1.0}, "z": [[1], None]}
     first = [{"x": 0.5, "z": [1]}, {"x": 0.25, "z": None}]
-    found = points(how, space, 4, first)
+    found = points(search, space, 4, first=first)
     assert found[:2] == first
-    search = Search(space_of(space), how, {}, None, {}, "max", 1)
-    again = list(search.points(6, first, found))
-    assert again[:4] == found, "gone on with, whatever has been chosen is not chosen anew"
-    assert points(how, space, 1, first) == first[:1]
+    assert points(search, space, 1, first=first) == first[:1]
 
 
 def test_a_string_in_quotes_stays_one(tmp_path):
@@ -456,6 +634,7 @@ def test_a_string_in_quotes_stays_one(tmp_path):
     path.write_text(yaml.safe_dump({"space": space, "first": first, "search": "random"}))
     read = sweep_settings(["--sweep", str(path), "--sweep.trials", "3"])
     assert (read.space, read.first, read.trials) == (space, first, 3)
+    assert kept_settings(path).first == first
     check_first(space_of(read.space), read.first)
     given = [
         "--sweep",
@@ -470,8 +649,8 @@ SEARCHES = sorted((ROOT / "scripts/searches").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", SEARCHES, ids=lambda path: path.stem)
-def test_a_search_behind_a_tuned_config_can_be_run_as_it_says(path, optuna, monkeypatch, tmp_path):
-    def run_none(made, place):
+def test_a_search_behind_a_tuned_config_can_be_run_as_it_says(path, monkeypatch, tmp_path):
+    def run_none(made, *_):
         begun.append(made)
 
     begun = []
@@ -483,37 +662,53 @@ def test_a_search_behind_a_tuned_config_can_be_run_as_it_says(path, optuna, monk
     assert set(made.settings.seeds).isdisjoint(REPORTED_SEEDS)
 
 
-def test_what_optuna_does_not_have_is_refused(optuna):
+def test_what_optuna_does_not_have_is_refused():
     message = "sweep.search must be one of grid, random, .*; got 'TPESampeler'; close matches: TPES"
     with pytest.raises(ConfigurationError, match=message):
         points("TPESampeler", {"x": [1]})
     with pytest.raises(ConfigurationError, match=r"TPESampler of Optuna takes no .*'startup': 3"):
-        points("TPESampler", {"x": [1]}, startup=3)
+        points("TPESampler", {"x": [1]}, search_args={"startup": 3})
     with pytest.raises(ConfigurationError, match=r"sweep\.pruner must be one of"):
-        Search({}, "grid", {}, "MediumPruner", {}, "max", 1)
+        points("grid", {"x": [1]}, pruner="MediumPruner")
 
 
-def test_without_optuna_a_sampler_says_what_to_install(monkeypatch):
+def test_without_optuna_it_is_said_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigurationError, match="which is not installed: pip install 'lightning-"):
-        points("TPESampler", {"x": [1]})
+    with pytest.raises(SystemExit):
+        run(["sweep", "--config", "ppo.yaml"])
+    expected = (
+        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'"
+    )
+    assert expected in capsys.readouterr().err
 
 
-def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(optuna):
-    """CartPole gives 1 a step: of five steps it cannot keep up with 20.
+def test_a_sampler_that_unpickles_the_journal_needs_trust(fakes, capsys):
+    """Of a directory that is there: a new one is this process's own."""
+    directory = Path("outputs", "ppo_sweep_1")
+    directory.mkdir(parents=True)
+    settings = {"seeds": [1], "search": "CmaEsSampler", "space": {"x": {"low": 0, "high": 1}}}
+    (directory / "sweep.yaml").write_text(yaml.safe_dump(settings))
+    (directory / "base.yaml").write_text("trainer: 1")
+    for trust, message in {
+        (): "is CmaEsSampler, which unpickles what journal.log holds: that runs code. Add --trust",
+        ("--trust_code", "true"): "base.yaml is no configuration",
+    }.items():
+        with pytest.raises(SystemExit):
+            run(["sweep", "--join", str(directory), *trust])
+        assert message in capsys.readouterr().err
 
-    Of 48 evaluations, so that the trial goes on for seconds after the one that tells.
-    """
-    longest = "data.eval_env.init_args.env_kwargs"
-    space = f"{{{longest}: [{{max_episode_steps: 20}}, {{max_episode_steps: 5}}]}}"
-    options = ["--sweep.space", space, "--sweep.jobs", "1", "--sweep.pruner", "MedianPruner"]
-    options += ["--sweep.pruner_args", "{n_startup_trials: 1}", "--data.iterations_per_epoch", "5"]
-    sweep = rl_cli("sweep", *SMALL, *options, "--data.total_env_steps", str(64 * 5 * 48))
-    assert sweep.returncode == 0, sweep.stderr
+
+def test_a_trial_whose_evaluations_fall_behind_is_pruned_and_not_begun_again(fakes, capfd):
+    options = ["--sweep.space", "{model.gamma: [0.9, 0.5]}", "--sweep.jobs", "1"]
+    options += ["--sweep.pruner", "MedianPruner", "--sweep.pruner_args", "{n_startup_trials: 1}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRIAL_PAUSE", "0.02")
+        run(["sweep", *SMALL, *options, "--data.total_env_steps", "3200"])
+    assert outcomes() == ["finished", "pruned"]
     directory, (first, second) = state()
-    assert (first["outcome"], second["outcome"]) == ("finished", "pruned")
-    assert second["env_steps"] < first["env_steps"]
-    assert (directory / second["run"] / "checkpoints" / "last.ckpt").is_file()
-    again = rl_cli("sweep", "--resume", directory)
-    assert again.returncode == 0, again.stderr
-    assert "2 trials, 2 of them done" in again.stdout
+    numbers = saved(directory)
+    assert numbers[1]["at"] < numbers[0]["at"] == 3200
+    assert second.value < first.value
+    assert max(first.intermediate_values) == 3200, "the last one counts for the pruner, too"
+    run(["sweep", "--resume", str(directory)])
+    assert "2 trials, 2 of them done" in capfd.readouterr().out

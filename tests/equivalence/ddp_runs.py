@@ -44,7 +44,6 @@ from lightning_rl.envs.tasks import Pictures
 from lightning_rl.optim.update import Update
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.machine import MachineSettings
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import ALL, OwnAlgorithm
 from tests.equivalence.test_allowed import RUNS as ALLOWED
@@ -592,7 +591,6 @@ def main(directory):
         run(f"helped {name}", helped, **settings | {"env": helped_arm, "data": data})
         findings[f"helped {name}"]["taken"] = helped.taken
     run("refused", **ALL | own | {"model": own["model"] | {"algorithm": Forgetful}})
-    run("by gloo", trainer={"machine": MachineSettings(shared_memory_sums=False)}, **PENDULUM)
     run("bf16", trainer={"precision": "bf16-mixed"}, **PENDULUM)
     with one_after_the_other(directory):
         run("compiled", **PENDULUM | {"model": PENDULUM["model"] | {"compile": True}})

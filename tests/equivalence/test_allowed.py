@@ -19,10 +19,11 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.datasets import EpisodeWriter
-from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
+from lightning_rl.envs import ActionMask
 from lightning_rl.system.errors import ConfigurationError
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, train
+from tests.probes import MaskProbe, StructureProbe
 
 
 def masked(num_envs, vectorization="sync"):
@@ -158,8 +159,8 @@ def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch)
     small = ["--data.num_envs", "4", "--data.buffer_size", "16", "--data.total_env_steps", "128"]
     small += ["--model.batch_size", "32", "--data.num_eval_episodes", "2"]
     for env in (
-        "{class_path: StructureProbe, init_args: {kind: bits}}",
-        "{class_path: MaskProbe}",
+        "{class_path: tests.probes.StructureProbe, init_args: {kind: bits}}",
+        "{class_path: tests.probes.MaskProbe}",
         "{class_path: GymnasiumEnv, init_args: {id: Taxi-v4, wrappers: "
         "[gymnasium.wrappers.FlattenObservation, lightning_rl.ActionMask]}}",
     ):
@@ -167,5 +168,5 @@ def test_from_the_command_line_it_trains_and_is_validated(tmp_path, monkeypatch)
             pytest.importorskip("pygame", reason="Taxi is drawn by pygame")
         run(["fit", "--config", str(config), "--data.env", env, "--exp_name", "one", *small])
         (checkpoint,) = tmp_path.glob("outputs/one_*/checkpoints/last.ckpt")
-        run(["validate", "--ckpt_path", str(checkpoint)])
+        run(["validate", "--ckpt_path", str(checkpoint), "--trust_code", "true"])
         shutil.rmtree(tmp_path / "outputs")

@@ -15,11 +15,8 @@ from lightning.pytorch import Callback
 import lightning_rl
 from lightning_rl import PPO
 from lightning_rl.algorithms.base import Algorithm
-from lightning_rl.compiled import choice, graphs, products
+from lightning_rl.compiled import choice, graphs
 from lightning_rl.compiled.choice import PAYS_FROM, Choice
-from lightning_rl.compiled.products import choose_products, find_products, speed_ratio
-from lightning_rl.system import machine
-from lightning_rl.system.machine import MachineSettings
 from tests.helpers import assert_same_run, last, load, train
 
 CONFIGS = Path(lightning_rl.__file__).parents[2] / "configs"
@@ -27,7 +24,7 @@ STEPS = 6 * 2 * 2
 """Minibatches of a run of `helpers.train`."""
 
 DIFFERS = "the last digits of its numbers differ from those of an uninterrupted run"
-OF_ANOTHER = {"compiled": True, "products": "onednn", "cpu": "Z80, no vectors"}
+OF_ANOTHER = {"compiled": True, "cpu": "Z80, no vectors"}
 
 
 def warns(message):
@@ -61,8 +58,6 @@ def test_it_is_the_default_and_a_short_run_is_not_compiled(tmp_path, said):
     assert computing(tmp_path) == {
         "compiled": False,
         "why": why,
-        "products": None,
-        "products_why": None,
         "steps_compiled": False,
         "steps_why": "GymnasiumEnv is not a batched env in torch",
         "cuda_graphs": False,
@@ -81,10 +76,6 @@ def test_a_run_of_enough_minibatches_is_compiled_and_says_so(tmp_path, said, pay
     assert module._graphs.have_served
     found = computing(tmp_path)
     assert (found["compiled"], found["why"]) == (True, why)
-    expected = find_products(speed_ratio)
-    assert found["products"] == expected.name
-    # From the comma on, where the answer is from: the run may have been the first to ask.
-    assert found["products_why"].split(",")[0] == expected.why.split(",")[0]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +192,7 @@ def test_a_compiled_run_resumed_where_there_is_no_compiler_goes_on_and_says_what
         module, *_ = train(tmp_path, ckpt_path=last(tmp_path))
     assert module.optimizer_steps == STEPS
     state = load(last(tmp_path))["lightning_rl"]["computing"]
-    plain = {"compiled": False, "products": None, "cpu": choice.cpu()}
+    plain = {"compiled": False, "cpu": choice.cpu()}
     assert state == plain | {"steps": plain}
 
 
@@ -211,44 +202,6 @@ def test_on_another_cpu_it_says_what_that_means():
         f"The run goes on compiled, as it began, but {DIFFERS}."
     ):
         assert Choice("auto", 0, OF_ANOTHER).compiled
-
-
-def resumed(before, compiled=True):
-    run = Choice("auto", 0, {"compiled": compiled, "products": before, "cpu": choice.cpu()})
-    run.compiled = True
-    return run
-
-
-def never():
-    raise AssertionError("nothing is to be measured")
-
-
-@pytest.mark.parametrize("before", ["mkl", "onednn"])
-def test_products_stay_with_what_multiplied_them_before(before, monkeypatch):
-    monkeypatch.setattr(products, "load_operator", lambda: True)
-    run = resumed(before)
-    choose_products(run, never)
-    assert (run.products, run.products_why) == (before, "as in the checkpoint")
-    assert run.state()["products"] == before
-
-
-@pytest.mark.parametrize(
-    ("setting", "ready", "why"),
-    [
-        ("auto", False, "oneDNN's operator cannot be compiled here"),
-        ("mkl", True, "trainer.machine.products: mkl"),
-    ],
-)
-def test_other_products_than_before_are_said(setting, ready, why, monkeypatch):
-    monkeypatch.setattr(machine, "_in_force", MachineSettings(products=setting))
-    monkeypatch.setattr(products, "load_operator", lambda: ready)
-    run = resumed("onednn")
-    with warns(
-        "The matrix products of the run were oneDNN's up to the checkpoint, and now are MKL's: "
-        f"{why}. So {DIFFERS}."
-    ):
-        choose_products(run, never)
-    assert (run.products, run.products_why) == ("mkl", why)
 
 
 def minibatches_of(config):

@@ -16,27 +16,20 @@ from lightning_rl import (
     TorchEnv,
 )
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.compiled.choice import Choice, StepsChoice
-from lightning_rl.envs import (
-    CartPole,
-    MaskProbe,
-    PointMass,
-    PushBlocks,
-    PushCube,
-    RecallProbe,
-    StructureProbe,
-)
+from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.envs import CartPole, PointMass, PushBlocks, PushCube
 from lightning_rl.envs.tasks.base import Pictures
 from lightning_rl.policies.networks.encoders import DictEncoder, ImpalaCNN, SpatialSoftmaxCNN
 from lightning_rl.policies.networks.memory import LSTM
 from tests.helpers import assert_same, load, train
+from tests.probes import MaskProbe, RecallProbe, StructureProbe
 
 STARTS_APART = ("PointMass", "pictures")
 """Whose starts are made of so many numbers that they are made outside the graph."""
 
 
 def choice(compiled):
-    return StepsChoice(compiled, None, Choice(compiled, None))
+    return StepsChoice(compiled, None)
 
 
 def collector_of(make_env, compiled, steps, make_policy=None, plan=None, cls=SyncCollector, **more):

@@ -24,12 +24,12 @@ from lightning_rl import (
     SquashedActorCritic,
     ValueAtoms,
 )
-from lightning_rl.envs import MaskProbe
 from lightning_rl.policies.networks import q_networks
 from tests.arms import helped_arm, mixed
 from tests.equivalence.features import SaysLittle
 from tests.equivalence.test_resume import stop_and_resume
 from tests.helpers import assert_same, assert_same_run, last, load, scalars, train
+from tests.probes import MaskProbe
 
 
 def chunked(num_envs):

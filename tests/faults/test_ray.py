@@ -29,7 +29,7 @@ from tests.helpers import last, load, scalars, train
 from tests.markdown import blocks
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
-ENDED = ray_cluster.ended(by_ray.LEARNER)
+ENDED = ray_cluster.ENDED
 QUIET = (
     "--model.compile",
     "false",
@@ -239,7 +239,7 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
-        head = ray_cluster.Head(f"127.0.0.1:{server.getsockname()[1]}", by_ray.LEARNER)
+        head = ray_cluster.Head(f"127.0.0.1:{server.getsockname()[1]}")
         head.refuse_lost()
     try:
         wait_for(lambda: head.is_lost, seconds=20)
@@ -254,7 +254,7 @@ def test_a_head_is_lost_where_it_has_not_answered_for_a_while(monkeypatch):
 
 def test_who_ends_without_a_word_has_a_witness_and_who_closes_it_has_none(capfd):
     for ended_by in (lambda one: one._process.stdin.close(), ray_cluster.Witness.close):
-        witness = ray_cluster.Witness(by_ray.LEARNER)
+        witness = ray_cluster.Witness()
         ended_by(witness)
         witness._process.wait(30)
     assert capfd.readouterr().err == ENDED

@@ -23,7 +23,8 @@ from lightning_rl import (
     TorchEnv,
     ValueAtoms,
 )
-from lightning_rl.envs import ActionProbe, MaskProbe
+from lightning_rl.envs import ActionProbe
+from tests.probes import MaskProbe
 
 BOX = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
 

@@ -10,14 +10,9 @@ from lightning.pytorch import Callback
 from tensordict import TensorDict
 
 from lightning_rl import PPO, SAC, NatureCNN, ReplayBuffer, SpatialSoftmaxCNN
-from lightning_rl.envs import (
-    ActionProbe,
-    MaskProbe,
-    StructureProbe,
-    TimeLimitProbe,
-    ValueProbe,
-)
+from lightning_rl.envs import ActionProbe, TimeLimitProbe, ValueProbe
 from tests.helpers import train
+from tests.probes import MaskProbe, StructureProbe
 
 SETTINGS = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
 

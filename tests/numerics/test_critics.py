@@ -22,7 +22,6 @@ from lightning_rl import (
     ValueAtoms,
 )
 from lightning_rl.algorithms import q_algorithm
-from lightning_rl.envs import MaskProbe
 from lightning_rl.functional import (
     categorical_loss,
     categorical_target,
@@ -35,6 +34,7 @@ from lightning_rl.policies.networks.q_networks import QEnsemble
 from lightning_rl.policies.normalization import ReturnNormalizer
 from tests.helpers import train
 from tests.numerics.test_sac import OBSERVATION_SPACE, SPACE, actor_layers, built, critic_layers
+from tests.probes import MaskProbe
 from tests.q_references import DiscreteSACReference, forward, log_softmax, projected
 
 ATOMS = np.linspace(-2.0, 2.0, 9)

@@ -1,10 +1,7 @@
 """Keyboard, gamepad and space-mouse say what is pressed, and what is missing; without any of them plugged in."""
 
-import os
-import pty
 import struct
 import sys
-import termios
 import types
 
 import gymnasium
@@ -111,59 +108,27 @@ def test_one_person_steers_one_env(window):
     other.close()
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """What types into the terminal of this process."""
-    ours, theirs = pty.openpty()
+def test_without_a_display_it_says_what_to_do(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    stdin = os.fdopen(theirs, "rb", closefd=False)
-    monkeypatch.setattr("sys.stdin", stdin)
-    yield lambda text: os.write(ours, text), theirs
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_without_a_display_keys_are_typed_into_the_terminal(terminal):
-    write, theirs = terminal
-    before = termios.tcgetattr(theirs)
-    board = opened(Keyboard(hold_s=100))
-    assert board.poll(None) == (None, None)
-    write(b" \x1b[A\x1b[5~c")
-    said = board.poll(None)
-    assert said.action.tolist() == [1, 0, 0, 0], "held; a key without a meaning has none in parts"
-    board.hold_s = board._input._hold_s = 1e-9
-    assert board.poll(None).action.tolist() == [0, 0, 0, 1]
-    write(b"\x7f")
-    assert board.poll(None).event == "failure"
-    write(b"x")
-    assert board.poll(None).event == "rerecord"
-    write(b"\r")
-    assert board.poll(None).event == "success"
-    board.reset(None)
-    assert board.poll(None).action is None, "an episode begins with the policy"
-    assert termios.tcgetattr(theirs)[3] != before[3]
-    board.close()
-    assert termios.tcgetattr(theirs) == before, "as it was"
-
-
-def test_with_neither_it_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.delenv("DISPLAY", raising=False)
-    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    with (tmp_path / "none").open("wb+") as file:
-        monkeypatch.setattr("sys.stdin", file)
-        with pytest.raises(ConfigurationError) as error:
-            opened(Keyboard())
-    assert str(error.value) == (
-        "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY or WAYLAND_DISPLAY, start the "
-        "run in a terminal (without nohup, and with vectorization: sync), or use a Gamepad, a function, or a queue.Queue."
-    )
     with pytest.raises(ConfigurationError) as error:
-        opened(Keyboard(reads="window"))
+        opened(Keyboard())
     assert str(error.value) == (
-        "Keyboard: reads is window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a desktop), or "
-        "use reads: terminal."
+        "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or WAYLAND_DISPLAY (ssh -X, or a "
+        "desktop), or use a Gamepad, a function, or a queue.Queue."
     )
+
+
+def test_keys_end_an_episode_and_the_next_one_begins_with_the_policy(window):
+    board = opened(Keyboard())
+    window("space")
+    assert board.poll(None).action is not None
+    for key, event in {"return": "success", "backspace": "failure", "x": "rerecord"}.items():
+        window(key)
+        assert board.poll(None).event == event
+    board.reset(None)
+    assert board.poll(None).action is None
+    board.close()
 
 
 def test_a_display_that_cannot_be_opened_says_so(monkeypatch):

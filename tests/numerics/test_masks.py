@@ -18,10 +18,11 @@ from lightning_rl import (
     SyncCollector,
 )
 from lightning_rl.collectors.evaluation import chooser_of, run_episodes
-from lightning_rl.envs import ActionMask, MaskProbe, StructureProbe
+from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout, check_allowed
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
+from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))

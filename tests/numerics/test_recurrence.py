@@ -30,7 +30,6 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.on_policy import drawing_of, epochs
 from lightning_rl.algorithms.rollout_evaluation import log_prob_of, states_of, write_values
-from lightning_rl.envs import RecallProbe
 from lightning_rl.functional import normalize_advantage
 from lightning_rl.policies.base import StepwiseActor
 from lightning_rl.policies.networks.encoders import Encoder
@@ -49,6 +48,7 @@ from tests.helpers import (
     train,
     uncompiled_traces,
 )
+from tests.probes import RecallProbe
 from tests.references import gru_step, lstm_step, recurrent_ppo_loss
 
 N, T = 3, 11

@@ -16,7 +16,6 @@ from lightning_rl.rollout.contract import (
     step_views,
     successors,
     time_major,
-    transition_view,
     validate,
 )
 from lightning_rl.system import ranks
@@ -191,20 +190,6 @@ def test_copy_tree_refuses_an_observation_that_lacks_a_part():
         copy_tree(target, {"image": torch.zeros(N, 4, 4, 3)})
 
 
-def test_transition_view_is_a_view_with_the_next_value():
-    rollout = numbered()
-    view = transition_view(rollout)
-    assert view.batch_size == (N, T)
-    assert torch.equal(view["next_value"], rollout["value"][:, 1:])
-    assert torch.equal(view["value"], rollout["value"][:, :-1])
-    assert "next_value" not in rollout.keys()
-    view["reward"].fill_(7.0)
-    rollout["value"][1, T] = 42.0
-    assert (rollout["reward"][:, :-1] == 7.0).all()
-    assert (rollout["reward"][:, -1] != 7.0).all()
-    assert view["next_value"][1, T - 1] == 42.0
-
-
 # --- validation ---
 
 
@@ -239,10 +224,9 @@ def test_what_is_allocated_is_valid():
         lambda rollout: rollout.unsqueeze(0),
     ],
 )
-@pytest.mark.parametrize("check", [validate, transition_view])
-def test_data_without_time_is_refused(reshape, check):
+def test_data_without_time_is_refused(reshape):
     with pytest.raises(ValueError, match=r"\[num_envs, steps \+ 1\], got \[.*before flattening"):
-        check(reshape(allocate()))
+        validate(reshape(allocate()))
 
 
 @pytest.mark.parametrize("key", ["observation", "action", *STEP_FIELDS])

@@ -19,12 +19,12 @@ from lightning_rl import (
     SquashedActorCritic,
     SyncCollector,
 )
-from lightning_rl.envs import StructureProbe
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.policies.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
+from tests.probes import StructureProbe
 from tests.references import gaussian_log_prob, masked_categorical
 
 STATE = Box(-1.0, 1.0, (3,))

@@ -150,8 +150,8 @@ def fewer_weights(directory):
     [
         (no_weights, "No weights of an adapter in ad/mine.*Nothing is downloaded"),
         (cut_weights, "adapter_model.safetensors is refused: it is damaged"),
-        (cut_settings, "adapter_config.json is damaged"),
-        (other_settings, "holds no settings, but a list"),
+        (cut_settings, "adapter_config.json cannot be read"),
+        (other_settings, "cannot be read: it holds no mapping"),
         (unknown_kind, "The adapter in ad/mine cannot be added"),
         (fewer_weights, "The weights in ad/mine do not fit the model: 1 missing"),
     ],
@@ -214,7 +214,7 @@ def test_a_configuration_that_makes_no_model_is_one_message(config, message):
 
 def test_a_damaged_configuration_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "smol')
-    with pytest.raises(ConfigurationError, match=r"config\.json is damaged"):
+    with pytest.raises(ConfigurationError, match=r"config\.json cannot be read"):
         load_vla_model("hf_config", str(tmp_path))
     settings = {"model_config": {"in_features": 2, "out_features": 2}, "trust_code": True}
     with pytest.raises(ConfigurationError, match="Linear has no gradient_checkpointing_enable"):

@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_rl.reports import compare
-from lightning_rl.sweeps.sweep import _resumed, _Sweep
-from lightning_rl.sweeps.sweep_settings import SweepSettings
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import DEEPEST, MOST_BYTES, read_json
 from lightning_rl.system.plain_yaml import LONGEST_TEXT, MOST_DEPTH, MOST_VALUES, read_yaml
@@ -223,8 +222,12 @@ def test_a_file_of_the_largest_size_is_read(tmp_path):
     assert read_json(path, tmp_path) == {}
 
 
-def swept(tmp_path, **state):
-    """Return the directory of a sweep of two seeds, with another state."""
+def swept(tmp_path):
+    """Return the directory of a sweep of two seeds, of which the first trial has a run and the other begins."""
+    pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
+    from lightning_rl.sweeps.sweep import _Sweep
+    from lightning_rl.sweeps.sweep_settings import SweepSettings
+
     directory = tmp_path / "sweep"
     directory.mkdir()
     trainer = {
@@ -232,63 +235,103 @@ def swept(tmp_path, **state):
         "best_mode": "max",
         "num_threads": 1,
         "devices": 1,
-        "accelerator": "cpu",
     }
-    (directory / "base.yaml").write_text(json.dumps({"trainer": trainer}))
-    text = (directory / "base.yaml").read_text()
-    made = _Sweep(directory, SweepSettings(seeds=[1, 2], search="grid"), text)
-    made.save()
-    content = json.loads((directory / "sweep.json").read_text())
-    for path, value in state.items():
-        with_value(content if "." in path else {path: content}, path, value)
-    return directory, content
+    text = json.dumps({"trainer": trainer})
+    (directory / "base.yaml").write_text(text)
+    space = {"model.gamma": {"low": 0.8, "high": 0.9}}
+    made = _Sweep(directory, SweepSettings(seeds=[1, 2], space=space, trials=1), text)
+    made.save_settings()
+    made.open()
+    made.journal.finish(made.journal.claim(), 1.0, pruned=False)
+    made.journal.claim()
+    return directory
+
+
+def resumed(directory):
+    """All that `rl-cli sweep --resume` does before its first trial begins; return that trial."""
+    from lightning_rl.sweeps.sweep import _existing
+    from lightning_rl.sweeps.sweep_settings import SweepSettings
+
+    made = _existing(SweepSettings(), ["--resume", str(directory)], [])
+    made.open()
+    made.journal.enter(others_allowed=False)
+    trial = made.journal.claim()
+    made.journal.leave()
+    made._run_of(trial)
+    return trial
 
 
 FORGED = {
     "settings": {"seeds": "/../../victim"},
     "seeds": {"seeds": ["/../../victim", 2]},
     "cores": {"jobs": "a"},
+    "space": {"space": {"trainer.run_dir": ["/victim"]}},
+    "unknown": {"directory": "/victim"},
+    "first": {"first": [{"model.gamma": 5}]},
+    "no mapping": [],
 }
-FORGED_TRIALS = {
-    "seed": "/../../victim",
-    "run": "../victim",
-    "number": "x",
-    "point": 7,
-    "outcome": 3,
-    "score": "a",
-    "env_steps": [],
-    "seconds": None,
-    "unknown": 1,
+"""Settings in `sweep.yaml`."""
+
+LINES = {
+    "seed": ('"seed":2', '"seed":"/../../victim"'),
+    "another seed": ('"seed":2', '"seed":3'),
+    "point": ('"point":0,"seed":2', '"point":7,"seed":2'),
+    "negative point": ('"point":0,"seed":2', '"point":-1,"seed":2'),
+    "attribute": ('"user_attr":{"runner":".', '"user_attr":{"runner":"../.'),
+    "operation": ('"op_code":5', '"op_code":99'),
+    "no operation": ('"op_code":5', '"operation":5'),
+    "value": ('"values":[1.0]', '"values":["a"]'),
+    "values": ('"values":[1.0]', '"values":[1.0,2.0]'),
+    "state": ('"state":1', '"state":"a"'),
+    "date": ('"datetime_complete":"20', '"datetime_complete":"a'),
+    "setting": ('"param_name":"model.gamma"', '"param_name":"trainer.run_dir"'),
+    "out of range": ('"fixed_params":{"model.gamma":0.', '"fixed_params":{"model.gamma":10.'),
+    "fixed setting": ('"fixed_params":{"model.gamma"', '"fixed_params":{"trainer.run_dir"'),
+    "distribution": ("FloatDistribution", "os.system"),
+    "depth": ('"seed":2', '"seed":' + "[" * 100_000),
+    "no JSON": ('"op_code":5', "op_code:5"),
+    "direction": ('"directions":[2]', '"directions":[1]'),
 }
+"""Texts in `journal.log`, and what takes their place."""
 
 
-@pytest.mark.parametrize("name", [*FORGED, *FORGED_TRIALS, "points", "trials"])
+@pytest.mark.parametrize("name", [*FORGED, *LINES, "journal link", "journal pipe", "base"])
 def test_a_forged_sweep_is_refused_and_removes_nothing(name, tmp_path, capsys):
     victim = tmp_path / "victim"
     victim.mkdir()
-    directory, content = swept(tmp_path)
+    directory = swept(tmp_path)
+    journal = directory / "journal.log"
     if name in FORGED:
-        content["settings"] |= FORGED[name]
-    elif name in FORGED_TRIALS:
-        content["trials"][0][name] = FORGED_TRIALS[name]
-    elif name == "points":
-        content["points"] = [{"trainer.run_dir": str(victim)}]
+        content = yaml.safe_load((directory / "sweep.yaml").read_text())
+        content = {**content, **FORGED[name]} if FORGED[name] else []
+        (directory / "sweep.yaml").write_text(yaml.safe_dump(content))
+    elif name in LINES:
+        before = journal.read_text()
+        assert LINES[name][0] in before
+        journal.write_text(before.replace(*LINES[name]))
+    elif name == "base":
+        (directory / "base.yaml").write_text("trainer: {best_metric: a}")
     else:
-        content["trials"] = {}
-    (directory / "sweep.json").write_text(json.dumps(content))
+        journal.rename(tmp_path / "journal")
+        journal.symlink_to(tmp_path / "journal") if "link" in name else os.mkfifo(journal)
     with pytest.raises((ConfigurationError, SystemExit)) as refusal:
-        _resumed(directory, SweepSettings(), [])
+        resumed(directory)
     if refusal.type is SystemExit:
         assert capsys.readouterr().err.startswith("rl-cli: error: ")
     assert victim.is_dir()
 
 
-def test_a_link_in_a_sweep_is_not_removed(tmp_path):
-    directory, _ = swept(tmp_path)
+@pytest.mark.parametrize("name", ["trial_001_seed2_2026", "trial_001_seed2.log"])
+def test_a_link_in_a_sweep_is_not_removed_or_written(name, tmp_path):
+    directory = swept(tmp_path)
     (tmp_path / "victim").mkdir()
-    (directory / "trial_000_seed1_2026").symlink_to(tmp_path / "victim")
-    made = _resumed(directory, SweepSettings(), [])
-    with pytest.raises(ConfigurationError, match="no directory of a run"):
-        made._run_of(made.trials[0])
+    (directory / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigurationError, match="of a run, but a link"):
+        resumed(directory)
     shutil.rmtree(directory)
     assert (tmp_path / "victim").is_dir()
+
+
+def test_a_sweep_that_nobody_forged_is_resumed(tmp_path):
+    trial = resumed(swept(tmp_path))
+    assert (trial.number, trial.seed) == (1, 2)

@@ -9,7 +9,6 @@ import pytest
 from lightning_rl.__main__ import SUBCOMMANDS
 from lightning_rl.checkpoints import trust
 from lightning_rl.cli import app
-from lightning_rl.sweeps import sweep as sweeps
 
 MODULE = '''
 import gymnasium
@@ -70,8 +69,11 @@ def test_unless_its_name_is_typed(here):
 
 
 def test_a_sweep_finds_an_algorithm_and_an_env_beside_it(here, monkeypatch):
+    pytest.importorskip("optuna", reason="the extra sweep (optuna) is not installed")
+    from lightning_rl.sweeps import sweep as sweeps
+
     began = []
-    monkeypatch.setattr(sweeps._Sweep, "run", lambda self, place: began.append(self))
+    monkeypatch.setattr(sweeps._Sweep, "run", lambda self, *_: began.append(self))
     own = ["--model", "own_code.Mine", "--data.env.id", "own_code:Mine-v0"]
     app.run(["sweep", "--config", "ppo.yaml", *own, "--sweep.seeds", "1"])
     assert len(began) == 1

@@ -207,7 +207,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.max_nonfinite_steps = max_nonfinite_steps
         self.compile_update = compile
         self.compilation = Choice(False, None)  # made anew by on_fit_start
-        self.step_compilation = StepsChoice(False, None, self.compilation)  # by the data module
+        self.step_compilation = StepsChoice(False, None)  # by the data module
         self.env_steps = 0
         self.statistics = IterationScalars()
         self.metrics: dict[str, float] = {}
@@ -480,7 +480,7 @@ class Algorithm(LightningModule, ABC, Constructed):
         """Return whether the steps of a batched torch env are to be compiled."""
         steps = self.data.buffer_size * self._iterations_of_run()
         before, self._steps_before = self._steps_before, None
-        self.step_compilation = StepsChoice(self.compile_update, steps, self.compilation, before)
+        self.step_compilation = StepsChoice(self.compile_update, steps, (before or {}).get("steps"))
         return self.step_compilation
 
     def _minibatches(self) -> int | None:

@@ -1,24 +1,18 @@
 """Check a whole run before it is begun: its env, how it collects, what its update will do."""
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
-import gymnasium
 import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tensordict import TensorDict
 
 from lightning_rl.algorithms import Algorithm, OnPolicyAlgorithm
 from lightning_rl.audit.check_env import EnvCheck, Finding, Level, Scaling
-from lightning_rl.audit.random_play import BLOCK_BYTES, RandomPlay, bounds, synchronize
-from lightning_rl.collectors import Collector
-from lightning_rl.collectors.loop import step_through
+from lightning_rl.audit.play import Play
 from lightning_rl.envs import ActionChunk, GymnasiumEnv, VectorEnv
-from lightning_rl.rollout.contract import allocate_rollout, copy_tree, step_views, time_major
+from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.training.callbacks.checkpoints import BestCheckpoint
 from lightning_rl.training.callbacks.typed import algorithm_of, data_of
@@ -28,7 +22,7 @@ from lightning_rl.training.data import RLDataModule
 SHARE_OF_THE_ENV = 0.7
 """Of the time of a check; the rest is the policy's."""
 
-FEWEST_STEPS, MOST_STEPS = 3, 500
+MOST_STEPS = 500
 """Of the untrained policy, in each env."""
 
 SLOW_STEP = 5e-3
@@ -70,15 +64,14 @@ class RunCheck(Callback):
         )
         self.findings = env_check.findings
         env_check.run()
-        acting = None
-        if not env_check.failed:
+        if (play := env_check.play) is not None and not env_check.failed:
             with self._finding("collector"):
-                acting = self._collect(data, algorithm)
+                acting = self._collect(data)
+                if acting is not None:
+                    self._look_at_speed(data, play, acting)
             data.close()
             self._look_at_groups(algorithm, env_check)
-            self._look_at_lengths(data, algorithm, cast(RandomPlay, env_check.play))
-        if acting is not None:
-            self._look_at_speed(data, env_check, acting)
+            self._look_at_lengths(data, algorithm, play)
         self._look_at_update(data, algorithm)
         if cast(Any, trainer).enable_validation:
             with self._finding("evaluation"):
@@ -101,48 +94,51 @@ class RunCheck(Callback):
 
     # --- collecting ---
 
-    def _collect(self, data: RLDataModule, algorithm: Algorithm) -> "Acting | None":
-        """Make the collector, and have the policy act as it does; None where nothing is played."""
+    def _collect(self, data: RLDataModule) -> Play | None:
+        """Make the collector, and play its env by its policy; None if it steps no env."""
         data.train_dataloader()
-        assert data.collector is not None
-        if not data.collector.ways:
-            text = f"{type(data.collector).__name__} plays nothing: its rollouts are there already"
+        collector = data.collector
+        assert collector is not None
+        if not collector.ways:
+            text = f"{type(collector).__name__} plays nothing: its rollouts exist already"
             self.add("collector", "ok", text)
             return None
-        acting = Acting(data.collector, (1 - SHARE_OF_THE_ENV) * self._seconds)
-        if acting.beyond > 0:
-            space = data.collector.env.single_action_space
-            large = acting.beyond > 0.5
-            low, high = bounds(space)
+        env, seconds = collector.env, (1 - SHARE_OF_THE_ENV) * self._seconds
+        play = Play(env, collector.policy, collector.seed, seconds, MOST_STEPS)
+        if play.beyond > 0:
+            low, high = bounds_of(env.single_action_space)
             self.add(
-                *("action", "warning" if large else "ok"),
-                f"{acting.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
-                f"of {np.min(low):.4g} to {np.max(high):.4g}, where it is clipped",
-                "Leave rescale_action on, or lower log_std_init." if large else "",
+                *("action", "warning" if play.beyond > 0.5 else "ok"),
+                f"{play.beyond:.0%} of what the untrained policy asks for lies beyond the bounds "
+                f"of {np.min(low):.4g} to {np.max(high):.4g}, and is clipped",
+                "Leave rescale_action on, or lower log_std_init." if play.beyond > 0.5 else "",
             )
-        return acting
+        return play
 
-    def _look_at_speed(self, data: RLDataModule, env_check: EnvCheck, acting: "Acting") -> None:
-        play = cast(RandomPlay, env_check.play)
-        each = play.env_steps / max(1, play.steps)  # env steps of a step of all envs
-        stepping, choosing = play.step_seconds, acting.act_seconds
+    def _look_at_speed(self, data: RLDataModule, play: Play, acting: Play) -> None:
+        assert data.collector is not None
+        each = play.env_steps / play.steps  # env steps per action of all envs
+        stepping, choosing = play.seconds["env"], acting.seconds["inference"]
         rate = each / max(1e-9, stepping + choosing)
-        way = getattr(acting.base, "vectorization", "")
+        base = data.collector.env
+        base = base.env if isinstance(base, ActionChunk) else base
+        way = getattr(base, "vectorization", "")
         slower, share = ("env", stepping) if stepping >= choosing else ("policy", choosing)
         self.add(
             *("speed", "ok"),
-            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.stepper}"
+            f"the env alone {_rate(each / max(1e-9, stepping))} ({play.ways['stepping']}"
             f"{f', {way}' if way else ''}), acting alone {_rate(each / max(1e-9, choosing))} "
-            f"({acting.way}): the {slower} takes {share / (stepping + choosing):.0%} of collecting",
+            f"({acting.ways['acting']}): the {slower} takes "
+            f"{share / (stepping + choosing):.0%} of collecting",
         )
         self.add(
             *("speed", "ok"),
             f"together {_rate(rate)}: {data.total_env_steps:,} of them take "
             f"{_duration(data.total_env_steps / rate)} to collect, updates not counted",
         )
-        if isinstance(acting.base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
+        if isinstance(base, GymnasiumEnv) and way == "sync" and data.num_envs > 1:
             self._advise_workers(data.num_envs, stepping, choosing)
-        if choosing > max(SLOW_STEP, stepping) and not acting.in_background:
+        if choosing > max(SLOW_STEP, stepping) and not data.collector.in_background:
             self.add(
                 *("speed", "note", f"choosing the actions of a step takes {1e3 * choosing:.3g} ms"),
                 "data.collector: {class_path: AsyncCollector} collects while the learner trains.",
@@ -174,16 +170,16 @@ class RunCheck(Callback):
                 "Have the env draw its starts from the seed of reset alone.",
             )
 
-    def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: RandomPlay) -> None:
+    def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
         """Compare rollout, episode and the horizon of gamma."""
         each = data.env_steps_per_iteration // data.num_envs
-        limit = play.env.max_episode_steps
-        longest = limit or max(play.lengths, default=0)
+        lengths = play.statistics.lengths
+        longest = play.max_episode_steps or max(lengths, default=0)
         text = f"{data.num_envs} env{'s' if data.num_envs > 1 else ''} × {each:,} env steps"
         if longest and algorithm.plan.first_episode_only:
             self._look_at_whole_episodes(text, each, longest)
-        elif play.lengths:
-            ends = data.num_envs * each / float(np.mean(play.lengths))
+        elif lengths:
+            ends = data.num_envs * each / float(np.mean(lengths))
             number = f"{ends:,.0f}" if ends >= 10 else f"{ends:.2g}"
             text += f"; about {number} episodes end in each, if they last as with random actions"
             seldom = ": in most rollouts none" if ends < 1 else ""
@@ -258,7 +254,7 @@ class RunCheck(Callback):
             self._film(trainer, env, data.eval_seed)
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         metrics = [one.metric for one in callbacks if isinstance(one, BestCheckpoint)]
-        if play is not None and not play.success_steps and data.evaluates_on_the_training_env:
+        if play is not None and not play.reports_success and data.evaluates_on_the_training_env:
             for metric in metrics:
                 if "success" in metric:
                     text = f"trainer.best_metric is {metric}, and the env reports no success"
@@ -283,82 +279,6 @@ class RunCheck(Callback):
             self.add("evaluation", "ok", f"it {how} be filmed{option}: {width} × {height}")
 
 
-class Acting:
-    """Has a policy act in the env of its collector, as that would, for a while.
-
-    Args:
-        collector: neither it nor its thread has begun.
-        seconds: how long, at most; some steps are taken in any case.
-
-    Attributes:
-        act_seconds: how long choosing the actions of all N envs takes.
-        way: the name of the class that acts.
-        beyond: which share of the numbers of actions lay beyond the bounds of their space.
-        in_background: whether the collector acts beside the learner.
-        base: the env, without what makes chunks of its actions.
-    """
-
-    def __init__(self, collector: Collector, seconds: float) -> None:
-        env = collector.env
-        self.way = collector.ways["acting"]
-        self.in_background = collector.in_background
-        self.base = env.env if isinstance(env, ActionChunk) else env
-        self._spent, self._steps = 0.0, 0
-        self._actions: list[np.ndarray] = []
-        self._play(collector, time.perf_counter() + seconds)
-        self.act_seconds = self._spent / max(1, self._steps)
-        self.beyond = _share_beyond(env.single_action_space, np.stack(self._actions))
-
-    @torch.no_grad()
-    def _play(self, collector: Collector, until: float) -> None:
-        env, policy = collector.env, collector.policy
-        device, fields = policy.version.device, policy.extra_fields | env.extra_fields
-        spaces = (env.single_observation_space, env.single_action_space)
-        each = allocate_rollout(*spaces, env.num_envs, 1, extra_fields=fields).bytes()
-        length = max(FEWEST_STEPS, min(collector.num_steps, 4 * BLOCK_BYTES // max(1, each)))
-        rollout = allocate_rollout(
-            *spaces, env.num_envs, length, extra_fields=fields, device=device
-        )
-        first = step_views(rollout)[0]
-        copy_tree(first.get("observation"), env.reset(seed=collector.seed)[0])
-        actor, stepper = policy.rollout_actor(rollout), env.rollout_stepper(rollout)
-        generator = torch.Generator(device).manual_seed(collector.seed)
-        clock = _Clock(device)
-        storage: TensorDict = time_major(rollout)
-        played = 0
-        while played < FEWEST_STEPS or (played < MOST_STEPS and time.perf_counter() < until):
-            with clock("inference"):
-                actor.begin(generator)
-            for t, _ in step_through(actor, stepper, length, phase=clock):
-                if played == 0 and t == 0:
-                    clock.spent.clear()  # what it took to set things up
-                if played + t + 1 >= FEWEST_STEPS and time.perf_counter() > until:
-                    break
-            with clock("inference"):
-                actor.finish(0, t + 1)
-            self._actions += list(storage["action"][: t + 1].cpu().numpy())
-            for key in ("observation", "state"):
-                if key in rollout.keys():
-                    copy_tree(first.get(key), step_views(rollout)[t + 1].get(key))
-            played += t + 1
-        self._spent, self._steps = clock.spent.get("inference", 0.0), played - 1
-
-
-class _Clock:
-    """A phase timer that adds up seconds, and waits for what a device is told to do."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.spent: dict[str, float] = {}
-        self._device = device
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        synchronize(self._device)
-        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
-
-
 def _scaling(algorithm: Algorithm) -> Scaling:
     """Return what an algorithm and its policy scale, as far as they say so."""
     policy = _inner(algorithm)
@@ -377,15 +297,6 @@ def _inner(algorithm: Algorithm) -> Any:
     while getattr(policy, "inner", None) is not None:
         policy = policy.inner
     return policy
-
-
-def _share_beyond(space: gymnasium.Space[Any], actions: np.ndarray) -> float:
-    """Return which share of the numbers of actions lies beyond the bounds of a Box."""
-    if not isinstance(space, gymnasium.spaces.Box):
-        return 0.0
-    low, high = bounds(space)
-    slack = 1e-5 * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
-    return float(((actions < low - slack) | (actions > high + slack)).mean())
 
 
 def _cores() -> int:

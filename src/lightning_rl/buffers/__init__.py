@@ -1,32 +1,16 @@
 """Buffers: where rollouts wait for the learner."""
 
-from lightning_rl.buffers.base import (
-    Buffer,
-    BufferClosed,
-    GivenRewards,
-    ReadInterrupted,
-    Replay,
-    ReplayFactory,
-    RolloutBuffer,
-    WriterError,
-)
-from lightning_rl.buffers.circular_buffer import CircularBuffer
-from lightning_rl.buffers.replay_buffer import ReplayBuffer
-from lightning_rl.buffers.segments import Segment, Window, allocate_segments, saved_rollout
-
-__all__ = [
-    "Buffer",
-    "BufferClosed",
-    "CircularBuffer",
-    "GivenRewards",
-    "ReadInterrupted",
-    "Replay",
-    "ReplayBuffer",
-    "ReplayFactory",
-    "RolloutBuffer",
-    "Segment",
-    "Window",
-    "WriterError",
-    "allocate_segments",
-    "saved_rollout",
-]
+from lightning_rl.buffers.base import Buffer as Buffer
+from lightning_rl.buffers.base import BufferClosed as BufferClosed
+from lightning_rl.buffers.base import GivenRewards as GivenRewards
+from lightning_rl.buffers.base import ReadInterrupted as ReadInterrupted
+from lightning_rl.buffers.base import Replay as Replay
+from lightning_rl.buffers.base import ReplayFactory as ReplayFactory
+from lightning_rl.buffers.base import RolloutBuffer as RolloutBuffer
+from lightning_rl.buffers.base import WriterError as WriterError
+from lightning_rl.buffers.circular_buffer import CircularBuffer as CircularBuffer
+from lightning_rl.buffers.replay_buffer import ReplayBuffer as ReplayBuffer
+from lightning_rl.buffers.segments import Segment as Segment
+from lightning_rl.buffers.segments import Window as Window
+from lightning_rl.buffers.segments import allocate_segments as allocate_segments
+from lightning_rl.buffers.segments import saved_rollout as saved_rollout

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -39,17 +40,15 @@ from lightning_rl.cli.parsing import (
 )
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
-from lightning_rl.sweeps.sweep import sweep
 from lightning_rl.system import ranks
 from lightning_rl.system.declared import in_short
-from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range
+from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.permission import has_granted
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
-from lightning_rl.system.shared_memory import LostRankError
 from lightning_rl.training.callbacks import SettingsWriter
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer, quieten_framework
@@ -347,12 +346,23 @@ def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     raise AssertionError
 
 
+def _sweep(options: Sequence[str]) -> None:
+    """Run `rl-cli sweep`, which needs Optuna."""
+    require(
+        find_spec("optuna") is not None,
+        "rl-cli sweep needs a package that is not installed: pip install 'lightning-rl[sweep]'",
+    )
+    from lightning_rl.sweeps.sweep import sweep
+
+    sweep(options, _parsed, run)
+
+
 APART: dict[str, Callable[[Sequence[str]], None]] = {
     "record": record,
     "label": label,
     "collect": collect,
     "export": export,
-    "sweep": lambda options: sweep(options, _parsed, run),
+    "sweep": _sweep,
     "report": report,
 }
 """Subcommands that train nothing themselves."""
@@ -386,7 +396,7 @@ def run(arguments: Sequence[str]) -> None:
 CHECK = "rl-cli check, with the same options, plays the env for some seconds and says more."
 """Where to go with a faulty env."""
 
-CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, LostRankError)
+CURABLE = (ConfigurationError, MisconfigurationException, FloatingPointError, ranks.LostRankError)
 """The errors whose message says all there is to know."""
 
 

@@ -1,8 +1,7 @@
 """Collectors: who steps the env with the policy."""
 
-from lightning_rl.collectors.asynchronous import AsyncCollector
-from lightning_rl.collectors.base import Collector, SyncCollector
-from lightning_rl.collectors.loop import EpisodePlan
-from lightning_rl.collectors.ray import RayCollector
-
-__all__ = ["AsyncCollector", "Collector", "EpisodePlan", "RayCollector", "SyncCollector"]
+from lightning_rl.collectors.asynchronous import AsyncCollector as AsyncCollector
+from lightning_rl.collectors.base import Collector as Collector
+from lightning_rl.collectors.base import SyncCollector as SyncCollector
+from lightning_rl.collectors.loop import EpisodePlan as EpisodePlan
+from lightning_rl.collectors.ray import RayCollector as RayCollector

@@ -21,7 +21,6 @@ from lightning_rl.collectors.base import Collector
 from lightning_rl.collectors.loop import EpisodePlan, RolloutLoop
 from lightning_rl.collectors.ray_cluster import (
     Connection,
-    Member,
     check_versions,
     refuse_without_ray,
     versions,
@@ -47,9 +46,6 @@ from lightning_rl.system.process import flush_denormals, flushes_denormals
 
 CLOSE_SECONDS = 5.0
 """How long collectors may take to stop between two env steps and to close their envs."""
-
-LEARNER = Member("learner", "from the last checkpoint: rl-cli fit --ckpt_path last")
-"""What the process that trains is in a cluster."""
 
 VERSIONS_ALIVE = 3
 """Of the weights: being written, the newest, and one that some collector still reads."""
@@ -351,7 +347,7 @@ class RayCluster:
         self._num_cpus, self._num_gpus, self._resources = num_cpus, num_gpus, resources
         self.connected = False
         self.received_bytes = 0
-        self._connection = Connection(address, LEARNER)
+        self._connection = Connection(address)
 
     def connect(self, setup: Setup) -> None:
         """Start or join the cluster, unless this process has joined one.
@@ -413,7 +409,7 @@ class RayCluster:
         Raises:
             ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
         """
-        self._connection.refuse_lost_head()
+        self._connection.head.refuse_lost()
         if not requests:
             time.sleep(min(timeout_s, 0.1))
             return []
@@ -622,7 +618,7 @@ def _unpacked(packed: bytes, wanted: dict[str, str]) -> Setup:
     Raises:
         ConfigurationError: where package versions differ, or a class cannot be imported.
     """
-    check_versions(wanted, "learner")
+    check_versions(wanted)
     try:
         setup: Setup = cloudpickle.loads(packed)
     except (ImportError, AttributeError) as error:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_rl.system.errors import ConfigurationError, require
 
@@ -26,20 +26,16 @@ CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 15.0
 """How long it may not answer before the run ends; Ray itself ends the process after a minute."""
 
+ENDED = (
+    "rl-cli: error: The learner's process was ended from outside: somebody killed it, or Ray did, "
+    "because its node on this machine has ended (by ray stop, with the head of the cluster, or for "
+    "lack of memory). Start what has ended again, and go on from the last checkpoint: rl-cli fit "
+    "--ckpt_path last.\n"
+)
+"""What a `Witness` prints."""
+
 ALIKE = ("lightning-rl", "torch", "tensordict", "gymnasium", "numpy")
 """Packages that have the same version on both sides: what is sent is made of their classes."""
-
-
-class Member(NamedTuple):
-    """Who joins, for messages.
-
-    Attributes:
-        name: as in `learner`.
-        goes_on: how to go on when it has ended, as in `by rl-cli sweep --resume last`.
-    """
-
-    name: str
-    goes_on: str
 
 
 class Connection:
@@ -47,15 +43,15 @@ class Connection:
 
     Args:
         address: of a running cluster, `host:port`; None to start one on this machine.
-        member: what this process is there.
 
     Attributes:
         joined: whether it is in.
+        head: of the cluster, once it is.
         ray: the package, once it is.
     """
 
-    def __init__(self, address: str | None, member: Member) -> None:
-        self._address, self._member = address, member
+    def __init__(self, address: str | None) -> None:
+        self._address = address
         self.joined = False
         self.ray: Any = None
         self._is_ours = False
@@ -76,8 +72,8 @@ class Connection:
             self._is_ours = True
             hide_token()
         self.joined = True
-        self._head = Head(self.ray.get_runtime_context().gcs_address, self._member)
-        self._witness = Witness(self._member)
+        self.head = Head(self.ray.get_runtime_context().gcs_address)
+        self._witness = Witness()
 
     def _join(self, room: Mapping[str, Any]) -> None:
         if self._address is not None:
@@ -99,18 +95,10 @@ class Connection:
                 why = why_not_joined(self._address, error, printed())
                 raise ConfigurationError(why) from error
 
-    def refuse_lost_head(self) -> None:
-        """End without a head.
-
-        Raises:
-            ConfigurationError: where the head of the cluster has not answered for `HEAD_SECONDS`.
-        """
-        self._head.refuse_lost()
-
     def leave(self) -> None:
         """Leave the cluster, and end it where it was started here."""
         self.joined = False
-        self._head.close()
+        self.head.close()
         if self._is_ours:
             with _signals_kept():
                 self.ray.shutdown()
@@ -125,11 +113,10 @@ class Head:
 
     Args:
         address: of the head, `host:port`.
-        member: what this process is in the cluster.
     """
 
-    def __init__(self, address: str, member: Member) -> None:
-        self._address, self._member = address, member
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._answered_at = time.monotonic()
         self._closed = threading.Event()
         threading.Thread(target=self._look, name="head of the cluster", daemon=True).start()
@@ -149,7 +136,7 @@ class Head:
             not self.is_lost,
             f"The head of the Ray cluster at {self._address} has not answered for "
             f"{HEAD_SECONDS:g} s: it has ended, or this machine was cut off from it. Start it "
-            f"again, and go on {self._member.goes_on}.",
+            "again, and go on from the last checkpoint: rl-cli fit --ckpt_path last.",
         )
 
     def close(self) -> None:
@@ -168,15 +155,12 @@ class Witness:
     """A process that says so where this one ends without a word.
 
     Ray does that to a process whose node has ended: at once, with exit code 1.
-
-    Args:
-        member: what this process is in the cluster.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self) -> None:
         code = "import sys; sys.stdin.read() or sys.stderr.write(sys.argv[1])"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, ended(member)],
+            [sys.executable, "-I", "-S", "-c", code, ENDED],
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then closes it
         )
@@ -184,16 +168,6 @@ class Witness:
     def close(self) -> None:
         """End it: this process ends in its own way."""
         self._process.communicate(b"closed")
-
-
-def ended(member: Member) -> str:
-    """Return what a `Witness` says."""
-    return (
-        f"rl-cli: error: The {member.name}'s process was ended from outside: somebody killed it, "
-        "or Ray did, because its node on this machine has ended (by ray stop, with the head of the "
-        "cluster, or for lack of memory). Start what has ended again, and go on "
-        f"{member.goes_on}.\n"
-    )
 
 
 def refuse_without_ray(what: str) -> None:
@@ -315,12 +289,11 @@ def versions() -> dict[str, str]:
     return {"Python": python} | {name: version_of(name) for name in ALIKE}
 
 
-def check_versions(wanted: Mapping[str, str], whose: str) -> None:
+def check_versions(wanted: Mapping[str, str]) -> None:
     """Refuse a node whose packages have other versions.
 
     Args:
-        wanted: what `versions` has returned elsewhere.
-        whose: of which process there.
+        wanted: what `versions` has returned in the learner's process.
 
     Raises:
         ConfigurationError: naming this node, and them.
@@ -333,7 +306,7 @@ def check_versions(wanted: Mapping[str, str], whose: str) -> None:
     ]
     require(
         not different,
-        f"The node {platform.node()} has {', '.join(different)}: install the {whose}'s versions "
+        f"The node {platform.node()} has {', '.join(different)}: install the learner's versions "
         "there.",
     )
 

@@ -37,15 +37,13 @@ class Choice:
 
     Args:
         setting: `compile` of the algorithm.
-        minibatches: of the whole budget, all ranks taken together as one; None where unknown.
+        count: of minibatches in the whole budget, all ranks taken together as one; None where
+            unknown.
         before: what `Algorithm` has saved of the run that is resumed; None for a new run.
 
     Attributes:
         compiled: whether it is.
         why: in words.
-        products: what multiplies float32 matrices on the CPU, `mkl` or `onednn`; None where that is
-            yet to be chosen, or nothing is compiled.
-        products_why: in words.
     """
 
     subject = "the update runs"
@@ -53,29 +51,22 @@ class Choice:
     counted, pays_from = "minibatches", PAYS_FROM
 
     def __init__(
-        self, setting: Setting, minibatches: int | None, before: dict[str, Any] | None = None
+        self, setting: Setting, count: int | None, before: dict[str, Any] | None = None
     ) -> None:
         self._setting = setting
         self._before = before
         self._said = False
-        self.products: str | None = None
-        self.products_why: str | None = None
         if setting != "auto":
             self.compiled, self.why = setting, f"compile: {str(setting).lower()}"
         elif before is not None:
             self.compiled, self.why = before["compiled"], "as in the checkpoint"
-        elif minibatches is None:
+        elif count is None:
             self.compiled = False
             self.why = f"the algorithm does not say how many {self.counted} it has"
         else:
-            self.compiled = minibatches >= self.pays_from
-            self.why = f"{minibatches:,} {self.counted}, and it pays from {self.pays_from:,}"
+            self.compiled = count >= self.pays_from
+            self.why = f"{count:,} {self.counted}, and it pays from {self.pays_from:,}"
         self._compare_machines()
-
-    @property
-    def products_before(self) -> str | None:
-        """What multiplied matrices in the run that is resumed, if that was compiled."""
-        return None if self._before is None else self._before["products"]
 
     def give_up(self, why: str, warning: str) -> None:
         """Run uncompiled from here on.
@@ -113,8 +104,7 @@ class Choice:
 
     def state(self) -> dict[str, Any]:
         """Return what a run that is resumed keeps to, and compares."""
-        products = self.products if self.compiled else None
-        return {"compiled": self.compiled, "products": products, "cpu": cpu()}
+        return {"compiled": self.compiled, "cpu": cpu()}
 
     def _compare_machines(self) -> None:
         """Say what is not as it was up to the checkpoint."""
@@ -138,26 +128,12 @@ class Choice:
 class StepsChoice(Choice):
     """Whether the steps of a batched torch env are compiled, with the policy that acts.
 
-    Args:
-        setting: `compile` of the algorithm.
-        steps: of all envs of a process in the whole budget; None where unknown.
-        update: what was chosen for the update, whose products these are too, once both are chosen.
-        before: what `Algorithm` has saved of the run that is resumed; None for a new run.
+    Counted are the steps of all envs of a process in the whole budget.
     """
 
     subject = "the env is stepped"
     traced = "a step of env and policy"
     counted, pays_from = "steps of all envs", STEPS_PAY_FROM
-
-    def __init__(
-        self,
-        setting: Setting,
-        steps: int | None,
-        update: Choice,
-        before: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(setting, steps, None if before is None else before.get("steps"))
-        self.products, self.products_why = update.products, update.products_why
 
     @property
     def _now(self) -> str:

@@ -11,8 +11,6 @@ from torch.fx import GraphModule
 
 from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
-from lightning_rl.compiled.onednn import route_products
-from lightning_rl.compiled.products import choose_products
 from lightning_rl.compiled.reads import Place, Read, Reads
 from lightning_rl.system.torch_private import list_options, make_fx, standalone_compile
 
@@ -65,10 +63,6 @@ class Graphs:
         self.available = True
         self._choice = choice or Choice(True, None)
         self._driven = driven
-        if device.type == "cpu" and self._choice.products is None:
-            choose_products(
-                self._choice
-            )  # here, where all ranks are: a graph is made by each alone
         self.captured = False
         self.have_served = False
         self._root = root
@@ -179,7 +173,7 @@ class Graphs:
         function, noted = make()
         # Tracing runs the function, which may move running statistics: the graph is to move them.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
-        graph = compile_graph(function, inputs, moving, reads, self._choice.products)
+        graph = compile_graph(function, inputs, moving, reads)
         for buffer, value in kept:
             buffer.copy_(value)
         self.captured |= is_worth_capturing(inputs)
@@ -214,7 +208,6 @@ def compile_graph(
     inputs: Sequence[Tensor],
     moving: slice = slice(0),
     reads: Reads | None = None,
-    products: str | None = None,
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -232,8 +225,6 @@ def compile_graph(
         moving: which of them, only read, lie elsewhere at each call.
         reads: record what the function reads of Python objects. The graph is right as long as
             `reads.still_hold()`.
-        products: what multiplies float32 matrices on a CPU: `onednn`, whose operator must be ready,
-            or torch's own way, MKL.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
@@ -250,8 +241,6 @@ def compile_graph(
     options: dict[str, Any] = {"size_asserts": False}
     if all(tensor.device.type == "cpu" for tensor in (*inputs, *held)):
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
-        if products == "onednn":
-            route_products(traced)
     compiled = standalone_compile(
         traced,
         [*inputs, *held],

@@ -1,64 +1,33 @@
 """Envs: the contract, action chunks, adapters of others, batched torch envs, tasks, probes."""
 
-from lightning_rl.envs.chunks import ActionChunk, HoldsRows
-from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv
-from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv
-from lightning_rl.envs.people.devices import Gamepad, Keyboard, SpaceMouse
-from lightning_rl.envs.people.intervention import Intervention, InterventionSource, Said, Script
-from lightning_rl.envs.probes import (
-    ActionProbe,
-    MaskProbe,
-    RecallProbe,
-    StructureProbe,
-    TimeLimitProbe,
-    ValueProbe,
-)
-from lightning_rl.envs.tasks import CartPole, PointMass, PushBlocks, PushCube
-from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv
-from lightning_rl.envs.torch.tensor_simulator import TensorSimulator
-from lightning_rl.envs.torch.torch_env import TorchEnv
-from lightning_rl.envs.vector_env import RestoreError, VectorEnv, VectorEnvWrapper
-from lightning_rl.envs.wrappers.action_mask import ActionMask
-from lightning_rl.envs.wrappers.condition import Conditioned
-from lightning_rl.envs.wrappers.encoded import EncodedObservations
-from lightning_rl.envs.wrappers.hide import HideEntries
-from lightning_rl.envs.wrappers.penalty import PenaltyTerms
-from lightning_rl.envs.wrappers.vla_observation import VLAObservation
-from lightning_rl.rollout.structured_actions import FlatAction
-
-__all__ = [
-    "ActionChunk",
-    "ActionMask",
-    "ActionProbe",
-    "CartPole",
-    "Conditioned",
-    "EncodedObservations",
-    "EnvPoolEnv",
-    "FlatAction",
-    "Gamepad",
-    "GymnasiumEnv",
-    "HideEntries",
-    "HoldsRows",
-    "Intervention",
-    "InterventionSource",
-    "Keyboard",
-    "MaskProbe",
-    "PenaltyTerms",
-    "PointMass",
-    "PushBlocks",
-    "PushCube",
-    "RecallProbe",
-    "RestoreError",
-    "RslRlVecEnv",
-    "Said",
-    "Script",
-    "SpaceMouse",
-    "StructureProbe",
-    "TensorSimulator",
-    "TimeLimitProbe",
-    "TorchEnv",
-    "VLAObservation",
-    "ValueProbe",
-    "VectorEnv",
-    "VectorEnvWrapper",
-]
+from lightning_rl.envs.chunks import ActionChunk as ActionChunk
+from lightning_rl.envs.chunks import HoldsRows as HoldsRows
+from lightning_rl.envs.gymnasium.adapter import GymnasiumEnv as GymnasiumEnv
+from lightning_rl.envs.gymnasium.envpool_env import EnvPoolEnv as EnvPoolEnv
+from lightning_rl.envs.people.devices import Gamepad as Gamepad
+from lightning_rl.envs.people.devices import Keyboard as Keyboard
+from lightning_rl.envs.people.devices import SpaceMouse as SpaceMouse
+from lightning_rl.envs.people.intervention import Intervention as Intervention
+from lightning_rl.envs.people.intervention import InterventionSource as InterventionSource
+from lightning_rl.envs.people.intervention import Said as Said
+from lightning_rl.envs.people.intervention import Script as Script
+from lightning_rl.envs.probes import ActionProbe as ActionProbe
+from lightning_rl.envs.probes import TimeLimitProbe as TimeLimitProbe
+from lightning_rl.envs.probes import ValueProbe as ValueProbe
+from lightning_rl.envs.tasks import CartPole as CartPole
+from lightning_rl.envs.tasks import PointMass as PointMass
+from lightning_rl.envs.tasks import PushBlocks as PushBlocks
+from lightning_rl.envs.tasks import PushCube as PushCube
+from lightning_rl.envs.torch.rsl_rl_env import RslRlVecEnv as RslRlVecEnv
+from lightning_rl.envs.torch.tensor_simulator import TensorSimulator as TensorSimulator
+from lightning_rl.envs.torch.torch_env import TorchEnv as TorchEnv
+from lightning_rl.envs.vector_env import RestoreError as RestoreError
+from lightning_rl.envs.vector_env import VectorEnv as VectorEnv
+from lightning_rl.envs.vector_env import VectorEnvWrapper as VectorEnvWrapper
+from lightning_rl.envs.wrappers.action_mask import ActionMask as ActionMask
+from lightning_rl.envs.wrappers.condition import Conditioned as Conditioned
+from lightning_rl.envs.wrappers.encoded import EncodedObservations as EncodedObservations
+from lightning_rl.envs.wrappers.hide import HideEntries as HideEntries
+from lightning_rl.envs.wrappers.penalty import PenaltyTerms as PenaltyTerms
+from lightning_rl.envs.wrappers.vla_observation import VLAObservation as VLAObservation
+from lightning_rl.rollout.structured_actions import FlatAction as FlatAction

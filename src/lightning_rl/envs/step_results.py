@@ -284,9 +284,9 @@ def _check_space(name: str, space: gymnasium.Space[Any], value: Any, field: str)
             raise EnvFaultError(_message(name, field, array.shape, space.shape))
         if array.dtype is not space.dtype:
             _refuse_kind(name, field, array.dtype, space.dtype, array)
-        if isinstance(space, gymnasium.spaces.Box) or (allowed := allowed_choices(space)) is None:
+        if isinstance(space, gymnasium.spaces.Box):
             return
-        least, greatest = allowed
+        least, greatest = bounds_of(space)
         if ((array < least) | (array > greatest)).any():
             raise EnvFaultError(_out_of_range(name, field, array, least, greatest))
 
@@ -333,13 +333,15 @@ def _numpy(dtype: Any) -> Any:
     return torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else dtype
 
 
-def allowed_choices(space: gymnasium.Space[Any]) -> tuple[Any, Any] | None:
-    """Return the least and the greatest category of what chooses; None for a Box."""
+def bounds_of(space: gymnasium.Space[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest value, or category, that a space of one array allows."""
+    if isinstance(space, gymnasium.spaces.Box):
+        return space.low, space.high
     if isinstance(space, gymnasium.spaces.Discrete):
         return space.start, space.start + space.n - 1
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
         return space.start, space.start + space.nvec - 1
-    return (0, 1) if isinstance(space, gymnasium.spaces.MultiBinary) else None
+    return 0, 1
 
 
 class ObservedChoices:
@@ -380,8 +382,8 @@ def _ranges(space: gymnasium.Space[Any], path: tuple[str, ...]) -> Any:
     if isinstance(space, gymnasium.spaces.Dict):
         for key, child in space.items():
             yield from _ranges(child, (*path, key))
-    elif (allowed := allowed_choices(space)) is not None:
-        yield path, *allowed
+    elif not isinstance(space, gymnasium.spaces.Box):
+        yield path, *bounds_of(space)
 
 
 def _out_of_range(name: str, field: str, array: np.ndarray, least: Any, greatest: Any) -> str:

@@ -1,72 +1,32 @@
 """Pure functions of tensors: advantages and losses."""
 
-from lightning_rl.functional.advantages import (
-    discounted_return,
-    explained_variance,
-    gae,
-    vtrace,
-)
-from lightning_rl.functional.augmentation import shift_pictures
-from lightning_rl.functional.groups import first_episode_mask, group_relative_advantage
-from lightning_rl.functional.losses import (
-    approx_kl,
-    clip_fraction,
-    clipped_surrogate_loss,
-    clipped_value_loss,
-    normalize_advantage,
-    ratio,
-    value_loss,
-)
-from lightning_rl.functional.off_policy import (
-    behavior_weight,
-    decoupled_surrogate_loss,
-    effective_sample_size,
-    kl_penalty,
-    loglinear_proximal,
-)
-from lightning_rl.functional.q_learning import (
-    categorical_loss,
-    categorical_target,
-    double_q_target,
-    ensemble_loss,
-    expected_soft_value,
-    least_of_subset,
-    outputs_of_least,
-    random_subsets,
-    soft_policy_loss,
-    soft_target,
-    temperature_loss,
-)
-
-__all__ = [
-    "approx_kl",
-    "behavior_weight",
-    "categorical_loss",
-    "categorical_target",
-    "clip_fraction",
-    "clipped_surrogate_loss",
-    "clipped_value_loss",
-    "decoupled_surrogate_loss",
-    "discounted_return",
-    "double_q_target",
-    "effective_sample_size",
-    "ensemble_loss",
-    "expected_soft_value",
-    "explained_variance",
-    "first_episode_mask",
-    "gae",
-    "group_relative_advantage",
-    "kl_penalty",
-    "least_of_subset",
-    "loglinear_proximal",
-    "normalize_advantage",
-    "outputs_of_least",
-    "random_subsets",
-    "ratio",
-    "shift_pictures",
-    "soft_policy_loss",
-    "soft_target",
-    "temperature_loss",
-    "value_loss",
-    "vtrace",
-]
+from lightning_rl.functional.advantages import discounted_return as discounted_return
+from lightning_rl.functional.advantages import explained_variance as explained_variance
+from lightning_rl.functional.advantages import gae as gae
+from lightning_rl.functional.advantages import vtrace as vtrace
+from lightning_rl.functional.augmentation import shift_pictures as shift_pictures
+from lightning_rl.functional.groups import first_episode_mask as first_episode_mask
+from lightning_rl.functional.groups import group_relative_advantage as group_relative_advantage
+from lightning_rl.functional.losses import approx_kl as approx_kl
+from lightning_rl.functional.losses import clip_fraction as clip_fraction
+from lightning_rl.functional.losses import clipped_surrogate_loss as clipped_surrogate_loss
+from lightning_rl.functional.losses import clipped_value_loss as clipped_value_loss
+from lightning_rl.functional.losses import normalize_advantage as normalize_advantage
+from lightning_rl.functional.losses import ratio as ratio
+from lightning_rl.functional.losses import value_loss as value_loss
+from lightning_rl.functional.off_policy import behavior_weight as behavior_weight
+from lightning_rl.functional.off_policy import decoupled_surrogate_loss as decoupled_surrogate_loss
+from lightning_rl.functional.off_policy import effective_sample_size as effective_sample_size
+from lightning_rl.functional.off_policy import kl_penalty as kl_penalty
+from lightning_rl.functional.off_policy import loglinear_proximal as loglinear_proximal
+from lightning_rl.functional.q_learning import categorical_loss as categorical_loss
+from lightning_rl.functional.q_learning import categorical_target as categorical_target
+from lightning_rl.functional.q_learning import double_q_target as double_q_target
+from lightning_rl.functional.q_learning import ensemble_loss as ensemble_loss
+from lightning_rl.functional.q_learning import expected_soft_value as expected_soft_value
+from lightning_rl.functional.q_learning import least_of_subset as least_of_subset
+from lightning_rl.functional.q_learning import outputs_of_least as outputs_of_least
+from lightning_rl.functional.q_learning import random_subsets as random_subsets
+from lightning_rl.functional.q_learning import soft_policy_loss as soft_policy_loss
+from lightning_rl.functional.q_learning import soft_target as soft_target
+from lightning_rl.functional.q_learning import temperature_loss as temperature_loss

@@ -1,68 +1,35 @@
 """Policies: how to act, to value, and to re-evaluate stored actions."""
 
-from lightning_rl.policies.actor_critic import ActorCritic, ActorOnly
-from lightning_rl.policies.base import Policy
-from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic
-from lightning_rl.policies.gripper import GripperActorCritic
-from lightning_rl.policies.networks.encoders import (
-    DictEncoder,
-    Encoder,
-    FrozenEncoder,
-    ImpalaCNN,
-    NatureCNN,
-    OneHot,
-    PerceptronEncoder,
-    SpatialSoftmaxCNN,
-)
-from lightning_rl.policies.networks.memory import GRU, LSTM, Memory
-from lightning_rl.policies.networks.q_networks import QEnsemble, ValueAtoms
-from lightning_rl.policies.normalization import ObservationNormalizer, RewardNormalizer
+from lightning_rl.policies.actor_critic import ActorCritic as ActorCritic
+from lightning_rl.policies.actor_critic import ActorOnly as ActorOnly
+from lightning_rl.policies.base import Policy as Policy
+from lightning_rl.policies.discrete_actor_critic import DiscreteActorCritic as DiscreteActorCritic
+from lightning_rl.policies.gripper import GripperActorCritic as GripperActorCritic
+from lightning_rl.policies.networks.encoders import DictEncoder as DictEncoder
+from lightning_rl.policies.networks.encoders import Encoder as Encoder
+from lightning_rl.policies.networks.encoders import FrozenEncoder as FrozenEncoder
+from lightning_rl.policies.networks.encoders import ImpalaCNN as ImpalaCNN
+from lightning_rl.policies.networks.encoders import NatureCNN as NatureCNN
+from lightning_rl.policies.networks.encoders import OneHot as OneHot
+from lightning_rl.policies.networks.encoders import PerceptronEncoder as PerceptronEncoder
+from lightning_rl.policies.networks.encoders import SpatialSoftmaxCNN as SpatialSoftmaxCNN
+from lightning_rl.policies.networks.memory import GRU as GRU
+from lightning_rl.policies.networks.memory import LSTM as LSTM
+from lightning_rl.policies.networks.memory import Memory as Memory
+from lightning_rl.policies.networks.q_networks import QEnsemble as QEnsemble
+from lightning_rl.policies.networks.q_networks import ValueAtoms as ValueAtoms
+from lightning_rl.policies.normalization import ObservationNormalizer as ObservationNormalizer
+from lightning_rl.policies.normalization import RewardNormalizer as RewardNormalizer
 from lightning_rl.policies.q_actor_critic import (
-    DeterministicActorCritic,
-    QActorCritic,
-    SquashedActorCritic,
+    DeterministicActorCritic as DeterministicActorCritic,
 )
-from lightning_rl.policies.slow import SlowPolicy
-from lightning_rl.policies.vla import (
-    Backbone,
-    CustomVLA,
-    TinyVLA,
-    TransformersBackbone,
-    VLAPolicy,
-    load_vla_model,
-)
-from lightning_rl.policies.wrapper import PolicyWrapper
-
-__all__ = [
-    "GRU",
-    "LSTM",
-    "ActorCritic",
-    "ActorOnly",
-    "Backbone",
-    "CustomVLA",
-    "DeterministicActorCritic",
-    "DictEncoder",
-    "DiscreteActorCritic",
-    "Encoder",
-    "FrozenEncoder",
-    "GripperActorCritic",
-    "ImpalaCNN",
-    "Memory",
-    "NatureCNN",
-    "ObservationNormalizer",
-    "OneHot",
-    "PerceptronEncoder",
-    "Policy",
-    "PolicyWrapper",
-    "QActorCritic",
-    "QEnsemble",
-    "RewardNormalizer",
-    "SlowPolicy",
-    "SpatialSoftmaxCNN",
-    "SquashedActorCritic",
-    "TinyVLA",
-    "TransformersBackbone",
-    "VLAPolicy",
-    "ValueAtoms",
-    "load_vla_model",
-]
+from lightning_rl.policies.q_actor_critic import QActorCritic as QActorCritic
+from lightning_rl.policies.q_actor_critic import SquashedActorCritic as SquashedActorCritic
+from lightning_rl.policies.slow import SlowPolicy as SlowPolicy
+from lightning_rl.policies.vla import Backbone as Backbone
+from lightning_rl.policies.vla import CustomVLA as CustomVLA
+from lightning_rl.policies.vla import TinyVLA as TinyVLA
+from lightning_rl.policies.vla import TransformersBackbone as TransformersBackbone
+from lightning_rl.policies.vla import VLAPolicy as VLAPolicy
+from lightning_rl.policies.vla import load_vla_model as load_vla_model
+from lightning_rl.policies.wrapper import PolicyWrapper as PolicyWrapper

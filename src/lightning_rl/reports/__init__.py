@@ -1,24 +1,12 @@
 """Reports on runs: what they wrote is read, aggregated over seeds, and shown."""
 
-from lightning_rl.reports.comparison import Comparison, Group, compare
-from lightning_rl.reports.runs import RunRecord, find_runs
-from lightning_rl.reports.statistics import (
-    interval_of_improvement,
-    interval_of_iqm,
-    iqm,
-    iqm_curve,
-    probability_of_improvement,
-)
-
-__all__ = [
-    "Comparison",
-    "Group",
-    "RunRecord",
-    "compare",
-    "find_runs",
-    "interval_of_improvement",
-    "interval_of_iqm",
-    "iqm",
-    "iqm_curve",
-    "probability_of_improvement",
-]
+from lightning_rl.reports.comparison import Comparison as Comparison
+from lightning_rl.reports.comparison import Group as Group
+from lightning_rl.reports.comparison import compare as compare
+from lightning_rl.reports.runs import RunRecord as RunRecord
+from lightning_rl.reports.runs import find_runs as find_runs
+from lightning_rl.reports.statistics import interval_of_improvement as interval_of_improvement
+from lightning_rl.reports.statistics import interval_of_iqm as interval_of_iqm
+from lightning_rl.reports.statistics import iqm as iqm
+from lightning_rl.reports.statistics import iqm_curve as iqm_curve
+from lightning_rl.reports.statistics import probability_of_improvement as probability_of_improvement

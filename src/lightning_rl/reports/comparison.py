@@ -261,11 +261,11 @@ def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[
     differ = [
         name
         for name in known
-        if name not in OF_A_RUN and len({_word(runs[0].settings, name) for runs in members}) > 1
+        if name not in OF_A_RUN and len({word_of(runs[0].settings, name) for runs in members}) > 1
     ]
     names = _names(members, by if by is not None else differ)
     return [
-        Group(name, {one: _word(runs[0].settings, one) for one in differ}, runs)
+        Group(name, {one: word_of(runs[0].settings, one) for one in differ}, runs)
         for name, runs in zip(names, members, strict=True)
     ]
 
@@ -282,8 +282,13 @@ def _path_of(name: str, known: Sequence[str]) -> str:
     return found[0]
 
 
-def _word(settings: Mapping[str, Any], name: str) -> str:
-    """Return the value of a setting in short: of a class its name."""
+def word_of(settings: Mapping[str, Any], name: str) -> str:
+    """Return the value of a setting in short: of a class its name.
+
+    Args:
+        settings: by their paths.
+        name: path of the setting.
+    """
     if name not in settings:
         return ABSENT
     value = settings[name]
@@ -305,7 +310,7 @@ def _names(members: Sequence[Sequence[RunRecord]], settings: Sequence[str]) -> l
         own = [f"settings {i + 1}" for i in range(len(members))]
     short = short_names(settings)
     by_settings = [
-        ", ".join(f"{short[name]} {_word(runs[0].settings, name)}" for name in settings)
+        ", ".join(f"{short[name]} {word_of(runs[0].settings, name)}" for name in settings)
         for runs in members
     ]
     longest = max(map(len, by_settings))
@@ -355,8 +360,7 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))
-    if len(steps) > most:
-        steps = steps[np.unique(np.linspace(0, len(steps) - 1, most).round().astype(int))]
+    steps = thinned(steps, most)
     at = [_at(steps, *curve) for curve in curves]
     values = np.array([value for _, value in at]).reshape(len(curves), len(steps))
     seconds = np.array([second for second, _ in at]).reshape(len(curves), len(steps))
@@ -375,6 +379,18 @@ def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS
         high=result[2],
         runs=counts,
     )
+
+
+def thinned(values: np.ndarray, most: int) -> np.ndarray:
+    """Return so many of some values at most, the first and the last among them.
+
+    Args:
+        values: [T].
+        most: how many are left.
+    """
+    count = min(most, len(values))
+    kept: np.ndarray = values[np.linspace(0, len(values) - 1, count).round().astype(int)]
+    return kept
 
 
 def _at(

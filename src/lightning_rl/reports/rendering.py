@@ -15,11 +15,14 @@ from urllib.parse import quote
 import numpy as np
 
 from lightning_rl.checkpoints.format import own_version
-from lightning_rl.reports.comparison import ABSENT, Comparison, Curve, Group, short_names
+from lightning_rl.reports.comparison import ABSENT, Comparison, Group, short_names, thinned
 from lightning_rl.reports.runs import RunRecord
 
 MIB = 2**20
 """Bytes."""
+
+CURVE_POINTS = 200
+"""Of the curve of one run, at most."""
 
 TITLES = {
     "eval/avg_reward": "Return of an episode",
@@ -65,7 +68,10 @@ def _group_data(group: Group, metrics: Sequence[str]) -> dict[str, Any]:
         "settings": group.settings,
         "score": group.score,
         "interval": None if group.interval is None else list(group.interval),
-        "curves": {name: _curve_data(group.curves[name]) for name in metrics},
+        "curves": {
+            name: {key: _plain(values) for key, values in vars(group.curves[name]).items()}
+            for name in metrics
+        },
         "costs": costs_of(group.runs),
         "runs": [
             _run_data(run, score, metrics)
@@ -74,26 +80,15 @@ def _group_data(group: Group, metrics: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _curve_data(curve: Curve) -> dict[str, Any]:
-    return {
-        "env_steps": _plain(curve.env_steps),
-        "seconds": _plain(curve.seconds),
-        "centre": _plain(curve.centre),
-        "low": _plain(curve.low),
-        "high": _plain(curve.high),
-        "runs": _plain(curve.runs),
-    }
-
-
 def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str, Any]:
-    curves = {}
-    for name in metrics:
-        steps, seconds, values = (_thinned(one) for one in run.curve(name))
-        curves[name] = {
-            "env_steps": _plain(steps),
-            "seconds": _plain(seconds),
-            "values": _plain(values),
+    columns = ("env_steps", "seconds", "values")
+    curves = {
+        name: {
+            key: _plain(thinned(values, CURVE_POINTS))
+            for key, values in zip(columns, run.curve(name), strict=True)
         }
+        for name in metrics
+    }
     evaluation = run.evaluation or {}
     return {
         "path": str(run.path),
@@ -109,13 +104,6 @@ def _run_data(run: RunRecord, score: float, metrics: Sequence[str]) -> dict[str,
         else None,
         "curves": curves,
     }
-
-
-def _thinned(values: np.ndarray, most: int = 200) -> np.ndarray:
-    if len(values) <= most:
-        return values
-    thinned: np.ndarray = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
-    return thinned
 
 
 def _plain(values: np.ndarray) -> list[float | int | None]:

@@ -292,14 +292,6 @@ def first_steps(rollout: TensorDict, num_steps: int) -> TensorDict:
     return rollout[:, :slots]
 
 
-def transition_view(rollout: TensorDict) -> TensorDict:
-    """Return the [N, T] part of a rollout as a view, with `next_value`, one slot later."""
-    validate(rollout)
-    transitions = rollout[:, :-1]
-    transitions["next_value"] = rollout["value"][:, 1:]
-    return transitions
-
-
 class FinalObservations:
     """The true final observations of a rollout: a row for each episode that ended, no other.
 

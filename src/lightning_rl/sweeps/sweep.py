@@ -1,60 +1,56 @@
-"""Run `rl-cli sweep`: train by several seeds and settings, and go on after a kill."""
+"""Run `rl-cli sweep`: train by several seeds and settings, on several machines, across kills."""
 
+import gc
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
 
 from lightning_rl.cli.arguments import value_of
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.reports.runs import MANIFEST, NUMBERS, read_columns
+from lightning_rl.reports.comparison import short_names, word_of
+from lightning_rl.reports.runs import NUMBERS, read_columns
 from lightning_rl.reports.statistics import interval_of_iqm, iqm
-from lightning_rl.sweeps.ray_trials import LOCAL, RayTrials
+from lightning_rl.sweeps.journal import JOURNAL, SweepJournal, Trial, point_count
 from lightning_rl.sweeps.search import (
     GRID,
     RANDOM,
+    UNPICKLING,
     Point,
-    Range,
-    Search,
     Space,
     check_first,
+    ends_of,
+    pruner_of,
+    sampler_of,
     space_of,
 )
 from lightning_rl.sweeps.sweep_settings import (
-    TRIALS,
     SweepSettings,
     kept_settings,
     sweep_parser,
     sweep_settings,
 )
-from lightning_rl.sweeps.trials import (
-    POLL_SECONDS,
-    Begin,
-    LocalTrials,
-    Place,
-    RunningTrial,
-    usable_cores,
-)
+from lightning_rl.sweeps.trials import POLL_SECONDS, Begin, TrialProcess, cores_of, usable_cores
 from lightning_rl.system.errors import ConfigurationError, check_range, closest, require
-from lightning_rl.system.files import expanded, lock_file, read_json, read_text, write_atomically
-from lightning_rl.system.plain_yaml import read_yaml
+from lightning_rl.system.files import expanded, read_text, write_atomically
+from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
 from lightning_rl.system.runs import CHECKPOINTS, new_run_dir
 
-STATE, BASE = "sweep.json", "base.yaml"
-"""Files of a sweep: what became of its trials, and the configuration that all begin with."""
+SETTINGS, BASE = "sweep.yaml", "base.yaml"
+"""Files of a sweep: its settings, and the configuration that all trials begin with."""
 
 SHARE_OF_READING = 0.02
 """Of the time, at most, that reading curves for the pruner takes; a curve may have 100,000 rows."""
@@ -62,57 +58,33 @@ SHARE_OF_READING = 0.02
 SAVING_SECONDS = 60.0
 """How long trials may take to save once a signal has come, before they are killed."""
 
-LOSSES = 3
-"""How often in a row a trial may be lost with its machine before it has come any further."""
-
-ROOM_SECONDS = 10.0
-"""After which it is said that a trial waits for room."""
+LOOK_SECONDS = 2.0
+"""Between two looks at the journal while other processes run the last trials."""
 
 OWN = ("exp_name", "output_dir", "seed_everything", "trainer.run_dir", "ckpt_path", "config")
 """Settings that a space must not have: the sweep sets them."""
 
-CHANGEABLE = ("jobs", "cores_per_trial", "gpus_per_trial", "address", "trials")
-"""Of the sweep, what may be said anew when it is resumed."""
+OF_A_MACHINE = ("jobs", "cores_per_trial")
+"""Settings that may differ on each machine that runs trials."""
 
+OUTCOMES = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 
 Parse = Callable[[Sequence[str], Sequence[Sequence[str]]], str]
 """Checks options of `fit`, alone and with each of several others, and returns the configuration."""
 
 
-@dataclass
-class Trial:
-    """A run of a sweep: a point of its space, and a seed.
-
-    Attributes:
-        outcome: waiting, running, finished, pruned, or `failed: <why>`.
-        score: of its evaluation; None until there is one.
-    """
-
-    number: int
-    point: int
-    seed: int
-    outcome: str = "waiting"
-    score: float | None = None
-    env_steps: int | None = None
-    seconds: float = 0.0
-    run: str | None = None
-
-    @property
-    def name(self) -> str:
-        """First part of the name of its run directory."""
-        return f"trial_{self.number:03d}_seed{self.seed}"
-
-    @property
-    def done(self) -> bool:
-        """Whether it needs no more training."""
-        return self.outcome in ("finished", "pruned")
-
-
 def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
-    """Run a sweep, or go on with one.
+    """Run a sweep, resume one, or join one that other processes run.
 
     Args:
-        options: of the command line: `--sweep...` and `--resume`; the others are those of `fit`.
+        options: of the command line: `--sweep...`, `--resume` and `--join`; the others are those of
+            `fit`.
         parse: checks options of `fit`.
         begin: runs `rl-cli fit`, in a process of its own.
 
@@ -123,20 +95,13 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
     if "-h" in options or "--help" in options:
         sweep_parser().parse_args(["--help"])  # which ends the process
     settings = sweep_settings(own)
-    resumed = value_of("--resume", own)
-    if resumed is None:
-        made = _new(settings, rest, parse)
-        with made.place(begin) as place:
-            made.make_directory()
-            with _alone_in(made.directory):
-                made.run(place)
-        return
-    directory = _resumable(resumed, own, rest)
-    with _alone_in(directory):  # before it is read, or written
-        made = _resumed(directory, settings, own)
-        with made.place(begin) as place:
-            made.save()
-            made.run(place)
+    joined = value_of("--join", own) is not None
+    made = (
+        _existing(settings, own, rest)
+        if joined or value_of("--resume", own) is not None
+        else _new(settings, rest, parse)
+    )
+    made.run(begin, joined)
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -147,13 +112,13 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
     for option in options:
         if option.startswith("-"):
             flag = option.partition("=")[0]
-            into = own if flag.split(".")[0] in ("--sweep", "--resume") else rest
+            into = own if flag.split(".")[0] in ("--sweep", "--resume", "--join") else rest
         into.append(option)
     return own, rest
 
 
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
-    """Check everything, and make a sweep that has no directory yet."""
+    """Check everything, and make the directory of a sweep."""
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
             "--ckpt_path": "trials begin with a policy by --trainer.init_from",
@@ -165,29 +130,23 @@ def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep"
         "sweep needs a config, which all trials begin with: --config FILE; or --resume last, to go "
         f"on with a sweep. Shipped: {', '.join(shipped_configs())}.",
     )
-    space = space_of(settings.space)
-    for name in space:
+    text = parse(rest, list(_probes(_space_of(settings))))
+    base = read_yaml(text, "The configuration")
+    if settings.seeds is None:
+        settings.seeds = [base["seed_everything"]]
+    made = _Sweep(Path(), settings, text)  # which refuses settings that contradict each other
+    made.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
+    made.directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(made.directory / BASE, lambda file: file.write(text.encode()))
+    made.save_settings()
+    return made
+
+
+def _space_of(settings: SweepSettings) -> Space:
+    for name in settings.space:
         path = ".".join(part for part in name.split(".") if part != "init_args")
         require(path not in OWN, f"sweep.space: {name} is set by the sweep itself.")
-    text = parse(rest, list(_probes(space)))
-    check_first(space, settings.first)
-    base = read_yaml(text, "The configuration")
-    seeds = settings.seeds if settings.seeds is not None else [base["seed_everything"]]
-    if isinstance(seeds, int):
-        check_range("sweep.seeds", seeds, least=1)
-        seeds = list(range(1, seeds + 1))
-    require(
-        not any(isinstance(seed, bool) for seed in seeds),
-        "seed_everything is true or false in the configuration: say --sweep.seeds.",
-    )
-    require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
-    for seed in seeds:
-        check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
-    require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
-    settings.seeds = seeds
-    ranged = any(isinstance(values, Range) for values in space.values())
-    settings.search = settings.search or (RANDOM if ranged else GRID)
-    return _Sweep(Path(), settings, text)  # which refuses what does not go together
+    return space_of(settings.space)
 
 
 def _probes(space: Space) -> Iterator[list[str]]:
@@ -195,9 +154,7 @@ def _probes(space: Space) -> Iterator[list[str]]:
 
     A parse takes 0.2 s. There are as many as the longest list has values, not one for each value.
     """
-    values = {
-        name: (of.low, of.high) if isinstance(of, Range) else of for name, of in space.items()
-    }
+    values = {name: ends_of(allowed) for name, allowed in space.items()}
     for i in range(max(map(len, values.values()), default=0)):
         yield [f"--{name}={_typed(of[i % len(of)])}" for name, of in values.items()]
 
@@ -211,423 +168,317 @@ def _flags(options: Sequence[str]) -> set[str]:
     return {option.partition("=")[0] for option in options if option.startswith("-")}
 
 
-def _resumable(given: str, own: Sequence[str], rest: Sequence[str]) -> Path:
-    """Return the directory of a sweep that is to go on as it was begun."""
-    allowed = {"--resume", *(f"--sweep.{name}" for name in CHANGEABLE)}
-    wrong = sorted((_flags(own) - allowed) | (_flags(rest) - {"--output_dir"}))
+def _existing(settings: SweepSettings, own: Sequence[str], rest: Sequence[str]) -> "_Sweep":
+    """Read a sweep that is resumed or joined, with what may be changed."""
+    resumed, joined = value_of("--resume", own), value_of("--join", own)
+    require(resumed is None or joined is None, "A sweep is resumed or joined: give one of both.")
+    changeable = OF_A_MACHINE if joined else (*OF_A_MACHINE, "trials")
+    allowed = {f"--sweep.{name}" for name in changeable}
+    wrong = (_flags(own) - allowed - {"--resume", "--join"}) | (
+        _flags(rest) - {"--output_dir", "--trust_code"}
+    )
     require(
         not wrong,
-        f"A sweep is resumed as it was begun: {', '.join(wrong)} cannot be changed, but "
-        f"{', '.join(sorted(allowed - {'--resume'}))} can.",
+        f"A sweep is resumed as it was begun: {', '.join(sorted(wrong))} cannot be changed, but "
+        f"{', '.join(sorted(allowed))} can.",
     )
-    return _found(given, value_of("--output_dir", rest) or "outputs")
-
-
-def _resumed(directory: Path, settings: SweepSettings, own: Sequence[str]) -> "_Sweep":
-    """Read how far a sweep has come."""
-    state = _state_of(directory / STATE)
-    kept = kept_settings(state["settings"])
+    directory = _found(str(resumed or joined), value_of("--output_dir", rest) or "outputs")
+    kept = kept_settings(directory / SETTINGS)
+    require(
+        kept.search not in UNPICKLING or (value_of("--trust_code", rest) or "").lower() == "true",
+        f"sweep.search of {directory} is {kept.search}, which unpickles what {JOURNAL} holds: that "
+        "runs code. Add --trust_code true if only you can write there.",
+    )
     before = kept.trials
-    for name in CHANGEABLE:
+    for name in changeable:
         if f"--sweep.{name}" in _flags(own):
             setattr(kept, name, getattr(settings, name))
     require(
         kept.trials is None or before is None or kept.trials >= before,
         f"sweep.trials was {before}, and can only grow: got {kept.trials}.",
     )
-    return _Sweep(directory, kept, read_text(directory / BASE, directory), state)
+    return _Sweep(directory, kept, read_text(directory / BASE, directory))
 
 
 def _found(given: str, output_dir: str) -> Path:
     if given == "last":
-        found = list(expanded(output_dir).glob(f"*/{STATE}"))
+        found = list(expanded(output_dir).glob(f"*/{SETTINGS}"))
         require(len(found) > 0, f"There is no sweep in '{output_dir}': begin one, or set its path.")
         return max(found, key=lambda path: path.stat().st_mtime).parent
     directory = expanded(given)
-    there = sorted(path.parent.name for path in directory.parent.glob(f"*/{STATE}"))
+    there = sorted(path.parent.name for path in directory.parent.glob(f"*/{SETTINGS}"))
+    earlier = (directory / "sweep.json").is_file()
     require(
-        (directory / STATE).is_file(),
-        f"No sweep at {directory}: it has no {STATE}{closest(directory.name, there)}. Give the "
-        "directory of a sweep, or last.",
+        (directory / SETTINGS).is_file(),
+        f"No sweep at {directory}: it has no {SETTINGS}{closest(directory.name, there)}. "
+        + ("It is of an earlier version: begin a new sweep." if earlier else "")
+        + ("" if earlier else "Give the directory of a sweep, or last."),
     )
     return directory
 
 
-def _state_of(path: Path) -> dict[str, Any]:
-    try:
-        state = read_json(path, path.parent)
-        known = {one.name for one in fields(SweepSettings)}
-        whole = set(state["settings"]) <= known and all(
-            isinstance(state[name], list) for name in ("trials", "points")
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}. Begin a new sweep.") from error
-    require(whole, f"{path} is of another version of lightning_rl. Begin a new sweep.")
-    return state
+@dataclass
+class _Running:
+    """A trial that runs here.
 
+    Attributes:
+        slot: which of the cores it has.
+        reported: how many of its evaluations the pruner knows.
+    """
 
-def _restored(trial: Trial, kept: Any, path: Path) -> Trial:
-    """Return a trial with what became of it. What names its directory is not taken from a file."""
-    try:
-        found = Trial(**kept)
-    except TypeError as error:
-        raise ConfigurationError(f"{path} has a trial that is none: {error}.") from error
-    runs = rf"{trial.name}_2\w*"
-    require(
-        (found.number, found.point, found.seed) == (trial.number, trial.point, trial.seed)
-        and isinstance(found.outcome, str)
-        and isinstance(found.score, int | float | None)
-        and isinstance(found.env_steps, int | None)
-        and isinstance(found.seconds, int | float)
-        and (found.run is None or re.fullmatch(runs, str(found.run)) is not None),
-        f"{path} was changed: trial {trial.number} of this sweep has point {trial.point} and seed "
-        f"{trial.seed}, and its run a name like {trial.name}_2..., got {kept}. Begin a new sweep.",
-    )
-    return replace(found, number=trial.number, point=trial.point, seed=trial.seed)
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    path = directory / ".lock"
-    refusal = f"Sweep {directory} is being run by {{owner}}: wait for it, or end it."
-    descriptor = lock_file(path, refusal)
-    try:
-        yield
-    finally:
-        if descriptor is not None:
-            path.unlink(missing_ok=True)
-            os.close(descriptor)
+    trial: Trial
+    process: TrialProcess
+    slot: int
+    reported: int = 0
+    pruned: bool = False
+    next_look: float = 0.0
+    began: float = field(default_factory=time.monotonic)
 
 
 class _Sweep:
-    """Trials, what became of them, and those that run.
+    """The trials of a sweep that this process runs.
 
     Args:
-        directory: where they and `sweep.json` are.
+        directory: of the sweep.
         settings: of the sweep.
         text: configuration of all trials.
-        state: of `sweep.json`, where this goes on with one.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        settings: SweepSettings,
-        text: str,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
+    journal: SweepJournal
+
+    def __init__(self, directory: Path, settings: SweepSettings, text: str) -> None:
         self.directory, self.settings = directory, settings
-        self._text, self._base = text, read_yaml(text, f"{directory / BASE}")
-        trainer = self._base["trainer"]
-        self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
-        self._check_cores(trainer["num_threads"], trainer["devices"])
-        self._check_gpus(trainer["accelerator"])
-        self.search = Search(
-            space_of(settings.space),
-            settings.search or GRID,
-            settings.search_args,
-            settings.pruner,
-            settings.pruner_args,
-            self.mode,
-            settings.seed,
-        )
-        check_range("sweep.trials", settings.trials, least=1)
-        require(
-            settings.search != GRID or settings.trials is None,
-            f"sweep.trials is {settings.trials}, but a grid tries every point: leave it out, or "
-            "choose sweep.search: random.",
-        )
-        require(
-            settings.search != GRID or not settings.first,
-            "sweep.first is tried before what a search chooses, and a grid tries every point: "
-            "leave it out, or choose sweep.search: random.",
-        )
-        asked = [] if state is None else [point for point in state["points"] if point is not None]
-        for point in asked:
-            require(
-                isinstance(point, dict) and point.keys() == self.search.space.keys(),
-                f"{directory / STATE} was changed: {point!r} is no point of its space.",
-            )
-        self.points = list(self.search.points(settings.trials or TRIALS, settings.first, asked))
-        seeds = settings.seeds
-        assert isinstance(seeds, list)
-        numbered = [(point, seed) for point in range(len(self.points)) for seed in seeds]
-        self.trials = [Trial(i, *one) for i, one in enumerate(numbered)]
-        for i, kept in enumerate([] if state is None else state["trials"][: len(self.trials)]):
-            self.trials[i] = _restored(self.trials[i], kept, directory / STATE)
-        self._running: dict[int, _Running] = {}
-        self._losses: dict[int, tuple[float, int]] = {}
+        base = read_yaml(text, f"{directory / BASE}")
+        try:
+            trainer = base["trainer"]
+            self.metric, self.mode = trainer["best_metric"], trainer["best_mode"]
+            threads = int(trainer["num_threads"]) * _count(trainer["devices"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"{directory / BASE} is no configuration: {error}.") from error
+        self.space = _space_of(settings)
+        self._check_seeds()
+        self._check_search()
+        self._check_cores(threads, trainer)
+        self._running: dict[int, _Running] = {}  # by the number of its trial
         self._signal: int | None = None
         self._hurried = False  # by a second one
 
-    def _check_cores(self, num_threads: int, devices: Any) -> None:
-        """Work out how many trials run at a time, and on how many cores each."""
+    def _check_seeds(self) -> None:
+        seeds = self.settings.seeds
+        if isinstance(seeds, int) and not isinstance(seeds, bool):
+            check_range("sweep.seeds", seeds, least=1)
+            seeds = list(range(1, seeds + 1))
+        require(
+            isinstance(seeds, list) and not any(isinstance(seed, bool) for seed in seeds),
+            "seed_everything is true or false in the configuration: say --sweep.seeds.",
+        )
+        assert isinstance(seeds, list)
+        require(len(seeds) > 0, "sweep.seeds is an empty list: give a number of seeds, or seeds.")
+        for seed in seeds:
+            check_range("sweep.seeds", seed, least=0, most=2**32 - 1)
+        require(len(set(seeds)) == len(seeds), f"sweep.seeds has a seed twice: {seeds}.")
+        self.settings.seeds = seeds
+
+    def _check_search(self) -> None:
         given = self.settings
-        ranks = _count(devices)
-        threads = num_threads * ranks
-        self.cores = threads if given.cores_per_trial is None else given.cores_per_trial
-        check_range("sweep.cores_per_trial", self.cores, least=0)
+        ranged = any(isinstance(values, dict) for values in given.space.values())
+        given.search = given.search or (RANDOM if ranged else GRID)
+        check_first(self.space, given.first)
+        check_range("sweep.seed", given.seed, least=0)
+        check_range("sweep.trials", given.trials, least=1)
+        point_count(given, self.space)
+        sampler_of(given, 0), pruner_of(given)  # which refuse what Optuna does not have
+        require(
+            given.search != GRID or given.trials is None,
+            f"sweep.trials is {given.trials}, but a grid tries every point: leave it out, or "
+            "choose sweep.search: random.",
+        )
+        require(
+            given.search != GRID or not given.first,
+            "sweep.first is tried before what a search chooses, and a grid tries every point: "
+            "leave it out, or choose sweep.search: random.",
+        )
+
+    def _check_cores(self, threads: int, trainer: dict[str, Any]) -> None:
+        """Work out how many trials run at a time, and on how many cores each."""
+        given, ranks = self.settings, _count(trainer["devices"])
+        cores = threads if given.cores_per_trial is None else given.cores_per_trial
+        check_range("sweep.cores_per_trial", cores, least=0)
         check_range("sweep.jobs", given.jobs, least=1)
         require(
-            self.cores == 0 or threads <= self.cores,
-            f"sweep.cores_per_trial is {self.cores}, and trainer.num_threads {num_threads}"
+            cores == 0 or threads <= cores,
+            f"sweep.cores_per_trial is {cores}, and trainer.num_threads {trainer['num_threads']}"
             f"{f' in each of {ranks} processes (trainer.devices)' * (ranks > 1)}: its threads "
             f"would wait for each other. Give it {threads}, or 0, which pins none.",
         )
         usable = usable_cores()
-        wanted = (given.jobs or 1) * self.cores
+        wanted = (given.jobs or 1) * cores
         require(
-            given.address not in (None, LOCAL) or wanted <= usable,
-            f"sweep.jobs {given.jobs or 1} of {self.cores} cores each (sweep.cores_per_trial) are "
+            wanted <= usable,
+            f"sweep.jobs {given.jobs or 1} of {cores} cores each (sweep.cores_per_trial) are "
             f"{wanted}, and this process may use {usable}: fewer of them, or "
             "sweep.cores_per_trial 0, which pins none.",
         )
+        self.jobs = given.jobs or max(1, usable // max(1, cores))
+        self._cores = cores_of(self.jobs, cores)
 
-    def _check_gpus(self, accelerator: str) -> None:
-        """Refuse GPUs that are not dealt out, and trials that would look for one in vain."""
-        given = self.settings
-        check_range("sweep.gpus_per_trial", given.gpus_per_trial, least=0)
-        require(
-            given.address is not None or given.gpus_per_trial == 0,
-            f"sweep.gpus_per_trial is {given.gpus_per_trial:g}, and GPUs are dealt out by Ray: set "
-            "sweep.address, to local for this machine's.",
-        )
-        require(
-            given.address is None or accelerator not in ("gpu", "cuda") or given.gpus_per_trial > 0,
-            f"trainer.accelerator is {accelerator}, and Ray shows a trial only the GPUs that it "
-            "keeps for it: set sweep.gpus_per_trial, to 1 or to a share of one.",
-        )
+    def save_settings(self) -> None:
+        """Write its settings down."""
+        content = dump_yaml(asdict(self.settings)).encode()
+        write_atomically(self.directory / SETTINGS, lambda file: file.write(content))
 
-    def place(self, begin: Begin) -> Place:
-        """Return where its trials run."""
-        given = self.settings
-        if given.address is None:
-            jobs = given.jobs or max(1, usable_cores() // max(1, self.cores))
-            return LocalTrials(begin, jobs, self.cores)
-        return RayTrials(given.address, given.jobs, self.cores, given.gpus_per_trial)
+    def open(self) -> None:
+        """Read its journal, or begin one."""
+        self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
-    def make_directory(self) -> None:
-        """Make its directory, and write down what it is to do."""
-        base = self._base
-        self.directory = new_run_dir(base["output_dir"], f"{base['exp_name']}_sweep")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.directory / BASE, lambda file: file.write(self._text.encode()))
-        self.save()
+    def run(self, begin: Begin, joined: bool) -> None:
+        """Run trials until none is left, and print the table; exit with 1 if a trial has failed.
 
-    def save(self) -> None:
-        """Write down what became of the trials."""
-        state = {
-            "settings": asdict(self.settings),
-            "metric": self.metric,
-            "mode": self.mode,
-            "points": self.points,
-            "trials": [asdict(trial) for trial in self.trials],
-        }
-        content = json.dumps(state, indent=1).encode()
-        write_atomically(self.directory / STATE, lambda file: file.write(content))
-
-    def run(self, place: Place) -> None:
-        """Run what is left, and print the table; leave with 1 where a trial has failed."""
-        self._take_stock()
-        done = sum(trial.done for trial in self.trials)
-        left = f", {done} of them done" if done else ""
-        print(f"Sweep directory: {self.directory}")
-        print(f"{len(self.trials)} trials{left}, {place.jobs} at a time{place.words}", flush=True)
-        with self._signals():
-            try:
-                self._run(place)
-            except ConfigurationError:
-                self._print_how_to_resume()
-                raise
-            finally:
-                self._end_all()
+        Args:
+            begin: runs `rl-cli fit`.
+            joined: whether other processes may run trials of this sweep, too.
+        """
+        self.open()
+        self.journal.enter(others_allowed=joined)
+        # Or each fork looks for garbage among all that is imported, and copies its pages.
+        gc.freeze()
+        try:
+            self._run(begin, joined)
+        except ConfigurationError:
+            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+            raise
+        finally:
+            gc.unfreeze()
+            self.journal.leave()
         if self._signal is not None:
-            self._print_how_to_resume()
+            print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
             sys.exit(128 + self._signal)
         self._print_table()
-        failed = [trial for trial in self.trials if trial.outcome.startswith("failed")]
+        failed = self.journal.count(TrialState.FAIL)
         if failed:
             print(
-                f"{len(failed)} of {len(self.trials)} trials failed; to try them again: rl-cli "
+                f"{failed} of {self.journal.total} trials failed; to try them again: rl-cli "
                 f"sweep --resume {self.directory}",
                 flush=True,
             )
             sys.exit(1)
 
-    def _print_how_to_resume(self) -> None:
-        print(f"Resume: rl-cli sweep --resume {self.directory}", flush=True)
+    def _run(self, begin: Begin, joined: bool) -> None:
+        if not joined:
+            self.save_settings()
+        journal = self.journal
+        done = journal.count(TrialState.COMPLETE, TrialState.PRUNED)
+        print(f"Sweep directory: {self.directory}")
+        left = f", {done} of them done" if done else ""
+        print(f"{journal.total} trials{left}, {self.jobs} at a time", flush=True)
+        next_claim = 0.0
+        with self._signals():
+            try:
+                while self._signal is None:
+                    if len(self._running) < self.jobs and time.monotonic() >= next_claim:
+                        trial = journal.claim()
+                        if trial is not None:
+                            self._begin(trial, begin)
+                            continue
+                        ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+                        if not self._running and journal.count(*ended) == journal.total:
+                            break
+                        next_claim = time.monotonic() + LOOK_SECONDS  # others run the rest
+                    time.sleep(POLL_SECONDS)
+                    for running in list(self._running.values()):
+                        ended_now = running.process.ended()
+                        self._look_at(running)
+                        if ended_now:
+                            del self._running[running.trial.number]
+                            self._finish(running)
+                            next_claim = 0.0
+            finally:
+                self._end_all()
 
-    def _take_stock(self) -> None:
-        """See how far trials came that were not noted, and tell the search of those that are."""
-        for trial in self.trials:
-            if not trial.done and trial.outcome != "waiting":
-                trial.outcome = "waiting"
-                trial.run = self._run_of(trial)
-                if trial.run is not None and self._outcome_of(trial) == "finished":
-                    self._note(trial, "finished")
-        for trial in self.trials:
-            if trial.done:
-                _, known = self.search.begin(self.points[trial.point])
-                self.search.report(known, self._curve(trial))
-                self.search.end(known, trial.score, pruned=trial.outcome == "pruned")
-        self.save()
-
-    def _run_of(self, trial: Trial, *, remove: bool = True) -> str | None:
+    def _run_of(self, trial: Trial) -> str | None:
         """Return the run directory that a trial can go on in; remove those without a checkpoint."""
         kept = None
-        for directory in sorted(self.directory.glob(f"{trial.name}_2*")):
+        runs = sorted(self.directory.glob(f"{trial.name}_2*"))
+        for path in [*runs, *self.directory.glob(f"{trial.name}.log")]:
+            is_log = path.suffix == ".log"
             require(
-                directory.is_dir() and not directory.is_symlink(),
-                f"{directory} is no directory of a run, but a link or a file: remove it.",
+                not path.is_symlink() and (path.is_file() if is_log else path.is_dir()),
+                f"{path} is no {'log' if is_log else 'directory'} of a run, but a link or another "
+                "kind of file: remove it.",
             )
-            if (directory / CHECKPOINTS / "last.ckpt").is_file():
-                kept = directory.name
-            elif remove:
-                shutil.rmtree(directory)
+            if (path / CHECKPOINTS / "last.ckpt").is_file():
+                kept = path.name
+            elif not is_log:
+                shutil.rmtree(path)
         return kept
 
-    def _outcome_of(self, trial: Trial) -> str:
-        try:
-            path = self.directory / str(trial.run) / MANIFEST
-            return str(read_json(path, self.directory)["outcome"])
-        except (OSError, ConfigurationError, KeyError):
-            return "unknown"
-
-    def _run(self, place: Place) -> None:
-        waiting = [trial for trial in self.trials if not trial.done]
-        while (waiting or self._running) and self._signal is None:
-            place.check()
-            while waiting and len(self._running) < place.jobs:
-                trial = waiting.pop(0)
-                self._running[trial.number] = self._begin(trial, place)
-            time.sleep(POLL_SECONDS)
-            for running in list(self._running.values()):
-                ended = running.process.ended()
-                self._tell_of(running)
-                self._look_at(running)
-                if not ended:
-                    continue
-                del self._running[running.trial.number]
-                if self._goes_back(running):
-                    waiting.insert(0, running.trial)
-                else:
-                    self._finish(running)
-
-    def _begin(self, trial: Trial, place: Place) -> "_Running":
-        point, known = self.search.begin(self.points[trial.point])
-        self.points[trial.point] = point
-        if trial.run is None:
+    def _begin(self, trial: Trial, begin: Begin) -> None:
+        run = self._run_of(trial)
+        if run is None:
             arguments = ["fit", "--config", str(self.directory / BASE)]
             arguments += ["--exp_name", trial.name, "--output_dir", str(self.directory)]
             arguments += ["--seed_everything", str(trial.seed)]
-            arguments += [f"--{name}={_typed(value)}" for name, value in point.items()]
+            arguments += [f"--{name}={_typed(value)}" for name, value in trial.point.items()]
         else:
-            last = self.directory / trial.run / CHECKPOINTS / "last.ckpt"
+            last = self.directory / run / CHECKPOINTS / "last.ckpt"
             # The configuration in it is ours, and may name code of the user's.
             arguments = ["fit", "--ckpt_path", str(last), "--trust_code", "true"]
             arguments += ["--output_dir", str(self.directory)]
-        trial.outcome = "running"
-        self.save()
-        again = "goes on" if trial.run else "begins"
-        told = f", {_words(point)}" if point else ""
-        news = f"{self._title(trial)} {again}: seed {trial.seed}{told}"
-        process = place.begin(arguments, self.directory / f"{trial.name}.log")
-        running = _Running(trial, process, known, news)
-        self._tell_of(running)
-        return running
-
-    def _tell_of(self, running: "_Running") -> None:
-        """Say once that a trial has begun, and where; or that it waits for room."""
-        where = running.process.where
-        if where is not None and running.news:
-            print(f"{running.news}{where}", flush=True)
-            running.news = ""
-            running.began = time.monotonic()
-        elif where is None and not running.waits:
-            running.waits = time.monotonic() > running.began + ROOM_SECONDS
-            if running.waits:
-                print(f"{self._title(running.trial)} waits for a node with room for it", flush=True)
-
-    def _goes_back(self, running: "_Running") -> bool:
-        """Return whether a trial that was lost with its machine is tried again, where it was."""
-        trial, why = running.trial, running.process.lost
-        if why is None:
-            return False
-        trial.run = self._run_of(trial, remove=False)  # what is seen of it here may be old
-        before, times = self._losses.get(trial.number, (0.0, 0))
-        last = self.directory / str(trial.run) / CHECKPOINTS / "last.ckpt"
-        saved = last.stat().st_mtime if trial.run else 0.0
-        times = times + 1 if saved == before else 1
-        self._losses[trial.number] = saved, times
-        if times >= LOSSES:
-            return False
-        trial.outcome = "waiting"
-        trial.seconds += running.seconds
-        self.search.end(running.known, None)
-        self.save()
-        where = running.process.where or ""
-        title = self._title(trial)
-        print(f"{title} was lost{where}, and goes back to the queue: {why}", flush=True)
-        return True
+        taken = {running.slot for running in self._running.values()}
+        slot = next(i for i in range(self.jobs) if i not in taken)
+        cores = self._cores[slot]
+        again = "goes on" if run else "begins"
+        short = short_names(list(trial.point))
+        told = "".join(f", {short[name]} {word_of(trial.point, name)}" for name in short)
+        where = f", on core {', '.join(map(str, cores))}" if cores else ""
+        print(f"{self._title(trial)} {again}: seed {trial.seed}{told}{where}", flush=True)
+        process = TrialProcess(begin, arguments, cores, self.directory / f"{trial.name}.log")
+        self._running[trial.number] = _Running(trial, process, slot)
 
     def _title(self, trial: Trial) -> str:
-        return f"trial {trial.number + 1}/{len(self.trials)}"
+        return f"trial {trial.number + 1}/{self.journal.total}"
 
-    def _look_at(self, running: "_Running") -> None:
+    def _look_at(self, running: _Running) -> None:
         """Ask the pruner about new evaluations."""
-        if running.known is None or running.pruned or time.monotonic() < running.next_look:
-            return
         began = time.monotonic()
+        if self.settings.pruner is None or running.pruned or began < running.next_look:
+            return
         curve = self._curve(running.trial)
-        new = curve[running.reported :]
-        running.reported = len(curve)
-        if new and self.search.report(running.known, new):
-            running.pruned = True
-            running.process.terminate()
+        if len(curve) > running.reported:
+            running.reported = len(curve)
+            if self.journal.report(running.trial, curve):
+                running.pruned = True
+                running.process.terminate()
         now = time.monotonic()
         running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
 
-    def _finish(self, running: "_Running") -> None:
-        """Note what came of a trial."""
-        trial, code = running.trial, running.process.exit_code
-        trial.seconds += running.seconds
-        trial.run = self._run_of(trial)
-        if code == 0 and trial.run is not None:
-            self._note(trial, "finished")
-        elif running.pruned and trial.run is not None:
-            self._note(trial, "pruned")
-        elif code is not None and (code < 0 or code > 128):
-            name = signal.Signals(-code if code < 0 else code - 128).name
-            trial.outcome = f"failed: ended by {name}"
-        elif running.process.lost is not None:
-            trial.outcome = f"failed: lost {LOSSES} times in a row: {running.process.lost}"
+    def _finish(self, running: _Running) -> None:
+        """Note what became of a trial that has ended."""
+        trial, code = running.trial, running.process.exit_code or 0
+        curve, run = self._curve(trial), self._run_of(trial)
+        pruned = running.pruned and code != 0
+        ended_by = max(-code, code - 128)
+        score, why = None, ""
+        if (code == 0 or pruned) and run is not None:
+            if curve:
+                scores = [one for _, one in curve]
+                best = max(scores) if self.mode == "max" else min(scores)
+                score = scores[-1] if self.settings.score == "last" else best
+            else:
+                why = f"it was not evaluated by {self.metric}"
+        elif ended_by in list(signal.Signals):
+            why = f"ended by {signal.Signals(ended_by).name}"
         else:
-            trial.outcome = f"failed: {running.process.last_line()}"
-        if trial.done and trial.score is None:
-            trial.outcome = f"failed: it was not evaluated by {self.metric}"
-        new = self._curve(trial)[running.reported :]
-        if new:
-            self.search.report(running.known, new)
-        self.search.end(running.known, trial.score, pruned=trial.outcome == "pruned")
-        self.save()
-        print(f"{self._title(trial)} {self._told(trial)}", flush=True)
-
-    def _told(self, trial: Trial) -> str:
-        if not trial.done:
-            return f"{trial.outcome} (all of it: {self.directory / f'{trial.name}.log'})"
-        return (
-            f"{trial.outcome}: {self.metric} {trial.score:.6g} after {trial.env_steps:,} env "
-            f"steps, {trial.seconds:.0f} s"
-        )
-
-    def _note(self, trial: Trial, outcome: str) -> None:
-        trial.outcome = outcome
-        curve = self._curve(trial)
-        if curve:
-            better = max if self.mode == "max" else min
-            scores = [score for _, score in curve]
-            trial.score = scores[-1] if self.settings.score == "last" else better(scores)
-            trial.env_steps = curve[-1][0]
+            why = running.process.last_line()
+        self.journal.report(trial, curve)  # by which others are pruned
+        self.journal.finish(trial, score, pruned=pruned)
+        told = f"failed: {why} (all of it: {self.directory / f'{trial.name}.log'})"
+        if score is not None:
+            told = (
+                f"{'pruned' if pruned else 'finished'}: {self.metric} {score:.6g} after "
+                f"{curve[-1][0]:,} env steps, {time.monotonic() - running.began:.0f} s"
+            )
+        print(f"{self._title(trial)} {told}", flush=True)
 
     def _curve(self, trial: Trial) -> list[tuple[int, float]]:
         """Return (env steps, score) of the evaluations so far."""
@@ -666,25 +517,31 @@ class _Sweep:
             running.process.terminate()
         deadline = time.monotonic() + SAVING_SECONDS
         for running in self._running.values():
-            with suppress(ConfigurationError):  # its node says again what ends the sweep
-                while not (running.process.wait(0.1) or self._hurried):
-                    if time.monotonic() > deadline:
-                        break
-                running.process.kill()
-                running.process.wait(SAVING_SECONDS)  # for the system to do so
-            running.trial.seconds += running.seconds
-            running.trial.run = self._run_of(running.trial)
-        if self._running:
-            self.save()
+            while not (running.process.wait(0.1) or self._hurried):
+                if time.monotonic() > deadline:
+                    break
+            running.process.kill()
+            running.process.wait(SAVING_SECONDS)  # for the system to do so
+        for running in self._running.values():
+            with suppress(ConfigurationError):  # a full disk: `claim` finds them without an owner
+                if running.process.exit_code == 0:
+                    self._finish(running)
+                else:
+                    self.journal.give_back(running.trial)
         self._running.clear()
 
     def _print_table(self) -> None:
         console = Console(highlight=False, soft_wrap=True)
         table = Table(title=f"{self.metric}, by the {self.settings.score} evaluation of each trial")
-        settings = list(self.search.space)
-        for name in (*_short(settings).values(), "seeds", "score", "95 % interval", "outcome"):
+        for name in (
+            *short_names(list(self.space)).values(),
+            "seeds",
+            "score",
+            "95 % interval",
+            "outcome",
+        ):
             table.add_column(name, overflow="fold")  # a name that is cut short is none
-        rows = [self._row(i, point) for i, point in enumerate(self.points) if point is not None]
+        rows = [self._row(point, trials) for point, trials in self.journal.points()]
         best_first = self.mode == "max"
         rows.sort(key=lambda row: (row[0] is None, -(row[0] or 0) if best_first else row[0] or 0))
         for _, cells in rows:
@@ -693,47 +550,19 @@ class _Sweep:
             whole = console.measure(table, options=console.options.update(max_width=10_000))
             console.width = max(console.width, whole.maximum)
         console.print(table)
-        console.print(f"Written to {self.directory / STATE}")
+        console.print(f"Written to {self.journal.path}")
         console.print(f"Report:    rl-cli report {self.directory} --output report.html")
 
-    def _row(self, i: int, point: Point) -> tuple[float | None, list[str]]:
-        trials = [trial for trial in self.trials if trial.point == i]
-        scores = [trial.score for trial in trials if trial.done and trial.score is not None]
+    def _row(self, point: Point, trials: list[FrozenTrial]) -> tuple[float | None, list[str]]:
+        scores = [trial.value for trial in trials if trial.value is not None]
         centre = iqm([scores]) if scores else None
         low, high = interval_of_iqm([scores]) if len(scores) > 1 else (None, None)
-        outcomes = [trial.outcome.partition(":")[0] for trial in trials]
+        outcomes = [OUTCOMES[trial.state] for trial in trials]
         told = ", ".join(f"{outcomes.count(one)} {one}" for one in dict.fromkeys(outcomes))
         interval = "" if low is None else f"[{low:.6g}, {high:.6g}]"
-        values = [_typed(_rounded(value)) for value in point.values()]
+        values = [word_of(point, name) for name in point]
         shown = "" if centre is None else f"{centre:.6g}"
         return centre, [*values, str(len(scores)), shown, interval, told]
-
-
-@dataclass
-class _Running:
-    """A trial that runs; what the search knows it by, and how far it was told.
-
-    Attributes:
-        news: what is said when it begins; empty once it has been said.
-        waits: whether it was said that it waits for room.
-    """
-
-    trial: Trial
-    process: RunningTrial
-    known: Any
-    news: str
-    waits: bool = False
-    reported: int = 0
-    pruned: bool = False
-    next_look: float = 0.0
-    began: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        """How long it has run."""
-        if self.process.where is None:
-            return 0.0
-        return round(time.monotonic() - self.began, 1)
 
 
 def _count(devices: int | str | list[int]) -> int:
@@ -742,20 +571,3 @@ def _count(devices: int | str | list[int]) -> int:
     if isinstance(listed, list) and len(listed) > 1:
         return len(listed)
     return int(str(devices)) if str(devices).isdigit() else 1
-
-
-def _rounded(value: Any) -> Any:
-    """Return a number by as many digits as tell it from others."""
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def _words(point: Point) -> str:
-    names = _short(list(point))
-    return ", ".join(f"{names[name]} {_typed(_rounded(value))}" for name, value in point.items())
-
-
-def _short(names: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each setting's path, or all of it where two have the same."""
-    last = {name: re.split(r"\.", name)[-1] for name in names}
-    ends = list(last.values())
-    return {name: end if ends.count(end) == 1 else name for name, end in last.items()}

@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import Namespace
@@ -17,6 +19,13 @@ from lightning_rl.system.plain_yaml import read_yaml
 
 TRIALS = 20
 """Points of a search that is no grid, where not given."""
+
+GONE = dict.fromkeys(
+    ("address", "gpus_per_trial"),
+    " Ray no longer runs trials: run rl-cli sweep --join DIRECTORY on each machine, or for each "
+    "GPU with CUDA_VISIBLE_DEVICES set.",
+)
+"""Settings of earlier versions, and what takes their place."""
 
 OF_ANY_TYPE = ("space", "search_args", "first", "pruner_args")
 """Settings of a sweep whose values may be of any type."""
@@ -42,11 +51,8 @@ class SweepSettings:
         pruner_args: of that class.
         score: of a trial: that of its last or its best evaluation, by trainer.best_metric.
         jobs: trials at a time; as many as the cores allow where not given.
-        cores_per_trial: that a trial is pinned to, or that Ray keeps for it; those of
-            trainer.num_threads and devices where not given, 0 to leave it to the system.
-        gpus_per_trial: that Ray keeps for a trial, or a share of one.
-        address: of a running Ray cluster, host:port, whose nodes run the trials, or local for one
-            that is started on this machine; without Ray where not given.
+        cores_per_trial: that a trial is pinned to; those of trainer.num_threads and devices where
+            not given, 0 to leave it to the system.
         seed: of what the search draws.
     """
 
@@ -61,8 +67,6 @@ class SweepSettings:
     score: Literal["last", "best"] = "last"
     jobs: int | None = None
     cores_per_trial: int | None = None
-    gpus_per_trial: float = 0.0
-    address: str | None = None
     seed: int = 1
 
 
@@ -80,6 +84,12 @@ def sweep_parser() -> OptionParser:
     parser.add_argument(
         "--resume", type=str, default=None, help="Directory of a sweep to go on with, or last."
     )
+    parser.add_argument(
+        "--join",
+        type=str,
+        default=None,
+        help="Directory of a sweep that other processes run, too, or last.",
+    )
     parser.add_class_arguments(SweepSettings, "sweep")
     return parser
 
@@ -88,27 +98,23 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
     """Read what is said of the sweep.
 
     Args:
-        own: options that begin with `--sweep` or `--resume`.
+        own: options that begin with `--sweep`, `--resume` or `--join`.
 
     Raises:
         ConfigurationError: for a name that there is not, and YAML or a file that cannot be read.
     """
-    known = [one.name for one in fields(SweepSettings)]
     arguments = list(own)
     given: dict[str, Any] = {}  # by YAML, and by no later option
     for i, option in enumerate(own):
         flag, _, inline = option.partition("=")
         if flag.startswith("--sweep."):
-            name = _check_name(flag.removeprefix("--sweep."), known, "--sweep has no option")
+            name = _check_name(flag.removeprefix("--sweep."), "--sweep has no option")
             given.pop(name, None)
         elif flag == "--sweep":
             at = i if inline else i + 1
             require(at < len(own), "--sweep needs a YAML file, or YAML.")
             text, name = _text_of(inline or own[at])
-            check_duplicate_keys(text, name)
-            content = _mapping(text, name)
-            for key in content:
-                _check_name(str(key), known, f"{name} has an unknown setting")
+            content = _content(text, name)
             arguments[at] = f"--sweep={json.dumps(content)}" if inline else json.dumps(content)
             given |= content
     with explained_refusals(own):
@@ -116,14 +122,15 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
     return _settings(parsed, given)
 
 
-def kept_settings(content: dict[str, Any]) -> SweepSettings:
-    """Return the settings that a sweep wrote down, each checked as one that was typed.
+def kept_settings(path: Path) -> SweepSettings:
+    """Read the settings that a sweep wrote down, each checked like a typed one.
 
     Raises:
-        ConfigurationError: for one of another type.
+        ConfigurationError: for an unknown setting, or a value of another type.
     """
+    content = _content(read_text(path, path.parent), str(path))
     with explained_refusals([]):
-        parsed = sweep_parser().parse_object({"sweep": content})
+        parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # which changes it
     return _settings(parsed, content)
 
 
@@ -133,15 +140,16 @@ def _settings(parsed: Namespace, given: dict[str, Any]) -> SweepSettings:
     return SweepSettings(**parsed.sweep.as_dict() | as_read)
 
 
-def _check_name(path: str, known: Sequence[str], message: str) -> str:
+def _check_name(path: str, message: str) -> str:
     """Return the setting that a path begins with."""
     name = path.split(".")[0].rstrip("+")
+    known = [one.name for one in fields(SweepSettings)]
     if name in known:
         return name
     cure = f" Settings of the trials stand below space: space: {{{path}: [...]}}."
     raise UsageError(
-        f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else ''} A sweep has "
-        f"{', '.join(known)}."
+        f"{message} '{path}'{closest(path, known)}.{cure if '.' in path else GONE.get(name, '')} "
+        f"A sweep has {', '.join(known)}."
     )
 
 
@@ -157,7 +165,11 @@ def _text_of(given: str) -> tuple[str, str]:
     return (read_text(path), given) if os.path.isfile(given) else (given, "--sweep")
 
 
-def _mapping(text: str, name: str) -> dict[str, Any]:
+def _content(text: str, name: str) -> dict[str, Any]:
+    """Return settings of a sweep in YAML, each of a name that there is."""
+    check_duplicate_keys(text, name)
     content = read_yaml(text, name)
     require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
+    for key in content:
+        _check_name(str(key), f"{name} has an unknown setting")
     return dict(content)

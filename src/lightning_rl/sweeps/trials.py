@@ -1,18 +1,15 @@
 """Run the trials of a sweep as processes of this machine, none of which outlives it."""
 
 import ctypes
-import gc
 import os
 import signal
 import sys
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import NoReturn, Protocol, Self
+from typing import NoReturn
 
 from lightning_rl.system.errors import require
 
@@ -29,116 +26,7 @@ Begin = Callable[[Sequence[str]], None]
 """Runs a command line of `rl-cli`."""
 
 
-class RunningTrial(ABC):
-    """A trial that runs, or waits for room to do so.
-
-    Attributes:
-        where: it runs, as a sentence goes on: `, on core 3`; None while it waits for room.
-        exit_code: minus the signal where one has ended it; None while it runs, as far as `ended`
-            knows.
-        lost: what is known of its end where the machine that it ran on is gone; None otherwise.
-    """
-
-    where: str | None = None
-    exit_code: int | None = None
-    lost: str | None = None
-
-    @abstractmethod
-    def ended(self) -> bool:
-        """Return whether it has ended, with an exit code or by being lost."""
-
-    @abstractmethod
-    def terminate(self) -> None:
-        """Have it save, and end."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """End it at once, with the processes that it has begun."""
-
-    @abstractmethod
-    def last_line(self) -> str:
-        """Return the last line that it has printed: of a traceback, the error."""
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for its end; return whether it has come."""
-        deadline = time.monotonic() + seconds
-        while not self.ended() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return self.ended()
-
-
-class Place(Protocol):
-    """Where trials run: `LocalTrials`, or `RayTrials`. A `with` block opens and closes it."""
-
-    @property
-    def jobs(self) -> int:
-        """How many run at a time, at present."""
-
-    @property
-    def words(self) -> str:
-        """What it is, as a sentence goes on."""
-
-    def begin(self, arguments: Sequence[str], log: Path) -> RunningTrial:
-        """Begin a trial, or have it wait for room.
-
-        Args:
-            arguments: of `rl-cli`.
-            log: file in the directory of the sweep that gets what it prints, at its end.
-        """
-
-    def check(self) -> None:
-        """Refuse to go on where trials could not be begun any more.
-
-        Raises:
-            ConfigurationError: saying why.
-        """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class LocalTrials:
-    """Deal out cores of this machine to trials; see `Place`.
-
-    Args:
-        begin: runs a command line.
-        jobs: trials at a time.
-        cores: of each; 0 to leave them all to the system.
-    """
-
-    words = ""
-
-    def __init__(self, begin: Begin, jobs: int, cores: int) -> None:
-        self._begin, self.jobs = begin, jobs
-        self._cores = cores_of(jobs, cores)
-        self._running: dict[int, TrialProcess] = {}  # by which of the cores it has
-
-    def __enter__(self) -> Self:
-        # Or each fork looks for garbage among all that is imported, and copies its pages.
-        gc.freeze()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        gc.unfreeze()
-
-    def begin(self, arguments: Sequence[str], log: Path) -> RunningTrial:
-        """Begin a trial on cores that no other has."""
-        taken = {i for i, one in self._running.items() if not one.ended()}
-        free = next(i for i in range(self.jobs) if i not in taken)
-        self._running[free] = TrialProcess(self._begin, arguments, self._cores[free], log)
-        return self._running[free]
-
-    def check(self) -> None:
-        """Trials can always be begun."""
-
-
-class TrialProcess(RunningTrial):
+class TrialProcess:
     """A process that runs `rl-cli`, and ends when this one does, however that ends.
 
     It is a fork of this one, which has imported everything: that takes 5 s else. A sweep computes
@@ -151,6 +39,10 @@ class TrialProcess(RunningTrial):
         cores: that it may use, as many threads as that for its arithmetic; None for all.
         log: file that gets what it prints, at its end.
 
+    Attributes:
+        exit_code: minus the signal where one has ended it; None while it runs, as far as `ended`
+            knows.
+
     Raises:
         ConfigurationError: on a system that does not fork.
     """
@@ -160,15 +52,16 @@ class TrialProcess(RunningTrial):
     ) -> None:
         require(hasattr(os, "fork"), "A sweep needs a system that forks, as Linux and macOS do.")
         self._log = log
-        self.where = f", on core {', '.join(map(str, cores))}" if cores else ""
+        self.exit_code: int | None = None
         sweep = os.getpid()
         sys.stdout.flush()  # or the fork has it too
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            be_trial(begin, list(arguments), cores, log, sweep)
+            _be_trial(begin, list(arguments), cores, log, sweep)
 
     def ended(self) -> bool:
+        """Return whether it has ended."""
         if self.exit_code is None:
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self._pid, ended) is not None:
@@ -177,10 +70,12 @@ class TrialProcess(RunningTrial):
         return self.exit_code is not None
 
     def terminate(self) -> None:
+        """Have it save, and end."""
         if not self.ended():
             os.kill(self._pid, signal.SIGTERM)
 
     def kill(self) -> None:
+        """End it at once, with the processes that it has begun."""
         if not self.ended():
             self._kill_group()
             os.kill(self._pid, signal.SIGKILL)
@@ -189,20 +84,23 @@ class TrialProcess(RunningTrial):
         with suppress(ProcessLookupError, PermissionError):  # it leads none yet, or none is left
             os.killpg(self._pid, signal.SIGKILL)
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; return whether it has come."""
+        deadline = time.monotonic() + seconds
+        while not self.ended() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return self.ended()
+
     def last_line(self) -> str:
-        return last_line_of(self._log)
+        """Return the last line that it has printed: of a traceback, the error."""
+        try:
+            lines = self._log.read_text(errors="replace").split("\n")
+        except OSError:
+            lines = []
+        return next((line.strip() for line in reversed(lines) if line.strip()), "(said nothing)")
 
 
-def last_line_of(log: Path) -> str:
-    """Return the last line of a file in which there is something."""
-    try:
-        lines = log.read_text(errors="replace").split("\n")
-    except OSError:
-        lines = []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "(said nothing)")
-
-
-def be_trial(
+def _be_trial(
     begin: Begin, arguments: list[str], cores: Sequence[int] | None, log: Path, parent: int
 ) -> NoReturn:
     """Be a process of `rl-cli`, from its first line to its end, but for one that has imports.

@@ -28,6 +28,7 @@ CURES = {
     errno.EDQUOT: "Free some of your quota, or set --output_dir to another disk",
     errno.EFBIG: "Raise the limit on the size of a file, or set --output_dir to another disk",
     errno.EROFS: "Set --output_dir to a directory that can be written",
+    errno.EMFILE: "Raise the limit on open files (ulimit -n)",
     errno.EACCES: "Set --output_dir to a directory that can be written",
 }
 
@@ -142,7 +143,7 @@ def read_text(path: str | Path, inside: Path | None = None) -> str:
             ) from error
 
 
-def read_json(path: Path, inside: Path | None) -> dict[str, Any]:
+def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
     """Return the mapping in a small JSON file; see `open_file`.
 
     Raises:
@@ -229,7 +230,7 @@ def remove_leftovers(directory: str | Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def lock_file(path: Path, refusal: str) -> int | None:
+def lock_file(path: Path, refusal: str, *, wait: bool = False) -> int | None:
     """Lock a file, and write into it who does; None where that is not possible here.
 
     The lock is the system's, and goes with the process or with the descriptor that is returned.
@@ -237,6 +238,7 @@ def lock_file(path: Path, refusal: str) -> int | None:
     Args:
         path: of the file, made where it is missing.
         refusal: what is said where another process has it, with `{owner}` for which.
+        wait: for another process to release it, instead of refusing.
 
     Raises:
         ConfigurationError: where another process has it, or it is a link.
@@ -251,7 +253,7 @@ def lock_file(path: Path, refusal: str) -> int | None:
     except OSError:
         return None  # who writes there first says it readably
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except (BlockingIOError, PermissionError) as error:
         owner = os.read(descriptor, 200).decode(errors="replace") or "another process"
         os.close(descriptor)
@@ -261,7 +263,7 @@ def lock_file(path: Path, refusal: str) -> int | None:
         return None
     if not _is_file(descriptor, path):  # whoever had it has removed it in between
         os.close(descriptor)
-        return lock_file(path, refusal)
+        return lock_file(path, refusal, wait=wait)
     with suppress(OSError):  # a full disk; the lock holds all the same
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())

@@ -1,7 +1,6 @@
 """The ways that are faster on some machines, in one place, with a switch for each."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,16 +11,7 @@ class MachineSettings:
     was used. They hold for the whole process, from the making of a trainer on.
 
     Args:
-        products: what multiplies float32 matrices of compiled graphs on a CPU: torch's own `mkl`,
-            `onednn` by an operator that is compiled when first used, or `auto`: on a CPU with
-            AVX-512 whichever is faster. A test of 50 ms finds that out, and its answer is kept for
-            the runs to come, in `LIGHTNING_RL_CACHE`, or else `lightning_rl` below
-            `XDG_CACHE_HOME` or `~/.cache`. Last digits depend on it; a run that is resumed with
-            `auto` keeps to what it began with.
         cuda_graphs: replay small compiled graphs on a GPU as CUDA graphs. Results are the same.
-        shared_memory_sums: add up over the processes of one machine, on CPUs, through memory that
-            they share, and not by gloo. With two processes results are the same; with more, last
-            digits differ.
         keep_freed_memory: have the C library (glibc) keep what is freed, see `keep_freed_memory` of
             `process`. Results are the same. What an earlier trainer of the process has set stays.
         numpy_acting: act with small perceptrons, for few envs on a CPU, in NumPy. The actions are
@@ -34,9 +24,7 @@ class MachineSettings:
             which takes a tenth of a step; for who reads `MjData.timer`. Physics is the same.
     """
 
-    products: Literal["auto", "mkl", "onednn"] = "auto"
     cuda_graphs: bool = True
-    shared_memory_sums: bool = True
     keep_freed_memory: bool = True
     numpy_acting: bool = True
     compiled_steps: bool = True
@@ -45,9 +33,7 @@ class MachineSettings:
 
 
 PLAIN = MachineSettings(
-    products="mkl",
     cuda_graphs=False,
-    shared_memory_sums=False,
     keep_freed_memory=False,
     numpy_acting=False,
     compiled_steps=False,

@@ -1,30 +1,23 @@
 """Add up, gather and agree over the processes of a run; with one process nothing is called.
 
-All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens;
-on a CPU, where all processes are on one machine, through memory that they share. These are
-collectives: every rank calls the same ones in the same order, from the main thread.
+All of it goes through the default group of `torch.distributed`, which Lightning's strategy opens.
+These are collectives: every rank calls the same ones in the same order, from the main thread.
 """
 
-import functools
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from lightning_rl.system.machine import settings
-from lightning_rl.system.shared_memory import LostRankError, SharedTable, open_table
-from lightning_rl.system.torch_private import timeout_of
-
 T = TypeVar("T")
 
-_opened: tuple[Any, SharedTable | None] = (None, None)
-"""The group, and its table."""
+
+class LostRankError(RuntimeError):
+    """Another process of the run has ended, or has not answered in time."""
 
 
 def world_size() -> int:
@@ -47,14 +40,10 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     if world_size() == 1:
         return tensor
     with _peers_needed():
-        parts = _exchanged(tensor)
-        if parts is None:
-            total = tensor.to(_device(), copy=True)  # all_reduce writes into it
-            dist.all_reduce(total)
-        else:
-            # In the order of the ranks, on each of them: the same bits everywhere.
-            total = torch.from_numpy(functools.reduce(np.add, parts))
-    return total.view(tensor.shape).to(tensor.device)
+        # A contiguous copy: all_reduce writes into it.
+        total = tensor.to(_device(), copy=True, memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+    return total.to(tensor.device)
 
 
 def max_over_ranks(number: int) -> int:
@@ -63,11 +52,8 @@ def max_over_ranks(number: int) -> int:
         return number
     largest = torch.tensor(number, device=_device())
     with _peers_needed():
-        parts = _exchanged(largest)
-        if parts is not None:
-            return int(np.max(parts))
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return int(largest)
+    return int(largest)
 
 
 def agree(flag: bool) -> bool:
@@ -79,12 +65,10 @@ def gather_over_ranks(value: T) -> list[T]:
     """Return the ranks' values, in their order; anything that can be pickled."""
     if world_size() == 1:
         return [value]
+    values: list[Any] = [None] * world_size()
     with _peers_needed():
-        table = _table()
-        if table is None:
-            return _gathered(value)
-        parts = table.exchange(np.frombuffer(pickle.dumps(value), np.uint8))
-        return [pickle.loads(part.tobytes()) for part in parts]
+        dist.all_gather_object(values, value)
+    return values
 
 
 def moments_over_ranks(
@@ -105,7 +89,7 @@ def moments_over_ranks(
     counts = count.expand_as(mean)
     # What a rank without samples has for mean and square may be NaN, and would spoil the sum.
     own = torch.stack([counts, mean.where(counts > 0, 0.0), square.where(counts > 0, 0.0)]).double()
-    # A row per rank, summed: a gather, by the sum that goes through shared memory.
+    # A row per rank, summed: a gather of tensors, without pickling them.
     table = own.new_zeros(world_size(), *own.shape)
     table[rank()] = own
     counts, means, squares = sum_over_ranks(table).unbind(1)
@@ -136,11 +120,8 @@ def normalize_over_ranks(values: Tensor, sizes: Sequence[int], *, eps: float = 1
 
 
 def way_of_sums() -> str | None:
-    """Say what sums go through, from the first one on; None with one process."""
-    if world_size() == 1:
-        return None
-    shared = settings().shared_memory_sums and _opened[1] is not None
-    return "shared memory" if shared else str(dist.get_backend())
+    """Return the backend that sums go through; None with one process."""
+    return None if world_size() == 1 else str(dist.get_backend())
 
 
 def disconnect() -> None:
@@ -148,11 +129,7 @@ def disconnect() -> None:
 
     Lightning does so on GPUs only; without it the threads of gloo may abort a process that ends.
     """
-    global _opened
     if dist.is_initialized() and dist.get_backend() == "gloo":
-        if _opened[1] is not None:
-            _opened[1].leave()
-        _opened = (None, None)
         dist.destroy_process_group()
 
 
@@ -161,36 +138,6 @@ def is_lost_rank(error: BaseException) -> bool:
     return isinstance(error, LostRankError | dist.DistBackendError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)
     )
-
-
-def _table() -> SharedTable | None:
-    """Return the memory that all ranks share, if they can; opened by the first collective."""
-    global _opened
-    if not settings().shared_memory_sums:
-        return None
-    group: Any = dist.group.WORLD
-    if _opened[0] is not group:
-        table = None
-        if dist.get_backend() == "gloo":
-            table = open_table(rank(), _gathered, timeout_of(group))
-        _opened = (group, table)
-    return _opened[1]
-
-
-def _exchanged(tensor: Tensor) -> list[np.ndarray] | None:
-    """Return the ranks' tensors through the memory that they share; None where they share none.
-
-    Flat, and they hold until the next exchange.
-    """
-    table = _table()
-    return None if table is None else table.exchange(tensor.detach().cpu().numpy())
-
-
-def _gathered(value: T) -> list[T]:
-    """Gather through the group."""
-    values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def _device() -> torch.device:

@@ -24,12 +24,10 @@ __all__ = [
     "copy_all",
     "flatten",
     "list_options",
-    "load_cpp",
     "make_fx",
     "non_persistent_buffers_of",
     "standalone_compile",
     "step_is_listened_to",
-    "timeout_of",
     "unflatten",
     "version_of",
 ]
@@ -48,25 +46,9 @@ MODULE_INTERNALS = (frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl"}
 """What `nn.Module` reads of itself at each call."""
 
 
-def load_cpp(source: str) -> None:
-    """Compile C++ as Inductor does, and load it; what is compiled is kept for other processes.
-
-    Raises:
-        Exception: of whatever kind, where that is not possible.
-    """
-    from torch._inductor.codecache import CppCodeCache  # half a second
-
-    CppCodeCache.load(source)
-
-
 def step_is_listened_to(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer has hooks around its steps."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-
-
-def timeout_of(group: Any) -> float:
-    """Return the seconds after which a process group's backend for the CPU gives up."""
-    return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.deploy.export.graph import ActingGraph, Ports, onnx_of, traced
 from lightning_rl.deploy.export.metadata import as_properties
-from lightning_rl.deploy.export.parity import Acts, Arrays, graph_acts, parity
+from lightning_rl.deploy.export.parity import Acts, Arrays, flat, graph_acts, parity
 from lightning_rl.deploy.export.weights import MAKING, description_of, write_weights
 from lightning_rl.policies import Policy
 from lightning_rl.policies.base import check_weights_are_numbers
@@ -113,7 +113,12 @@ def onnxruntime() -> Any:
 
 def _acting_by(read: Callable[[], Policy]) -> Callable[[], Acts]:
     policy = read()
-    return lambda: TrainedPolicy(policy).act
+
+    def make() -> Acts:
+        acting = TrainedPolicy(policy)
+        return lambda observation: flat(acting.act(observation))
+
+    return make
 
 
 def _torch_runner(path: Path) -> Callable[[Arrays], Arrays]:

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import math
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,8 +16,10 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.checkpoints.format import STATE_KEY, own_version
-from lightning_rl.deploy.export.graph import Port, Ports, unwrapped
+from lightning_rl.deploy.export.graph import NEXT_STATE, STATE, Port, Ports, unwrapped
+from lightning_rl.deploy.export.weights import plain_json
 from lightning_rl.envs import VectorEnv
+from lightning_rl.envs.step_results import bounds_of
 from lightning_rl.policies import Policy
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import open_file, read_json
@@ -64,25 +65,31 @@ def metadata_of(
         settings: the configuration of its run.
         env: one of its run; None where it cannot be made here.
     """
-    outputs = [port for port in ports.outputs if port.space is not None]
-    states = [port for port in ports.inputs if port.space is None]
-    chunk = None if env is None or env.steps_per_action == 1 else env.steps_per_action
+    directory, steps = directory_of(path), content[STATE_KEY].get("env_steps")
+    said, manifest = {} if env is None else env.metadata, _json(directory / "run.json")
+    state = next((port for port in ports.inputs if port.name == STATE), None)
     return {
         "format": FORMAT,
         "policy": type(unwrapped(policy)).__name__,
-        "algorithm": _name(settings.get("model")),
+        "algorithm": _class_name(settings.get("model") or {}),
         "env": _env_name(settings),
         "deterministic": True,
         "observations": [_described(one) for one in ports.inputs if one.space is not None],
-        "actions": [_described(one) for one in outputs],
-        "state": {"input": states[0].name, "output": "next_state", "shape": list(states[0].shape)}
-        if states
-        else None,
-        "actions_executed_of_a_chunk": chunk,
-        "control_period": _control_period(env),
-        **_said_by(env),
-        "run": _run(path, content),
-        "evaluation": _evaluation(path, content),
+        "actions": [_described(one) for one in ports.outputs if one.space is not None],
+        "state": state and {"input": STATE, "output": NEXT_STATE, "shape": list(state.shape)},
+        "actions_executed_of_a_chunk": None
+        if env is None or env.steps_per_action == 1
+        else env.steps_per_action,
+        "control_period": _control_period(said),
+        **{name: plain_json(said[name]) for name in SAID_BY_ENVS if name in said},
+        "run": {
+            "name": directory.name,
+            "checkpoint": path.name,
+            "env_steps": steps,
+            "policy_version": int(content["state_dict"]["policy.version"]),
+            **{name: plain_json(manifest.get(name)) for name in ("seed", "git_commit", "started")},
+        },
+        "evaluation": _evaluation(path, steps),
         "versions": versions(),
         "exported": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -110,104 +117,53 @@ def as_properties(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 def _described(port: Port) -> dict[str, Any]:
     """Return name, shape, dtype and limits of an input or an output."""
-    said: dict[str, Any] = {
-        "name": port.name,
-        "shape": list(port.shape),
-        "dtype": str(port.dtype).removeprefix("torch."),
-    }
-    space = port.space
-    if isinstance(space, gymnasium.spaces.Box):
-        said |= {"low": _numbers(space.low), "high": _numbers(space.high)}
-        bounded = np.isfinite(space.low).all() and np.isfinite(space.high).all()
-        if bounded and port.name.startswith("action"):
-            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-            center, scale = (high + low) / 2, (high - low) / 2
-            said |= {"center": _numbers(center), "scale": _numbers(scale)}
-    elif isinstance(space, gymnasium.spaces.Discrete):
-        said |= {"low": int(space.start), "high": int(space.start + space.n - 1)}
-    elif isinstance(space, gymnasium.spaces.MultiDiscrete):
-        last = space.start + space.nvec - 1
-        said |= {"low": space.start.tolist(), "high": last.tolist()}
-    elif isinstance(space, gymnasium.spaces.MultiBinary):
-        said |= {"low": 0, "high": 1}
+    assert port.space is not None
+    dtype = str(port.dtype).removeprefix("torch.")
+    said: dict[str, Any] = {"name": port.name, "shape": list(port.shape), "dtype": dtype}
+    low, high = (np.asarray(bound) for bound in bounds_of(port.space))
+    said |= {"low": _numbers(low), "high": _numbers(high)}
+    is_box = isinstance(port.space, gymnasium.spaces.Box)
+    if is_box and port.name.startswith("action") and np.isfinite([low, high]).all():
+        low, high = low.astype(np.float64), high.astype(np.float64)
+        said |= {"center": _numbers((high + low) / 2), "scale": _numbers((high - low) / 2)}
     return said
 
 
 def _numbers(bound: np.ndarray) -> Any:
-    """Return a bound as a list, or the one number that all of it is; null for none."""
-    if bound.size and (bound == bound.flat[0]).all():
-        return _plain(bound.flat[0].item())
-    return _plain(bound.tolist())
-
-
-def _plain(value: Any) -> Any:
-    """Return JSON of a tree of what an env or a run says: null for what is no finite number."""
-    if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): _plain(child) for key, child in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def _name(part: Any) -> str | None:
-    path = part.get("class_path") if isinstance(part, Mapping) else None
-    return None if path is None else str(path).rpartition(".")[2]
+    """Return a bound as a list, or as one number where all are equal; null for none."""
+    same = bound.size and (bound == bound.flat[0]).all()
+    return plain_json(bound.flat[0] if same else bound)
 
 
 def _env_name(settings: Mapping[str, Any]) -> str | None:
-    """Return the id of the env, or its class."""
-    data = settings.get("data")
-    env = data.get("env") if isinstance(data, Mapping) else None
+    """Return the id of the innermost env, or its class."""
+    env = (settings.get("data") or {}).get("env")
     while isinstance(env, Mapping):
-        arguments = env.get("init_args") or {}
-        if "id" in arguments:
-            return str(arguments["id"])
-        if not isinstance(arguments.get("env"), Mapping):
-            return _name(env)
-        env = arguments["env"]
+        inside = env.get("init_args") or {}
+        env = inside.get("id") or inside.get("env") or _class_name(env)
     return None if env is None else str(env)
 
 
-def _control_period(env: VectorEnv | None) -> float | None:
+def _class_name(part: Mapping[str, Any]) -> str | None:
+    path = part.get("class_path")
+    return None if path is None else str(path).rpartition(".")[2]
+
+
+def _control_period(metadata: Mapping[str, Any]) -> float | None:
     """Return the seconds between two env steps; None where the env does not say."""
-    if env is None:
-        return None
-    said = env.metadata.get("control_period")
-    if said is None and env.metadata.get("render_fps"):
-        said = 1.0 / float(env.metadata["render_fps"])
-    return None if said is None else float(said)
+    period = metadata.get("control_period")
+    if period is None and metadata.get("render_fps"):
+        period = 1.0 / float(metadata["render_fps"])
+    return None if period is None else float(period)
 
 
-def _said_by(env: VectorEnv | None) -> dict[str, Any]:
-    said = {} if env is None else env.metadata
-    return {name: _plain(said[name]) for name in SAID_BY_ENVS if name in said}
-
-
-def _run(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which run and which checkpoint it is."""
-    directory = directory_of(path)
-    said = _json(directory / "run.json")
-    return {
-        "name": directory.name,
-        "checkpoint": path.name,
-        "env_steps": content[STATE_KEY].get("env_steps"),
-        "policy_version": int(content["state_dict"]["policy.version"]),
-        **{name: _plain(said.get(name)) for name in ("seed", "git_commit", "started")},
-    }
-
-
-def _evaluation(path: Path, content: Mapping[str, Any]) -> dict[str, Any] | None:
+def _evaluation(path: Path, steps: Any) -> dict[str, Any] | None:
     """Return how well this very policy did: by `validate`, or else when it was trained."""
     directory = directory_of(path)
-    steps = content[STATE_KEY].get("env_steps")
     for place in (directory, path.parent):  # the latter of a run in Python
         said = _json(place / "evaluation.json")
         if steps is not None and said.get("env_steps") == steps:
-            return {name: _plain(said[name]) for name in EVALUATED if name in said}
+            return {name: plain_json(said[name]) for name in EVALUATED if name in said}
     rows: list[dict[str, str]] = []
     with suppress(FileNotFoundError, csv.Error):
         metrics = open_file(directory / "logs" / "metrics.csv", directory, MOST_METRICS)

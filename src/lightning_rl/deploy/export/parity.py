@@ -6,8 +6,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector.utils import batch_space
 
-from lightning_rl.deploy.acting import TrainedPolicy
+from lightning_rl.deploy.acting import TrainedPolicy, leaves_of
 from lightning_rl.deploy.export.graph import (
     ACTION,
     NEXT_STATE,
@@ -18,171 +19,116 @@ from lightning_rl.deploy.export.graph import (
     why_not_traced,
 )
 from lightning_rl.policies import Policy
-from lightning_rl.policies.normalization import ObservationNormalizer
 
 Arrays = dict[str, np.ndarray]
 """[N, ...] each, by the names of inputs or outputs."""
 
-Acts = Callable[[Any], Any]
-"""Gives the action of an observation of N envs, as arrays; it keeps its state itself."""
+Acts = Callable[[Any], Arrays]
+"""Gives the parts of the action for an observation of N envs; it keeps its state itself."""
 
 STEPS = 20
-"""So many observations follow each other, by which a state is handed on."""
+"""Observations in sequence, over which a memory is carried."""
 
 ROWS = (1, 49)
 """In batches of these sizes: 1,000 observations in all."""
 
 TOLERANCE = 1e-5
-"""How far an action may be off, in units of half the distance of its bounds, or of 1."""
+"""Allowed difference of an action, in units of half the distance of its bounds, or of 1."""
 
 TOLERANCE_WITH_MEMORY = 5e-5
-"""The same of a policy that remembers. It hands rounding on from step to step: 2e-6 after the first
-of `STEPS`, and up to 1.3e-5 later, of a GRU that nothing is wrong with (by AVX-512's kernels)."""
+"""The same of a policy with a memory, in which rounding adds up: 2e-6 after the first of `STEPS`,
+and up to 1.3e-5 later, of a correct GRU (by AVX-512's kernels)."""
 
 DIFFERING_CHOICES = 1e-3
-"""Share of the choices that may differ: where two are as good to the last digit."""
+"""Share of the choices that may differ: where two are equally good to the last digit."""
 
 
-def parity(policy: Policy, make: Callable[[], Acts], *, seed: int = 0) -> dict[str, Any]:
+def parity(policy: Policy, make: Callable[[], Acts]) -> dict[str, Any]:
     """Return how far an exported policy is from `load_policy`'s, both acting by the mode.
 
     Args:
-        policy: in torch. Where it cannot be traced, it is one that takes its time, and one
-            observation has to do.
+        policy: in torch. One that cannot be traced is slow: one observation has to do.
         make: returns what acts by the export, from the beginning of episodes.
-        seed: of the observations.
 
     Returns:
-        `observations`, how many; and of each part of an action `largest_difference`,
-        `in_units_of` and `equal`, the share of entries that are the same bit for bit; `passed`.
+        `observations`, how many; `tolerance`; of each part of an action `largest_difference` and
+        `equal`, the share of entries that are the same bit for bit; `passed`.
     """
     steps, batches = (STEPS, ROWS) if why_not_traced(policy) is None else (1, (1,))
-    space = policy.acting_space
-    generator = np.random.default_rng(seed)
-    normalizer = getattr(policy, "normalizer", None)
+    generator = np.random.default_rng(0)
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for rows in batches:
         reference, exported = TrainedPolicy(policy), make()
         for _ in range(steps):
-            observation = drawn(space, rows, generator, normalizer)
-            ours, theirs = (flat(act(observation)) for act in (reference.act, exported))
+            observation = drawn(policy, rows, generator)
+            ours, theirs = flat(reference.act(observation)), exported(observation)
             for name in ours:
                 parts.setdefault(name, []).append((ours[name], theirs[name]))
-    limits = _half_ranges(TrainedPolicy(policy).action_space, ACTION)
+    spaces = flat(TrainedPolicy(policy).action_space)
     tolerance = TOLERANCE_WITH_MEMORY if policy.remembers else TOLERANCE
-    compared = {name: _compared(pairs, limits[name], tolerance) for name, pairs in parts.items()}
+    compared = {name: _compared(pairs, spaces[name], tolerance) for name, pairs in parts.items()}
     return {
         "observations": steps * sum(batches),
-        "seed": seed,
-        "batches": list(batches),
-        "steps": steps,
         "tolerance": tolerance,
-        "differing_choices_allowed": DIFFERING_CHOICES,
         "actions": compared,
         "passed": all(one["passed"] for one in compared.values()),
     }
 
 
-def flat(tree: Any, name: str = ACTION) -> Arrays:
-    """Return a tree of arrays by the names of ports: `action`, `action.gripper`."""
-    if isinstance(tree, Mapping | tuple):
+def flat(tree: Any, name: str = ACTION) -> dict[str, Any]:
+    """Return the leaves of a Dict or Tuple by the names of ports: `action`, `action.gripper`."""
+    if isinstance(tree, Mapping | tuple | gymnasium.spaces.Tuple):
         pairs = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        found: Arrays = {}
-        for key, child in pairs:
-            found |= flat(child, f"{name}.{key}")
-        return found
-    return {name: np.asarray(tree)}
+        children = [flat(child, f"{name}.{key}") for key, child in pairs]
+        return {path: leaf for child in children for path, leaf in child.items()}
+    return {name: tree if isinstance(tree, gymnasium.Space) else np.asarray(tree)}
 
 
-def drawn(
-    space: gymnasium.Space[Any],
-    rows: int,
-    generator: np.random.Generator,
-    normalizer: ObservationNormalizer | None = None,
-) -> Any:
-    """Draw observations [N, ...]: uniformly within bounds, else as the policy has seen them.
+def drawn(policy: Policy, rows: int, generator: np.random.Generator) -> Any:
+    """Draw an observation of N envs: as the normaliser has seen them, else by Gymnasium's sampler.
 
     Args:
-        space: of one.
+        policy: whose observation it is.
         rows: N.
         generator: of the draw.
-        normalizer: knows mean and deviation of flat observations.
     """
-    moments = None
-    if normalizer is not None:
-        moments = [one.detach().cpu().numpy() for one in (normalizer.mean, normalizer.var.sqrt())]
-    return _drawn(space, rows, generator, moments, [0], "")
-
-
-def _drawn(
-    space: gymnasium.Space[Any],
-    rows: int,
-    generator: np.random.Generator,
-    moments: list[np.ndarray] | None,
-    offset: list[int],
-    key: str,
-) -> Any:
-    if isinstance(space, gymnasium.spaces.Dict):
-        # In the order in which keys are laid out flat.
-        return {
-            name: _drawn(space[name], rows, generator, moments, offset, name)
-            for name in sorted(space.keys())
-        }
-    shape = (rows, *(space.shape or ()))
-    if key == "action_mask":
-        mask = generator.integers(2, size=shape)
-        return np.maximum(mask, mask.max(-1, keepdims=True) == 0).astype(space.dtype)
-    if not isinstance(space, gymnasium.spaces.Box):
-        return np.stack([_sample(space, generator) for _ in range(rows)])
-    normal = generator.standard_normal(shape)
-    size = int(np.prod(shape[1:]))
-    if moments is not None:
-        mean, std = (one[offset[0] : offset[0] + size].reshape(shape[1:]) for one in moments)
-        offset[0] += size
-        return (mean + 2.0 * std * normal).clip(space.low, space.high).astype(space.dtype)
-    if np.issubdtype(space.dtype, np.integer):
-        return generator.integers(space.low, space.high, shape, space.dtype, endpoint=True)
-    near = np.abs(np.stack([space.low, space.high])).max() < 1e3
-    if near:
-        return generator.uniform(space.low, space.high, shape).astype(space.dtype)
-    return (2.0 * normal).clip(space.low, space.high).astype(space.dtype)
-
-
-def _sample(space: gymnasium.Space[Any], generator: np.random.Generator) -> Any:
+    space = batch_space(policy.acting_space, rows)
     space.seed(int(generator.integers(2**31)))
-    return space.sample()
-
-
-def _half_ranges(space: gymnasium.Space[Any], name: str) -> dict[str, np.ndarray | None]:
-    """Return in what units the entries of an action's parts differ; None of choices."""
-    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
-        pairs = space.items() if isinstance(space, gymnasium.spaces.Dict) else enumerate(space)
-        found: dict[str, np.ndarray | None] = {}
-        for key, child in pairs:
-            found |= _half_ranges(child, f"{name}.{key}")
-        return found
-    if not isinstance(space, gymnasium.spaces.Box):
-        return {name: None}
-    with np.errstate(over="ignore", invalid="ignore"):
-        half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
-    return {name: np.where(half < 1e6, np.maximum(half, 1.0), 1.0)}
+    observation = space.sample()
+    arrays = flat(observation, OBSERVATION)
+    normalizer, start = getattr(policy, "normalizer", None), 0
+    # In the order in which a normaliser has them: by key, level by level.
+    leaves = leaves_of(policy.acting_space, OBSERVATION)
+    for name in sorted(leaves, key=lambda name: name.split(".")):
+        leaf = leaves[name]
+        array = arrays[name]
+        if name.endswith(".action_mask"):  # something must be allowed
+            np.maximum(array, array.max(-1, keepdims=True) == 0, out=array, casting="unsafe")
+        elif isinstance(leaf, gymnasium.spaces.Box):
+            mean, std = np.zeros(()), np.ones(())
+            if normalizer is not None:
+                place = slice(start, start := start + array[0].size)
+                moments = normalizer.mean[place], normalizer.var[place].sqrt()
+                mean, std = (one.cpu().numpy().reshape(leaf.shape) for one in moments)
+            elif array.dtype.kind != "f" or np.abs(array).max(initial=0) < 1e3:
+                continue
+            seen = mean + 2.0 * std * generator.standard_normal(array.shape)
+            array[...] = seen.clip(leaf.low, leaf.high)
+    return observation
 
 
 def _compared(
-    pairs: list[tuple[np.ndarray, np.ndarray]], unit: np.ndarray | None, tolerance: float
+    pairs: list[tuple[np.ndarray, np.ndarray]], space: gymnasium.Space[Any], tolerance: float
 ) -> dict[str, Any]:
     ours, theirs = (np.concatenate(side) for side in zip(*pairs, strict=True))
     same = float((ours == theirs).mean())
-    if unit is None:
+    if not isinstance(space, gymnasium.spaces.Box):
         return {"equal": same, "passed": 1.0 - same <= DIFFERING_CHOICES}
-    difference = np.abs(ours.astype(np.float64) - theirs) / unit
-    largest = float(difference.max())
-    return {
-        "largest_difference": largest,
-        "in_units_of": float(unit.max()),
-        "equal": same,
-        "passed": largest <= tolerance,
-    }
+    with np.errstate(over="ignore", invalid="ignore"):
+        half = (space.high.astype(np.float64) - space.low.astype(np.float64)) / 2
+    unit = np.where(half < 1e6, np.maximum(half, 1.0), 1.0)
+    largest = float((np.abs(ours.astype(np.float64) - theirs) / unit).max())
+    return {"largest_difference": largest, "equal": same, "passed": largest <= tolerance}
 
 
 def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Acts]:
@@ -192,35 +138,24 @@ def graph_acts(ports: Ports, run: Callable[[Arrays], Arrays]) -> Callable[[], Ac
         ports: of it, say how inputs and outputs are called.
         run: gives outputs for inputs.
     """
-    dtypes = {port.name: port_array(port, 0).dtype for port in ports.inputs}
-    states = [port for port in ports.inputs if port.name == STATE]
 
     def make() -> Acts:
         state: Arrays = {}
 
-        def act(observation: Any) -> Any:
-            leaves = flat(observation, OBSERVATION)
-            inputs = {name: one.astype(dtypes[name]) for name, one in leaves.items()}
-            rows = len(next(iter(inputs.values())))
-            for port in states:
-                inputs[STATE] = state.get(STATE, port_array(port, rows))
+        def act(observation: Any) -> Arrays:
+            given = flat(observation, OBSERVATION) | state
+            rows = len(next(iter(given.values())))
+            inputs = {port.name: port_array(port, rows) for port in ports.inputs}
+            for name in given.keys() & inputs.keys():
+                inputs[name][...] = given[name]
             outputs = run(inputs)
-            if states:
+            if NEXT_STATE in outputs:
                 state[STATE] = outputs.pop(NEXT_STATE)
-            return _tree(outputs)
+            return outputs
 
         return act
 
     return make
-
-
-def _tree(outputs: Arrays) -> Any:
-    """Return outputs as an action that `flat` takes apart again into the same names."""
-    return (
-        outputs[ACTION]
-        if ACTION in outputs
-        else {name.removeprefix(f"{ACTION}."): one for name, one in outputs.items()}
-    )
 
 
 def port_array(port: Port, rows: int) -> np.ndarray:

@@ -4,10 +4,13 @@ Two files: `NAME.safetensors`, and `NAME.safetensors.json` beside it, of which `
 `load_policy` needs. Both are data.
 """
 
+import math
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,7 +92,7 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
         "lacks": {name: what for name, what in lacks.items() if name.startswith("model.")},
-        "state": _plain(state),
+        "state": plain_json(state),
     }
 
 
@@ -127,15 +130,17 @@ def read_exported(path: Path) -> dict[str, Any]:
     return content
 
 
-def _plain(value: Any) -> Any:
-    """Return a tree of plain values and of bounds, infinite ones as null."""
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, dict):
-        return {str(key): _plain(child) for key, child in value.items()}
+def plain_json(value: Any) -> Any:
+    """Return JSON of a tree of values: null for a number that is not finite."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return plain_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain_json(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(child) for child in value]
-    return None if value in (float("inf"), float("-inf")) else value
+        return [plain_json(child) for child in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _with_bounds(space: Any) -> Any:

@@ -132,11 +132,10 @@ class GymnasiumEnv(VectorEnv):
         self._forget_episodes()
         self.max_episode_steps = self._time_limit()
 
-    def alone(self, wrapper: EnvWrapper) -> "GymnasiumEnv":
-        """Make one env like these, in this process, with one more wrapper around it."""
-        wrappers = [*self._wrappers, wrapper]
-        names: dict[str, Any] = {f"{ours}_key": theirs for theirs, ours in self._names.items()}
-        return GymnasiumEnv(1, self.id, self.env_kwargs, wrappers=wrappers, **names)
+    @property
+    def first_env(self) -> gymnasium.Env | None:
+        """The first env with its wrappers; None where the envs are not stepped in this process."""
+        return self._env.envs[0] if isinstance(self._env, InlineVectorEnv) else None
 
     def reset(
         self, seed: Seed = None, options: dict[str, Any] | None = None

@@ -1,18 +1,16 @@
 """Take over by keyboard, gamepad or space-mouse.
 
-None of them needs root: keys come from a window of pygame's or from the terminal, and not from the
-whole desktop. Their packages are imported when a device is opened (extra `hil-devices`).
+No device needs root: keys come from a pygame window, not from the whole desktop. The packages are
+imported when a device is opened (extra `hil-devices`).
 """
 
 import os
-import re
-import select
 import sys
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -147,10 +145,8 @@ class Device(InterventionSource):
 class Keyboard(Device):
     """A key takes over and hands back, others steer or end the episode.
 
-    Where there is a display, keys are those of a window of pygame's, which shows the env where that
-    is drawn (`render_mode: rgb_array`), or of the env's own window, if it has one by pygame. Where
-    there is none, they are typed into the terminal, which says nothing of a key that is let go: one
-    counts as held for `hold_s` after it was typed last.
+    Keys are read from the env's own pygame window, or from a new pygame window, which shows the env
+    if it is drawn (`render_mode: rgb_array`).
 
     Args:
         keys: by what they do, `take_over`, `success`, `failure` and `rerecord`: the names of keys,
@@ -159,26 +155,21 @@ class Keyboard(Device):
             such as `+0`, or of discrete actions which one it is. Arrows move the first two
             components where not given, `r` and `f` the third, `c` lowers the fourth and `o` raises
             the fourth, which closes and opens a gripper; digits are discrete actions.
-        reads: `window`, `terminal`, or `auto`.
-        hold_s: how many seconds a key that was typed into the terminal is held.
         speed, neutral: see `Device`.
 
     Raises:
-        ConfigurationError: for a key with two meanings; when it is opened, where there is neither
-            display nor terminal.
+        ConfigurationError: for a key with two meanings; and when it is opened without a
+            display.
     """
 
     def __init__(
         self,
         keys: Mapping[str, str] | None = None,
         steering: Mapping[str, str] | None = None,
-        reads: Literal["auto", "window", "terminal"] = "auto",
-        hold_s: float = 0.2,
         speed: float = 1.0,
         neutral: list[float] | None = None,
     ) -> None:
         super().__init__(speed, neutral)
-        check_range("hold_s", hold_s, above=0)
         defaults = {
             "take_over": "space",
             "success": "return",
@@ -192,33 +183,29 @@ class Keyboard(Device):
         used = [*self.keys.values(), *(steering or {})]
         double = sorted({key for key in used if used.count(key) > 1})
         require(not double, f"The keys {double} have two meanings each: give each key one.")
-        self.reads, self.hold_s = reads, hold_s
-        self._input: _Window | _Terminal | None = None
+        self._window: _Window | None = None
         self._taken_over = False
 
     def reset(self, seed: int | None) -> None:
         self._taken_over = False
 
     def connect(self, env: gymnasium.Env) -> None:
-        display = has_display()
         require(
-            display or self.reads != "window",
-            "Keyboard: reads is window, and there is no display: set DISPLAY or WAYLAND_DISPLAY "
-            "(ssh -X, or a desktop), or use reads: terminal.",
+            has_display(),
+            "The Keyboard reads the keys of a window, and there is no display: set DISPLAY or "
+            "WAYLAND_DISPLAY (ssh -X, or a desktop), or use a Gamepad, a function, or a "
+            "queue.Queue.",
         )
-        if self.reads == "window" or (self.reads == "auto" and display):
-            self._input = _Window(env, self.keys)
-        else:
-            self._input = _Terminal(self.hold_s)
+        self._window = _Window(env, self.keys)
 
     def disconnect(self) -> None:
-        if self._input is not None:
-            self._input.close()
-            self._input = None
+        if self._window is not None:
+            self._window.close()
+            self._window = None
 
     def poll(self, observation: Any) -> Said:
-        assert self._input is not None
-        pressed, held = self._input.read(self._taken_over or self._in_charge)
+        assert self._window is not None
+        pressed, held = self._window.read(self._taken_over or self._in_charge)
         event: Event | None = None
         for key in pressed:
             if key == self.keys["take_over"]:
@@ -466,8 +453,7 @@ class _Window:
                 pygame.display.set_caption("lightning_rl")
         except pygame.error as error:
             raise ConfigurationError(
-                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a display that runs, "
-                "or use reads: terminal."
+                f"Keyboard: no window can be opened ({error}). Set DISPLAY to a display that runs."
             ) from error
 
     def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
@@ -505,60 +491,3 @@ class _Window:
         keys = ", ".join(f"{key}: {what}" for what, key in self._keys.items())
         pygame.display.set_caption(f"{who} ({keys})")
         pygame.display.flip()
-
-
-class _Terminal:
-    """Keys that are typed into the terminal, without an echo, whoever else runs in it."""
-
-    ARROWS: ClassVar = {"A": "up", "B": "down", "C": "right", "D": "left"}
-    KEY = re.compile(r"\x1b[\[O][0-9;]*([A-Za-z~])|.", re.DOTALL)
-    """A character, or those that stand for one key without any, such as an arrow."""
-
-    NAMES: ClassVar = {" ": "space", "\r": "return", "\n": "return", "\x7f": "backspace"}
-    NAMES |= {"\b": "backspace", "\t": "tab", "\x1b": "escape"}
-
-    def __init__(self, hold_s: float) -> None:
-        try:
-            import termios
-            import tty
-
-            self._termios, self._file = termios, sys.stdin.fileno()
-            self._before = termios.tcgetattr(self._file)
-        except (ImportError, OSError, ValueError, termios.error) as error:
-            raise ConfigurationError(
-                "The Keyboard has neither a display nor a terminal to read keys from: set DISPLAY "
-                "or WAYLAND_DISPLAY, start the run in a terminal (without nohup, and with "
-                "vectorization: sync), or use a Gamepad, a function, or a queue.Queue."
-            ) from error
-        tty.setcbreak(self._file)  # Ctrl+C still stops the run
-        self._hold_s = hold_s
-        self._typed: dict[str, float] = {}
-
-    def read(self, taken_over: bool) -> tuple[list[str], set[str]]:
-        """Return the keys that were typed since the last call, and those that count as held."""
-        text = ""
-        while select.select([self._file], [], [], 0.0)[0]:
-            part = os.read(self._file, 1024)
-            if not part:
-                break
-            text += part.decode(errors="replace")
-        pressed = self._names(text)
-        now = time.monotonic()
-        self._typed |= dict.fromkeys(pressed, now)
-        held = {key for key, at in self._typed.items() if now - at <= self._hold_s}
-        return pressed, held
-
-    def close(self) -> None:
-        """Give the terminal back as it was."""
-        self._termios.tcsetattr(self._file, self._termios.TCSADRAIN, self._before)
-
-    def _names(self, text: str) -> list[str]:
-        """Return the names of typed keys, as pygame has them."""
-        names = []
-        for key in self.KEY.finditer(text):
-            typed = key.group()
-            if len(typed) == 1:
-                names.append(self.NAMES.get(typed, typed.lower()))
-            elif key.group(1) in self.ARROWS:
-                names.append(self.ARROWS[key.group(1)])
-        return names

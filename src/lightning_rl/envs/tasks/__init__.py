@@ -1,30 +1,14 @@
 """Tasks in torch, batched, on any device."""
 
-from lightning_rl.envs.tasks.base import Pictures
-from lightning_rl.envs.tasks.cart_pole import CartPole
-from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask, GymnasiumVectorTask
-from lightning_rl.envs.tasks.point_mass import PointMass
-from lightning_rl.envs.tasks.push_blocks import PushBlocks
-from lightning_rl.envs.tasks.push_cube import PushCube
-from lightning_rl.envs.tasks.terms import (
-    ActionTerm,
-    DeltaPosition,
-    Force,
-    Position,
-    Velocity,
-)
-
-__all__ = [
-    "ActionTerm",
-    "CartPole",
-    "DeltaPosition",
-    "Force",
-    "GymnasiumTask",
-    "GymnasiumVectorTask",
-    "Pictures",
-    "PointMass",
-    "Position",
-    "PushBlocks",
-    "PushCube",
-    "Velocity",
-]
+from lightning_rl.envs.tasks.base import Pictures as Pictures
+from lightning_rl.envs.tasks.cart_pole import CartPole as CartPole
+from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumTask as GymnasiumTask
+from lightning_rl.envs.tasks.gymnasium_tasks import GymnasiumVectorTask as GymnasiumVectorTask
+from lightning_rl.envs.tasks.point_mass import PointMass as PointMass
+from lightning_rl.envs.tasks.push_blocks import PushBlocks as PushBlocks
+from lightning_rl.envs.tasks.push_cube import PushCube as PushCube
+from lightning_rl.envs.tasks.terms import ActionTerm as ActionTerm
+from lightning_rl.envs.tasks.terms import DeltaPosition as DeltaPosition
+from lightning_rl.envs.tasks.terms import Force as Force
+from lightning_rl.envs.tasks.terms import Position as Position
+from lightning_rl.envs.tasks.terms import Velocity as Velocity

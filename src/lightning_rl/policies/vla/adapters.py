@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message, read_json
+from lightning_rl.policies.vla.weights import extra, fitting, load_weights, one_message
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import expanded
+from lightning_rl.system.files import expanded, read_json
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """Where peft keeps the weights of an adapter."""

@@ -1,10 +1,9 @@
 """Turn slots into chunks of actions: as tokens, or as numbers with Gaussian noise."""
 
-import json
 import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gymnasium
 import torch
@@ -14,7 +13,7 @@ from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.distributions.gumbel import draw_category
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.files import expanded, read_json
 
 Level = Literal["token", "action", "chunk"]
 """Of what there is a log-prob: each number of a chunk, each of its actions, or the chunk."""
@@ -252,10 +251,7 @@ def _read_statistics(path: str, size: int) -> tuple[list[float], list[float]]:
         f"No action statistics at {path}: give the JSON file that came with the model (such as "
         "dataset_statistics.json), or leave action_statistics out for the bounds of the env.",
     )
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}") from error
+    content: Any = read_json(Path(path))
     while isinstance(content, dict) and not {"q01", "q99"} <= content.keys():
         if "action" not in content and len(content) != 1:
             break

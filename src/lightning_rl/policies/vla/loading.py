@@ -26,10 +26,9 @@ from lightning_rl.policies.vla.weights import (
     fill_with_weights,
     one_message,
     quiet,
-    read_json,
 )
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import expanded
+from lightning_rl.system.files import expanded, read_json
 from lightning_rl.system.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]

@@ -1,18 +1,17 @@
 """Read weights as data, and compare them with a model's."""
 
 import importlib
-import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded, read_text
+from lightning_rl.system.files import expanded
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """How the names of files of weights end."""
@@ -136,20 +135,6 @@ def check_report(report: KeyReport, source: str, strict: bool) -> None:
     text = f"The weights in {source} do not fit the model: {report}."
     require(not strict, f"{text} Load the model they were saved from, or set strict: false.")
     warnings.warn(f"{text} What is missing keeps random values.", stacklevel=3)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file with settings by name.
-
-    Raises:
-        ConfigurationError: if the file holds anything else.
-    """
-    try:
-        content = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} is damaged: {error}. Copy it again.") from error
-    require(isinstance(content, dict), f"{file} holds no settings, but a {type(content).__name__}.")
-    return cast(dict[str, Any], content)
 
 
 @contextmanager

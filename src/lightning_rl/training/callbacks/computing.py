@@ -15,13 +15,12 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
     """Return which of several ways to the same numbers, up to their last digits, a run takes.
 
     Returns:
-        `compiled` and `why`; `products`, `mkl` or `onednn`, where graphs are compiled for a CPU,
-        and `products_why`; `steps_compiled` and `steps_why`, of a batched torch env; `cuda_graphs`,
-        whether graphs of the update are replayed as such; `flush_denormal`, whether denormal
-        numbers are taken for zero; `keeps_freed_memory`, whether the C library does;
-        `sums_over_ranks`, `shared memory` or the backend of `torch.distributed`, null for one
-        process; `acting` and `stepping`, the classes that do it, null where nothing is collected;
-        and, from the first rollout of MuJoCo's envs on, `mujoco_profiler`, whether that is on.
+        `compiled` and `why`; `steps_compiled` and `steps_why`, of a batched torch env;
+        `cuda_graphs`, whether graphs of the update are replayed as such; `flush_denormal`, whether
+        denormal numbers are taken for zero; `keeps_freed_memory`, whether the C library does;
+        `sums_over_ranks`, the backend of `torch.distributed`, null for one process; `acting` and
+        `stepping`, the classes that do it, null where nothing is collected; and, from the first
+        rollout of MuJoCo's envs on, `mujoco_profiler`, whether that is on.
     """
     choice = algorithm.compilation
     collector = data_of(trainer).collector
@@ -30,8 +29,6 @@ def computing_of(trainer: Trainer, algorithm: Algorithm) -> dict[str, Any]:
     return {
         "compiled": choice.compiled,
         "why": choice.why,
-        "products": choice.products if choice.compiled else None,
-        "products_why": choice.products_why if choice.compiled else None,
         "steps_compiled": algorithm.step_compilation.compiled,
         "steps_why": algorithm.step_compilation.why,
         "cuda_graphs": algorithm.replays_cuda_graphs,

@@ -1,0 +1,257 @@
+"""Play an env for a while through a `SyncCollector`, and keep what the findings are made of."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector.utils import batch_space
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.collectors import SyncCollector
+from lightning_rl.envs.step_results import bounds_of
+from lightning_rl.envs.vector_env import VectorEnv
+from lightning_rl.policies import Policy
+from lightning_rl.rollout.contract import final_observations, space_spec
+from lightning_rl.rollout.structured_actions import as_policy_counts, first_choice
+
+ROLLOUT_BYTES = 2**23
+"""Memory of a rollout at most: its steps are looked at together."""
+
+ROLLOUT_STEPS = 128
+"""Steps of a rollout at most."""
+
+ROLLOUTS = 8
+"""Into how many rollouts the time is divided where steps are slow."""
+
+SLACK = 1e-5
+"""Tolerance for rounding beyond a bound, in units of 1 + |bound|."""
+
+
+class RandomPolicy(Policy):
+    """Draw actions from the action space as Gymnasium samples it, bounded or not.
+
+    Args:
+        env: whose spaces these are.
+        seed: of the actions.
+    """
+
+    has_critic = False
+
+    def __init__(self, env: VectorEnv, seed: int) -> None:
+        super().__init__(env.single_observation_space, env.single_action_space)
+        self._draw = random_actions(env.single_action_space, env.num_envs, seed)
+        self._dtype = space_spec(env.single_action_space)[1]
+        self.to(env.device)
+
+    def forward(
+        self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> TensorDict:
+        td["action"] = self._draw().to(td.device, self._dtype)
+        td["sample_log_prob"] = torch.zeros(td.batch_size, device=td.device)
+        return td
+
+    def get_value(self, td: TensorDict) -> TensorDict:
+        raise NotImplementedError
+
+    def evaluate_actions(self, td: TensorDict) -> TensorDict:
+        raise NotImplementedError
+
+
+class Play:
+    """Play an env by a policy for some seconds.
+
+    Args:
+        env: is reset and stepped.
+        policy: acts.
+        seed: of the env and of the policy.
+        seconds: how long, about; two steps to measure and one rollout are played in any case.
+        most_steps: of each env, after which enough has been seen.
+
+    Attributes:
+        arrays: of the observations, by name.
+        statistics: of the collector: returns, lengths and successes of the last episodes.
+        reports_success: whether the env says which episodes succeeded.
+        ways: names of the classes that act and step.
+        max_episode_steps: of the env.
+        steps: actions of each env.
+        env_steps: of all N envs; an action may be a chunk of several.
+        seconds: per action of all N envs: `env`, resets included, and `inference`.
+        rewards: [N, steps] float64.
+        terminated, truncated: how many episodes ended so; one that did both is terminated.
+        alike_ends: how many final observations equal the first one of the next episode.
+        reports: means of the rewards and metrics that the env reports, by name.
+        interventions: steps of single envs in which someone had taken over.
+        beyond: share of the numbers of actions outside of the bounds of their space.
+    """
+
+    def __init__(
+        self, env: VectorEnv, policy: Policy, seed: int, seconds: float, most_steps: int
+    ) -> None:
+        until = time.perf_counter() + seconds
+        self.max_episode_steps = env.max_episode_steps
+        self.arrays = {
+            name: ArraySeen(name, space)
+            for name, space in leaves(env.single_observation_space).items()
+        }
+        self.steps = self.terminated = self.truncated = self.alike_ends = self.interventions = 0
+        self._said: dict[str, list[float]] = defaultdict(list)
+        self._rewards: list[np.ndarray] = []
+        self._beyond: list[float] = []
+        self._actions = env.single_action_space
+        clock = Clock(policy.version.device)
+        collector = SyncCollector(env, policy, 1, seed, phase=clock)
+        collector.collect()  # sets things up
+        clock.spent.clear()
+        measured = collector.collect()
+        length = int(seconds / ROLLOUTS / max(1e-9, sum(clock.spent.values())))
+        length = min(length, most_steps, ROLLOUT_STEPS, 2 * ROLLOUT_BYTES // measured.bytes())
+        collector = SyncCollector(env, policy, max(1, length), seed, phase=clock)
+        while self.steps < most_steps and (self.steps == 0 or time.perf_counter() < until):
+            rollout = collector.collect()
+            self._look_at(rollout)
+            for name, value in collector.reports.items():
+                self._said[name].append(value)
+        self.ways, self.statistics = collector.ways, collector.statistics
+        self.reports_success, self.env_steps = collector.reports_success, collector.env_steps
+        self.seconds = {name: spent / (self.steps + 1) for name, spent in clock.spent.items()}
+        self.rewards = np.concatenate(self._rewards, 1)
+        self.reports = {name: float(np.mean(values)) for name, values in self._said.items()}
+        self.beyond = float(np.mean(self._beyond))
+
+    def _look_at(self, rollout: TensorDict) -> None:
+        """Take in a rollout [N, T+1]."""
+        observed = leaves(rollout["observation"])
+        for name, array in self.arrays.items():
+            array.add(observed[name].flatten(0, 1).cpu().numpy())
+        steps = rollout[:, :-1]
+        terminated, truncated = steps["terminated"], steps["truncated"]
+        self.steps += steps.shape[1]
+        self._rewards.append(steps["reward"].double().cpu().numpy())
+        self.terminated += int(terminated.sum())
+        self.truncated += int((truncated & ~terminated).sum())
+        if "intervened" in rollout.keys():
+            self.interventions += int(steps["intervened"].sum())
+        if isinstance(self._actions, gymnasium.spaces.Box):
+            asked = steps["action"].cpu().numpy()
+            low, high = (np.asarray(bound, np.float64) for bound in bounds_of(self._actions))
+            slack = SLACK * (1.0 + np.abs(np.nan_to_num(high, posinf=0.0)))
+            self._beyond.append(float(((asked < low - slack) | (asked > high + slack)).mean()))
+        else:
+            self._beyond.append(0.0)
+        rows, times = (steps["done"] & (steps["final_index"] > 0)).nonzero(as_tuple=True)
+        if len(rows):
+            finals = leaves(final_observations(rollout, rows, times))
+            alike = [
+                (final == observed[name][rows, times + 1]).view(len(rows), -1).all(1)
+                for name, final in finals.items()
+            ]
+            self.alike_ends += int(torch.stack(alike).all(0).sum())
+
+
+class ArraySeen:
+    """The values of one array of the observations.
+
+    Args:
+        name: `observation`, and the keys that lead to the array.
+        space: of one env: Box, Discrete, MultiDiscrete or MultiBinary.
+
+    Attributes:
+        least, greatest: of each element, finite values alone.
+        not_finite: the first NaN or infinite value, with its place; or None.
+    """
+
+    def __init__(self, name: str, space: gymnasium.Space[Any]) -> None:
+        self.name, self.space = name, space
+        self.shape, _ = space_spec(space)
+        self.least, self.greatest = np.full(self.shape, np.inf), np.full(self.shape, -np.inf)
+        self.not_finite: str | None = None
+
+    def add(self, values: np.ndarray) -> None:
+        """Take in values [M, *shape]."""
+        if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+            if self.not_finite is None:
+                index = tuple(np.argwhere(~finite)[0])
+                self.not_finite = f"{values[index]} in {self.place(index[1:])}"
+            values = np.where(finite, values, np.nan)
+        self.least = np.fmin(self.least, np.fmin.reduce(values, 0))
+        self.greatest = np.fmax(self.greatest, np.fmax.reduce(values, 0))
+
+    @property
+    def outside(self) -> str | None:
+        """The value farthest beyond its bounds, with place and bound; None if all are within."""
+        low, high = (np.broadcast_to(bound, self.shape) for bound in bounds_of(self.space))
+        found = []
+        for name, bound, seen, sign in (
+            ("below its low", low, self.least, -1.0),
+            ("above its high", high, self.greatest, 1.0),
+        ):
+            known = np.isfinite(bound) & np.isfinite(seen)
+            wide = np.where(known, bound, 0.0).astype(np.float64)
+            beyond = np.where(known, sign * (seen - wide) - SLACK * (1 + np.abs(wide)), -1.0)
+            index = np.unravel_index(int(beyond.argmax()), self.shape)
+            if beyond[index] > 0:
+                text = f"{self.place(index)} was {seen[index]:.6g}, {name} of {bound[index]:.6g}"
+                found.append((float(beyond[index]), text))
+        return max(found)[1] if found else None
+
+    @property
+    def still(self) -> np.ndarray:
+        """Which elements never moved, bool [*shape]."""
+        still: np.ndarray = self.least >= self.greatest
+        return still
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value."""
+        seen = np.abs([self.least, self.greatest])
+        return float(seen.max(where=np.isfinite(seen), initial=0))
+
+    def place(self, index: tuple[Any, ...]) -> str:
+        """Name an element: `observation[3]`."""
+        return f"{self.name}{[int(i) for i in index]}" if index else self.name
+
+
+class Clock:
+    """A phase timer that adds up seconds, by phase, and waits for the device.
+
+    Args:
+        device: of the policy, on which the rollout lies.
+
+    Attributes:
+        spent: seconds by phase.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.spent: dict[str, float] = {}
+        self._device = device
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what runs inside the context."""
+        began = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
+
+
+def random_actions(space: gymnasium.Space[Any], num_envs: int, seed: int) -> Callable[[], Tensor]:
+    """Return a function that draws actions [N, *A], counted from 0 as a policy's are."""
+    batched = batch_space(space, num_envs)
+    batched.seed(seed)
+    start = first_choice(space)
+    return lambda: torch.from_numpy(as_policy_counts(np.asarray(batched.sample()), start))
+
+
+def leaves(tree: Any, name: str = "observation") -> dict[str, Any]:
+    """Return the arrays, tensors or spaces of an observation by name: `observation.picture`."""
+    if not hasattr(tree, "items"):
+        return {name: tree}
+    children = [leaves(child, f"{name}.{key}") for key, child in tree.items()]
+    return {name: leaf for child in children for name, leaf in child.items()}

@@ -1,0 +1,349 @@
+"""Keep the trials of a sweep in Optuna's journal, which the processes of several machines share."""
+
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from lightning_rl.sweeps.search import (
+    GRID,
+    Point,
+    Space,
+    decoded,
+    encoded,
+    grid_point,
+    holds,
+    pruner_of,
+    sampler_of,
+    size_of,
+)
+from lightning_rl.sweeps.sweep_settings import TRIALS, SweepSettings
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import lock_file, open_file, writing
+
+JOURNAL, LOCK = "journal.log", ".lock"
+"""Files of a sweep: its journal, and the lock of the process that reads or writes it."""
+
+NAME = "sweep"
+"""Of Optuna's study in a journal."""
+
+RUNNER = ".runner-"
+"""First part of the names of the files that processes lock while they run trials of a sweep."""
+
+MOST_BYTES = 2**28
+"""Of a journal; a trial with a hundred evaluations takes 30 kB."""
+
+
+@dataclass
+class Trial:
+    """A run of a sweep: a point of its space, and a seed.
+
+    Attributes:
+        number: in the sweep. All seeds of a point follow each other.
+        asked: Optuna's trial. A trial that is tried again has another one there.
+    """
+
+    number: int
+    seed: int
+    point: Point
+    asked: optuna.Trial
+
+    @property
+    def name(self) -> str:
+        """First part of the name of its run directory."""
+        return f"trial_{self.number:03d}_seed{self.seed}"
+
+
+class _NoLock(JournalFileOpenLock):
+    """Optuna's lock stays behind when its process is killed; `SweepJournal` holds the system's."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class SweepJournal:
+    """The trials of a sweep.
+
+    A process that runs trials locks a file of its own (`RUNNER`) for as long as it lives, and each
+    running trial names that file: where the lock is free, the trial was cut off. The journal may
+    come from others, so each of its trials is compared with the space and the seeds.
+
+    Args:
+        directory: of the sweep. A missing journal is created.
+        settings: of the sweep, all of them set.
+        space: of the sweep.
+        mode: whether the largest (`max`) or the smallest (`min`) score is the best.
+
+    Raises:
+        ConfigurationError: for a journal that cannot be read.
+    """
+
+    def __init__(self, directory: Path, settings: SweepSettings, space: Space, mode: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep itself prints its progress
+        self.path = directory / JOURNAL
+        self._directory, self._settings, self._space = directory, settings, space
+        assert isinstance(settings.seeds, list)
+        self._seeds: list[int] = settings.seeds
+        self.total = point_count(settings, space) * len(self._seeds)
+        self._runner = f"{RUNNER}{uuid.uuid4().hex}"
+        self._descriptor: int | None = None
+        direction = StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE
+        try:
+            if self.path.exists():
+                open_file(self.path, directory, MOST_BYTES).close()
+            with self._alone():
+                no_lock = _NoLock(str(self.path))
+                storage = JournalStorage(JournalFileBackend(str(self.path), lock_obj=no_lock))
+                if NAME not in optuna.get_all_study_names(storage):
+                    optuna.create_study(storage=storage, study_name=NAME, direction=direction)
+                self._study = optuna.load_study(
+                    study_name=NAME,
+                    storage=storage,
+                    sampler=sampler_of(settings, 0),
+                    pruner=pruner_of(settings),
+                )
+                changed = self._study.direction != direction
+                self.trials()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # Optuna replays each line as if it had written it
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigurationError(
+                f"{self.path} cannot be read: {why}. Begin a new sweep."
+            ) from error
+        require(not changed, f"{self.path} is of a sweep with another trainer.best_mode.")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep the other processes out, and repair what a kill or a full disk has left."""
+        descriptor = lock_file(self._directory / LOCK, "", wait=True)
+        try:
+            with writing(self.path):
+                _drop_cut_off_line(self.path)
+                yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def trials(self) -> dict[int, FrozenTrial]:
+        """Return the latest try of each trial that has begun, by its number in the sweep.
+
+        Raises:
+            ConfigurationError: for a trial that is not of this sweep.
+        """
+        found: dict[int, FrozenTrial] = {}
+        for one in self._study.get_trials(deepcopy=False):
+            require(
+                self._is_ours(one, len(found)),
+                f"{self.path} was changed: it has a trial that this sweep did not ask for: "
+                f"{one.user_attrs} {one.params}. Begin a new sweep.",
+            )
+            found[self._number(one)] = one
+        return found
+
+    def _number(self, one: FrozenTrial) -> int:
+        attrs = one.user_attrs
+        return int(attrs["point"] * len(self._seeds) + self._seeds.index(attrs["seed"]))
+
+    def _is_ours(self, one: FrozenTrial, begun: int) -> bool:
+        """Return whether a line of the journal may have come from this sweep."""
+        attrs = one.user_attrs
+        params = [*one.system_attrs.get("fixed_params", {}).items(), *one.params.items()]
+        running = one.state == TrialState.RUNNING and "runner" in attrs
+        return (
+            type(attrs.get("point")) is int
+            and attrs["point"] >= 0
+            and type(attrs.get("seed")) is int
+            and attrs["seed"] in self._seeds
+            and self._number(one) <= min(begun, self.total - 1)
+            and all(name in self._space and holds(self._space[name], of) for name, of in params)
+            and all(self._space[name] == of for name, of in one.distributions.items())
+            and (one.values is None or (len(one.values) == 1 and type(one.values[0]) is float))
+            and (one.values is not None or one.state != TrialState.COMPLETE)
+            and all(type(step) is int for step in one.intermediate_values)
+            and all(type(score) is float for score in one.intermediate_values.values())
+            and (not running or re.fullmatch(rf"{RUNNER}\w+", str(attrs["runner"])) is not None)
+        )
+
+    def enter(self, *, others_allowed: bool) -> None:
+        """Begin to run trials, and queue again those that have failed.
+
+        Args:
+            others_allowed: whether other processes may run trials of this sweep.
+
+        Raises:
+            ConfigurationError: where others do and may not, or the file system has no locks.
+        """
+        with self._alone():
+            self._descriptor = lock_file(self._directory / self._runner, "")
+            try:
+                self._check_others(others_allowed)
+            except ConfigurationError:
+                self.leave()
+                raise
+            for one in self.trials().values():
+                if one.state == TrialState.FAIL:
+                    self._queue_again(one)
+
+    def _check_others(self, allowed: bool) -> None:
+        paths = sorted(self._directory.glob(f"{RUNNER}*"))
+        owners = [self._owner(path.name) for path in paths if path.name != self._runner]
+        living = ", ".join(owner for owner in owners if owner is not None)
+        require(
+            allowed or not living,
+            f"Sweep {self._directory} is being run by {living}: wait for it, end it, or run trials "
+            f"beside it: rl-cli sweep --join {self._directory}",
+        )
+        require(
+            not allowed or self._descriptor is not None,
+            f"{self._directory} lies on a file system without locks, by which several processes "
+            "share a sweep: one of them must run it, by --resume.",
+        )
+
+    def leave(self) -> None:
+        """Run no more trials."""
+        (self._directory / self._runner).unlink(missing_ok=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _owner(self, runner: str) -> str | None:
+        """Return the process that holds the lock of a runner, in words; None if it has ended."""
+        path = self._directory / runner
+        if runner == self._runner:
+            return "this process"  # to look would release the lock
+        try:
+            descriptor = lock_file(path, "{owner}")
+        except ConfigurationError as error:
+            return str(error)
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+        elif self._descriptor is not None:
+            return "an unknown process"  # its file cannot be opened now; this one's could
+        return None
+
+    def claim(self) -> Trial | None:
+        """Return the next trial to run, or None if all have begun."""
+        with self._alone():
+            trials = self.trials()
+            for one in trials.values():
+                runner = one.user_attrs.get("runner")
+                if one.state == TrialState.RUNNING and not (runner and self._owner(runner)):
+                    self._queue_again(one)
+            if not any(one.state == TrialState.WAITING for one in self.trials().values()):
+                if len(trials) >= self.total:
+                    return None
+                self._queue_next(trials)
+            return self._ask()
+
+    def _ask(self) -> Trial:
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        # Each point has a sampler of its own, whose random numbers follow from the journal alone.
+        self._study.sampler = sampler_of(self._settings, waiting[0].user_attrs["point"])
+        try:
+            asked = self._study.ask(self._space)
+        except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"sweep.search: {self._settings.search} of Optuna fails: {error}"
+            ) from error
+        asked.set_user_attr("runner", self._runner)
+        seed = asked.user_attrs["seed"]
+        number = asked.user_attrs["point"] * len(self._seeds) + self._seeds.index(seed)
+        return Trial(number, seed, decoded(self._space, asked.params), asked)
+
+    def _queue_next(self, trials: dict[int, FrozenTrial]) -> None:
+        """Queue the trial that follows those that have begun."""
+        point, seed = divmod(len(trials), len(self._seeds))
+        settings = self._settings
+        params: Point = {}  # which the sampler chooses
+        if seed > 0:
+            params = trials[len(trials) - seed].params
+        elif settings.search == GRID:
+            params = grid_point(self._space, point)
+        elif point < len(settings.first):
+            params = encoded(self._space, settings.first[point])
+        self._study.enqueue_trial(params, {"point": point, "seed": self._seeds[seed]})
+
+    def _queue_again(self, one: FrozenTrial) -> None:
+        if one.state == TrialState.RUNNING:
+            self._study.tell(one.number, state=TrialState.FAIL)
+        params = {**one.system_attrs.get("fixed_params", {}), **one.params}
+        attrs = {name: one.user_attrs[name] for name in ("point", "seed")}
+        self._study.enqueue_trial(params, attrs)
+
+    def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
+        """Tell the pruner of evaluations [(env steps, score)]; return whether the trial may end."""
+        if self._settings.pruner is None:
+            return False
+        with self._alone():
+            one = self.trials()[trial.number]
+            if not self._is_run_here(trial, one):
+                return False
+            for env_steps, score in curve:
+                if env_steps not in one.intermediate_values:
+                    trial.asked.report(score, env_steps)
+            return bool(trial.asked.should_prune())
+
+    def finish(self, trial: Trial, score: float | None, *, pruned: bool) -> None:
+        """Note the score of a trial; None for one that has failed."""
+        state = TrialState.FAIL
+        if score is not None:
+            state = (
+                TrialState.PRUNED if pruned else TrialState.COMPLETE
+            )  # of PRUNED: the last report
+        with self._alone():
+            if self._is_run_here(trial, self.trials()[trial.number]):
+                self._study.tell(trial.asked, None if pruned else score, state=state)
+
+    def give_back(self, trial: Trial) -> None:
+        """Queue a trial that was cut off: the next process that claims it resumes it."""
+        with self._alone():
+            one = self.trials()[trial.number]
+            if self._is_run_here(trial, one):
+                self._queue_again(one)
+
+    def _is_run_here(self, trial: Trial, one: FrozenTrial) -> bool:
+        """Return whether no other process took a trial over, as if this machine had died."""
+        return one.number == trial.asked.number and one.state == TrialState.RUNNING
+
+    def count(self, *states: TrialState) -> int:
+        """Return how many trials are in one of these states."""
+        with self._alone():
+            return sum(one.state in states for one in self.trials().values())
+
+    def points(self) -> list[tuple[Point, list[FrozenTrial]]]:
+        """Return the points that were tried, each with the trials of its seeds."""
+        found: dict[int, list[FrozenTrial]] = {}
+        with self._alone():
+            for one in self.trials().values():
+                found.setdefault(one.user_attrs["point"], []).append(one)
+        return [(decoded(self._space, of[0].params), of) for of in found.values()]
+
+
+def point_count(settings: SweepSettings, space: Space) -> int:
+    """Return how many points a sweep tries."""
+    return size_of(space) if settings.search == GRID else settings.trials or TRIALS
+
+
+def _drop_cut_off_line(path: Path) -> None:
+    """Cut off what stands behind the last whole line of a file, if there is one."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read() != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

@@ -1,0 +1,136 @@
+"""Envs whose best policy is known: what has to be remembered, what is allowed, actions of parts."""
+
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from lightning_rl.envs.probes import Probe
+from lightning_rl.envs.vector_env import Observation
+
+
+class RecallProbe(Probe):
+    """Show -1 or +1 in the first step alone, and pay 1 where the last action is what it asked for.
+
+    The action counts `delay` steps later, when a second number is 1; that is action 1 after +1,
+    else 0. A policy without a memory earns 0.5, one that remembers 1.
+    """
+
+    def __init__(self, num_envs: int, delay: int = 20, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_envs, gymnasium.spaces.Discrete(2), delay + 2, device)
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.delay = delay
+
+    def observe(self, state: TensorDict) -> Observation:
+        step = state["step"]
+        shown = torch.where(step == 0, state["sign"], 0.0)
+        return torch.cat([shown, (step == self.delay).float()], 1)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        asked = state["step"].squeeze(-1) == self.delay
+        right = (action == (state["sign"].squeeze(-1) > 0)) & asked
+        return self._advance(state), right.float(), asked, {"success": right}
+
+
+class MaskProbe(Probe):
+    """A corridor of 8 cells in which 18 of 20 actions do nothing, and other ones in each cell.
+
+    In cell c action 7 c mod 20 goes on and action (7 c + 10) mod 20 goes back (not from the first
+    one), for a reward of 1/8 and -1/8: who has left the last cell has got 1. That ends an episode,
+    as 32 steps do. The observation is `cell` [8], 1 where one is, and `action_mask` [20].
+
+    Args:
+        num_envs: N.
+        masked: whether the observation has the mask; what the actions do is the same.
+        device: where the state lives.
+    """
+
+    cells, actions = 8, 20
+
+    def __init__(
+        self, num_envs: int, masked: bool = True, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(num_envs, gymnasium.spaces.Discrete(self.actions), 32, device)
+        spaces: dict[str, gymnasium.Space[Any]] = {
+            "cell": gymnasium.spaces.Box(0, 1, (self.cells,), np.float32)
+        }
+        if masked:
+            spaces["action_mask"] = gymnasium.spaces.MultiBinary(self.actions)
+        self.single_observation_space = gymnasium.spaces.Dict(spaces)
+        self.masked = masked
+
+    def initial_state(self, uniform: Tensor) -> TensorDict:
+        cell = torch.zeros(len(uniform), dtype=torch.int64, device=self.device)
+        return TensorDict({"cell": cell}, [len(cell)], device=self.device)
+
+    def observe(self, state: TensorDict) -> Observation:
+        cell = state["cell"].clamp(max=self.cells - 1)
+        # Not `one_hot`, which looks at the values, and no graph can.
+        fields = {"cell": (cell[:, None] == torch.arange(self.cells, device=cell.device)).float()}
+        if self.masked:
+            allowed = torch.zeros(len(cell), self.actions, dtype=torch.int8, device=self.device)
+            both = torch.stack((7 * cell, 7 * cell + 10), -1) % self.actions
+            fields["action_mask"] = allowed.scatter_(-1, both, 1)
+        return TensorDict(fields, [len(cell)], device=self.device)
+
+    def transition(
+        self, state: TensorDict, action: Tensor
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        cell = state["cell"]
+        forward = action == 7 * cell % self.actions
+        back = (action == (7 * cell + 10) % self.actions) & (cell > 0)
+        moved = cell + forward.long() - back.long()
+        fields = TensorDict({"cell": moved}, [self.num_envs], device=self.device)
+        return fields, (moved - cell).float() / self.cells, moved >= self.cells, {}
+
+
+class StructureProbe(Probe):
+    """End after one step, and pay 1 where all parts of an action are right.
+
+    With an observation s of -1 or +1: `dict` has an `arm` [2] and a `gripper` of three commands,
+    and pays 1 - |arm - s / 2|^2 for gripper 2 where s = +1, for 0 where s = -1, and nothing for
+    another. `tuple` is the same in a Tuple (gripper, arm). `bits` has three, which are to be
+    1, 0, 1 where s = +1, and the other way round elsewhere, and pays the share that is right.
+
+    Args:
+        num_envs: N.
+        kind: `dict`, `tuple` or `bits`.
+        device: where the state lives.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        kind: Literal["dict", "tuple", "bits"] = "dict",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        arm, gripper = gymnasium.spaces.Box(-1.0, 1.0, (2,)), gymnasium.spaces.Discrete(3)
+        space: gymnasium.Space[Any] = {
+            "dict": gymnasium.spaces.Dict({"arm": arm, "gripper": gripper}),
+            "tuple": gymnasium.spaces.Tuple((gripper, arm)),
+            "bits": gymnasium.spaces.MultiBinary(3),
+        }[kind]
+        super().__init__(num_envs, space, 2, device)
+        self.kind = kind
+
+    def transition(
+        self, state: TensorDict, action: Any
+    ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        sign = state["sign"].squeeze(-1)
+        if self.kind == "bits":
+            wanted = torch.tensor([1, 0, 1], device=self.device)
+            wanted = torch.where(sign[:, None] > 0, wanted, 1 - wanted)
+            reward = (action == wanted).float().mean(-1)
+        else:
+            arm, gripper = (
+                (action["arm"], action["gripper"]) if self.kind == "dict" else action[::-1]
+            )
+            near = 1.0 - (arm - 0.5 * sign[:, None]).square().sum(-1)
+            reward = torch.where(gripper == 1 + sign.long(), near, 0.0)
+        terminated = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        return self._advance(state), reward, terminated, {"success": reward > 0.9}
