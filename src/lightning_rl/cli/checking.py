@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
-from lightning_rl.cli.help_pages import PROBES
+from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
 from lightning_rl.cli.parsing import (
     BEFORE,
     SUFFIXES,
@@ -521,7 +521,7 @@ def _names(family: type) -> list[str]:
             for one in _subclasses(family)
             if not one.__name__.startswith("_")
             and not inspect.isabstract(one)
-            and one.__name__ not in PROBES
+            and one.__name__ not in (*PROBES, *BUILDING_BLOCKS)
             and (not of_lightning or one.__module__.startswith("lightning.pytorch."))
         }
     )
