@@ -430,12 +430,10 @@ MUTATIONS = (
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
-        "checkpoints/loading.py",
+        "checkpoints/building.py",
         "to load a policy moves torch's random stream",
-        """with torch.random.fork_rng(devices=[]):  # of weights that are replaced at once
-            arguments""",
-        """with nullcontext():
-            arguments""",
+        "            with torch.random.fork_rng(devices=[]):\n                yield\n",
+        "            yield\n",
         "numerics/test_reward_classifier.py",
     ),
     Mutation(
@@ -1101,8 +1099,8 @@ MUTATIONS = (
     Mutation(
         "checkpoints/trust.py",
         "a checkpoint may name any class of the package anywhere",
-        "            and issubclass(found, kind)\n",
-        "",
+        "if str(name) not in allowed.names:",
+        "if not str(name).startswith(PACKAGES):",
         "faults/test_trust.py",
     ),
     Mutation(
@@ -1163,7 +1161,7 @@ MUTATIONS = (
         "faults/test_checkpoints.py faults/test_loading.py",
     ),
     Mutation(
-        "checkpoints/loading.py",
+        "algorithms/base.py",
         "an algorithm that was loaded is in training mode, with dropout",
         "return module.to(map_location).eval()",
         "return module.to(map_location)",
@@ -1184,10 +1182,10 @@ MUTATIONS = (
         "faults/test_faults.py",
     ),
     Mutation(
-        "system/permission.py",
+        "checkpoints/trust.py",
         "a checkpoint can allow the code that it names",
-        "if asked and _withheld is not None:",
-        "if False:",
+        "if (name in GRANTS and child)",
+        "if False",
         "faults/test_permission.py",
     ),
     Mutation(

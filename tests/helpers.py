@@ -206,11 +206,6 @@ def assert_same_run(one, other):
         for run, content in ((one, a), (other, b))
     ]
     assert_same(*replays, "replay")
-    for content in (
-        a,
-        b,
-    ):  # what a trainer was given, such as the callback that stops it, may differ
-        content["lightning_rl"]["contents"].pop("rl_config_lacks", None)
     for key in (
         "state_dict",
         "optimizer_states",

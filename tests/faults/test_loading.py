@@ -27,7 +27,7 @@ from lightning_rl import (
     TinyVLA,
     VLAPolicy,
 )
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY, SPACES_KEY, STATE_KEY
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.policies.spaces import space_data, space_from
 from lightning_rl.system.construction import construction
@@ -230,36 +230,43 @@ def test_a_class_of_the_script_is_found_in_that_script_alone(monkeypatch):
     )
 
 
-# --- checkpoints of earlier versions ---
+# --- checkpoints that hold less ---
 
 
-def test_an_older_one_takes_the_spaces_of_its_env_or_says_what_to_pass(trained):
-    old = without(trained, SPACES_KEY)
-    assert PPO.load_from_checkpoint(save(old)).policy.action_space == spaces.Discrete(2)
-    config = yaml.safe_load(trained[CONFIG_KEY])
-    del config["data"]["env"]
-    path = save(old, **{CONFIG_KEY: yaml.safe_dump(config)})
+def test_one_without_spaces_says_what_to_pass(trained):
+    path = save(without(trained, SPACES_KEY))
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt holds neither the spaces of its policy nor an env that has "
-        "them. Pass a policy: load_from_checkpoint(path, policy=...)."
+        "The checkpoint policy.ckpt does not hold the class and the spaces of its policy. Pass a "
+        "policy: load_from_checkpoint(path, policy=...)."
     )
 
 
-def test_whatever_its_env_raises_is_one_message(trained):
+@pytest.mark.parametrize("value", ["a", [[1]], {"class_path": "os.system"}, -1])
+def test_whatever_a_constructor_raises_is_one_message(value, trained):
     config = yaml.safe_load(trained[CONFIG_KEY])
-    settings = {"class_path": "lightning_rl.PushCube", "init_args": {"device": "nowhere"}}
-    config["data"]["env"] = settings
-    path = save(without(trained, SPACES_KEY), **{CONFIG_KEY: yaml.safe_dump(config)})
-    message = refusal(PPO, path)
-    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: Expected")
-    assert "nowhere" in message
+    config["model"]["init_args"]["policy"]["init_args"]["hidden_sizes"] = value
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    message = refusal(PPO, path, trust_code=True)
+    assert message.startswith("What the checkpoint policy.ckpt describes cannot be made: ")
+
+
+@pytest.mark.parametrize("policy", [None, "a", [], {}, {"class_path": []}, {"class_path": 1}])
+@pytest.mark.parametrize("settings", [None, [1], {"a": 1}])
+def test_a_policy_of_another_form_is_one_message(policy, settings, trained):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    if isinstance(policy, dict):
+        policy = {"class_path": "lightning_rl.ActorCritic", **policy, "init_args": settings}
+    config["model"]["init_args"]["policy"] = policy
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
+    for trust_code in (False, True):
+        refusal(PPO, path, trust_code=trust_code)
 
 
 def test_one_without_a_configuration_wants_the_policy(trained):
-    path = save(without(trained, CONFIG_KEY, LACKS_KEY))
+    path = save(without(trained, CONFIG_KEY))
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration), and does not "
-        "say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
+        "The checkpoint policy.ckpt cannot hold policy (it holds no configuration of it), and does "
+        "not say how to make it. Pass it: PPO.load_from_checkpoint(path, policy=...)."
     )
     made = make_ppo(make_data())
     found = PPO.load_from_checkpoint(path, policy=made.policy)
@@ -293,8 +300,7 @@ def test_a_space_is_the_same_again(space, tmp_path):
 
 
 def test_pictures_take_no_room():
-    data = space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))
-    assert data["low"].numel() == 1
+    assert space_data(spaces.Box(0, 255, (512, 512, 3), np.uint8))["low"] == 0
 
 
 @pytest.mark.parametrize("space", [spaces.Text(3), spaces.Dict({"a": spaces.Text(3)})], ids=str)
@@ -309,8 +315,7 @@ def test_a_construction_is_written_down_as_a_config_would():
     own = (data.observation_space, data.action_space)
     data.close()
     module = PPO(VLAPolicy(*own, TinyVLA(channels=(4, 8, 8)), num_bins=np.int64(5)), gamma=0.9)
-    assert construction(module).lacks == {}
-    assert construction(module).config == {
+    assert construction(module) == {
         "class_path": "lightning_rl.PPO",
         "init_args": {
             "policy": {
@@ -327,7 +332,7 @@ def test_a_construction_is_written_down_as_a_config_would():
         },
     }
     slow = SlowPolicy(*own, policy=partial(VLAPolicy, head="gaussian"), delay_ms=0.0)
-    assert construction(slow).config["init_args"]["policy"] == {
+    assert construction(slow)["init_args"]["policy"] == {
         "class_path": "lightning_rl.VLAPolicy",
         "init_args": {"head": "gaussian"},
     }
@@ -400,17 +405,18 @@ def test_forged_spaces_are_refused(kept, trained):
     forged = {"observation_space": kept, "action_space": kept}
     path = save(trained, **{STATE_KEY: trained[STATE_KEY] | {SPACES_KEY: forged}})
     message = refusal(PPO, path)
-    assert message.startswith("The checkpoint policy.ckpt holds spaces that cannot be made: ")
-    assert message.endswith(" Pass a policy: load_from_checkpoint(path, policy=...).")
+    assert message.startswith("The checkpoint's spaces cannot be restored (")
 
 
 def test_what_it_says_it_lacks_steers_no_terminal(trained):
-    path = save(trained, **{LACKS_KEY: {"model.pol\x1b[2Jicy": "a\x1b[31m\nlie"}})
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["model"]["init_args"] = {"pol\x1b[2Jicy": "not written: a\x1b[31m\nlie"}
+    path = save(trained, **{CONFIG_KEY: yaml.safe_dump(config)})
     assert refusal(PPO, path) == (
-        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), and does not say how to "
-        "make it. Pass it: PPO.load_from_checkpoint(path, pol?[2Jicy=...)."
+        "The checkpoint policy.ckpt cannot hold pol?[2Jicy (a?[31m lie), policy (it holds no "
+        "configuration of it), and does not say how to make it. Pass it: "
+        "PPO.load_from_checkpoint(path, pol?[2Jicy=..., policy=...)."
     )
-    assert type(PPO.load_from_checkpoint(save(trained, **{LACKS_KEY: 7}))) is PPO
 
 
 def test_the_registry_of_envs_is_not_used_where_the_spaces_are_kept(trained, monkeypatch):

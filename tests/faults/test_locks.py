@@ -1,11 +1,12 @@
 """A checkpoint decides nothing about where a run writes or deletes, and never for how long it reads.
 
-The forged checkpoints are made from what a checkpoint may name (`trust.FAMILIES`), and from all that
+The forged checkpoints are made from what a checkpoint may name (`registry.CLASSES`), and from all that
 Lightning and this package offer to the trainer; nothing here lists classes by hand.
 """
 
 import inspect
 import pkgutil
+import re
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -14,20 +15,35 @@ import gymnasium
 import pytest
 import torch
 import yaml
+from jsonargparse._util import get_import_path
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import Profiler
+from torch.optim import Optimizer
 
+import lightning_rl
 from lightning_rl import Algorithm
-from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
-from lightning_rl.checkpoints.trust import FAMILIES, checked_config
+from lightning_rl.checkpoints.format import CONFIG_KEY
+from lightning_rl.checkpoints.registry import (
+    CLASSES,
+    ENV_PACKAGES,
+    GRANTS,
+    NAMES,
+    REFUSED,
+    imported,
+    makers_of,
+)
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.app import run
+from lightning_rl.system.construction import described
+from lightning_rl.system.declared import parts_of
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.jsonargparse_private import parameters_of
 from lightning_rl.system.plain_yaml import MOST_VALUES, check_size
 from tests.commands import rl_cli
 from tests.faults.test_trust import SETTINGS
-from tests.helpers import last, train, without
+from tests.helpers import last, train
 
 TRAINER_KINDS = {
     "callbacks": (Callback, "lightning.pytorch.callbacks"),
@@ -50,22 +66,11 @@ TEXTS = ("str", "Path", "Any", "object", "_empty")
 def classes_of(kind, packages):
     """Return all classes of a kind that some packages hold, by import path."""
     found = {}
-    for name in packages:
-        package = import_module(name)
-        modules = [package]
-        if name == "lightning_rl":
-            for part in pkgutil.walk_packages(package.__path__, "lightning_rl."):
-                if part.name != "lightning_rl.__main__":
-                    modules.append(import_module(part.name))
-        for module in modules:
-            for attribute in vars(module).values():
-                if not (isinstance(attribute, type) and issubclass(attribute, kind)):
-                    continue
-                if attribute is kind or inspect.isabstract(attribute):
-                    continue
-                home = attribute.__module__ if name == "lightning_rl" else name
-                if home.startswith(name):
-                    found[f"{home}.{attribute.__name__}"] = attribute
+    for package in packages:
+        for attribute in vars(import_module(package)).values():
+            is_one = isinstance(attribute, type) and issubclass(attribute, kind)
+            if is_one and attribute is not kind and not inspect.isabstract(attribute):
+                found[f"{package}.{attribute.__name__}"] = attribute
     return found
 
 
@@ -201,18 +206,19 @@ USES = {"validate": by_command("validate"), "load_from_checkpoint": Algorithm.lo
             id=f"{key}-{use}",
         )
         for use in USES
-        for key in FAMILIES
-        if key != "eval_env"  # that is env
+        for key in CLASSES
+        if key not in ("eval_env", "critic_encoder")  # those are env and encoder
     ],
 )
 def test_no_class_that_a_checkpoint_may_name_writes_outside_its_run(key, use, place, trained):
     run_dir, outside = place
-    before, tried, content = snapshot(outside), 0, without(trained, SPACES_KEY)
-    for path, cls in classes_of(*FAMILIES[key]).items():
+    before, tried = snapshot(outside), 0
+    for path in sorted(CLASSES[key].names):
+        cls = imported(path)
         for forged in forgeries(cls):
             filled = yaml.safe_load(yaml.safe_dump(forged).replace("{outside}", str(outside)))
             config = placed(key, named(path, cls, filled))
-            attack(run_dir, content, config, use)
+            attack(run_dir, trained, config, use)
             assert snapshot(outside) == before, f"{path}: {forged}"
             assert not list(Path().iterdir()), f"{path}: {forged}"
             tried += 1
@@ -235,7 +241,7 @@ def everything(outside):
     settings = {}
     for key, (kind, package) in TRAINER_KINDS.items():
         settings[key] = []
-        for path, cls in classes_of(kind, ("lightning_rl", package)).items():
+        for path, cls in classes_of(kind, ("lightning_rl.training.callbacks", package)).items():
             forged = {
                 name: str(outside / "target")
                 for name, annotation in arguments_of(cls)
@@ -460,3 +466,117 @@ def test_processes_are_as_many_as_this_machine_has_cores(devices):
     assert set(checked.left_out) == {"trainer.devices"}
     config["trainer"]["devices"] = 1
     assert not checked_config(yaml.safe_dump(config), Path("policy.ckpt")).left_out
+
+
+# --- the table ---
+
+INNER = {
+    "lightning_rl.rollout.structured_actions.FlatAction",
+    "lightning_rl.envs.wrappers.chunk_wrapper.ChunkWrapper",
+    "lightning_rl.envs.gymnasium.replay.CheckedReturns",
+    "lightning_rl.envs.gymnasium.replay.ReplayableEpisode",
+    "lightning_rl.envs.people.intervention.FromQueue",  # takes a queue, which no configuration holds
+}
+"""Classes that the package makes itself, and no configuration names."""
+
+
+def in_the_package(kind):
+    for part in pkgutil.walk_packages(lightning_rl.__path__, "lightning_rl."):
+        module = None if part.name == "lightning_rl.__main__" else import_module(part.name)
+        for one in vars(module).values() if module else ():
+            own = isinstance(one, type) and issubclass(one, kind) and one.__module__ == part.name
+            if own and not inspect.isabstract(one) and not one.__name__.startswith("_"):
+                yield one
+
+
+def test_the_table_has_each_class_that_a_run_may_name():
+    """By the path that runs write, those of the command line and those of Python."""
+    for key, allowed in CLASSES.items():
+        found = [imported(name) for name in sorted(allowed.names)]
+        kind = next(one for one in found[0].__mro__ if one.__name__ == allowed.kind)
+        assert all(issubclass(one, kind) for one in found), key
+        assert sorted(map(get_import_path, found)) == sorted(allowed.names), key
+        written = {described(one)["class_path"] for one in found}
+        assert written == allowed.names, key
+        ours = {get_import_path(one) for one in in_the_package(kind)} - INNER
+        assert ours <= allowed.names, key
+    wrappers = {
+        f"gymnasium.wrappers.{name}"
+        for name in vars(gymnasium.wrappers)
+        if name in gymnasium.wrappers.__all__
+    }
+    wrappers = {name for name in wrappers if isinstance(imported(name), type)}
+    assert (
+        wrappers - CLASSES["wrappers"].names
+        == {f"gymnasium.wrappers.{name}" for name in REFUSED} & wrappers
+    )
+    optimizers = {
+        f"torch.optim.{one.__name__}" for one in classes_of(Optimizer, ["torch.optim"]).values()
+    }
+    assert optimizers == CLASSES["optimizer"].names
+
+
+def test_each_argument_that_takes_such_a_class_is_a_key_of_the_table():
+    kinds = {allowed.kind for allowed in CLASSES.values()}
+    known = {*CLASSES, "encoders", "make_env"}  # the last is given by the data module
+    for name in NAMES - CLASSES["wrappers"].names:
+        for argument, parameter in parameters_of(imported(name)).items():
+            taken = parts_of(parameter.annotation)
+            classes = [*taken.families, *parts_of(taken.values).families]
+            if any(family.cls.__name__ in kinds for family in classes):
+                assert argument in known, (name, argument)
+
+
+def test_each_argument_that_would_grant_something_is_known():
+    words = re.compile("trust|allow_|download|remote|class$")
+    found = {
+        argument
+        for name in NAMES
+        for argument, _ in arguments_of(imported(name))
+        if words.search(argument)
+    }
+    assert found == {"trust_code", "allow_download", "model_class"} <= set(GRANTS)
+
+
+def test_the_envs_of_gymnasium_and_ours_may_be_named():
+    for name, spec in gymnasium.registry.items():
+        home = str(spec.entry_point)
+        if home.startswith(("gymnasium.", "lightning_rl.")):
+            assert makers_of(name) <= set(ENV_PACKAGES), name
+    assert makers_of("CartPole") == {"gymnasium"}
+    assert makers_of("lightning_rl/PushCube-v0") == {"lightning_rl"}
+    assert makers_of("NobodyKnows-v0") == set()
+
+
+@pytest.mark.parametrize("value", ["trust_code", "allow_download", "trust_remote_code", "auto_map"])
+@pytest.mark.parametrize(
+    "place", ["init_args", "dict_kwargs", "init_args.config", "init_args.config.text_config"]
+)
+def test_no_key_grants_anything_wherever_it_stands(value, place):
+    backbone = {"class_path": "lightning_rl.TransformersBackbone"}
+    at = backbone
+    for name in place.split("."):
+        at = at.setdefault(name, {})
+    at[value] = {"AutoModel": "code.Model"} if value == "auto_map" else True
+    with pytest.raises(ConfigurationError, match=rf" model\..*\.{value}.*--trust_code true"):
+        checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+
+
+def test_a_model_loads_no_code_from_a_hub():
+    for kernel in ("owner/kernel", {"text_config": "owner/kernel"}):
+        config = {"model_type": "smolvlm", "attn_implementation": kernel}
+        backbone = {
+            "class_path": "lightning_rl.TransformersBackbone",
+            "init_args": {"config": config},
+        }
+        with pytest.raises(ConfigurationError, match=r"sets .*attn_implementation.*kernel"):
+            checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+    config["attn_implementation"] = "sdpa"
+    checked_config(yaml.safe_dump(placed("backbone", backbone)), Path("policy.ckpt"))
+
+
+@pytest.mark.parametrize("name", ["my_vla.MyVLA", "my-vla.MyVLA", "lightning_rl.TinyVLA"])
+def test_no_checkpoint_names_the_class_of_a_model(name):
+    policy = {"class_path": "lightning_rl.CustomVLA", "init_args": {"model_class": name}}
+    with pytest.raises(ConfigurationError, match=r"model\.init_args\.policy.*model_class.*--trust"):
+        checked_config(yaml.safe_dump(placed("policy", policy)), Path("policy.ckpt"))

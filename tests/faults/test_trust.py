@@ -8,12 +8,12 @@ import pytest
 import torch
 import yaml
 
-from lightning_rl import Algorithm
-from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY
+from lightning_rl import Algorithm, load_policy
+from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.checkpoints.trust import Checked, checked_config
 from lightning_rl.cli.app import run
 from lightning_rl.system.errors import ConfigurationError
-from tests.helpers import load, without
+from tests.helpers import load
 
 SETTINGS = """
 seed_everything: 3
@@ -125,6 +125,16 @@ NAMES = [
     ("data.collector", {"class_path": "lightning_rl.SyncCollector", "init_args": GADGET}),
     ("data.replay", {"class_path": "lightning_rl.ReplayBuffer", "init_args": GADGET}),
     ("data.replay", {"class_path": "my_module.Ring"}),
+    ("data.env.init_args.id", "os:CartPole-v1"),
+    ("data.env.init_args.id", "ALE/Pong-v5"),
+    ("data.env.init_args.id", "NobodyKnows-v0"),
+    ("data.env.class_path", "lightning_rl.envs.gymnasium.adapter.GymnasiumEnv"),
+    # The parser reads texts again: quotes, and mappings in them.
+    (f"{ENV}.wrappers", ["'os.system'"]),
+    (f"{ENV}.names", "'os.system'"),
+    (f"{ENV}.names", '"os.\\x73ystem"'),
+    (f"{ENV}.names", "[os.system]"),
+    (f"{ENV}.wrappers", [{"class_path": "gymnasium.wrappers.ArrayConversion"}]),
 ]
 
 
@@ -136,19 +146,13 @@ def test_what_names_other_code_is_refused(key, value):
         checked_config(yaml.safe_dump(config), Path("policy.ckpt"))
 
 
-MADE_IN_PYTHON = ("model", "data.env")
-"""What `load_from_checkpoint` makes: the rest of a configuration is not looked at."""
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [case for case in NAMES if case[0].startswith(MADE_IN_PYTHON)]
-)
+# `load_from_checkpoint` makes the model: the rest of a configuration is not looked at.
+@pytest.mark.parametrize(("key", "value"), [case for case in NAMES if case[0].startswith("model")])
 def test_python_refuses_it_too(key, value, trained, elsewhere, monkeypatch):
     monkeypatch.setattr(os, "system", forbidden)
     config = yaml.safe_load(SETTINGS)
     set_at(key, value)(config)
-    content = without(trained, SPACES_KEY) | {CONFIG_KEY: yaml.safe_dump(config)}
-    torch.save(content, "policy.ckpt")
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
     with pytest.raises(ConfigurationError, match=rf"as {key}[\w.]*, which.* Pass trust_code=True"):
         Algorithm.load_from_checkpoint("policy.ckpt")
     assert [path.name for path in Path().iterdir()] == ["policy.ckpt"]
@@ -272,10 +276,10 @@ def test_the_parser_is_locked_too(checkpoint, capsys, monkeypatch):
     assert name not in sys.modules
 
 
-def test_the_parser_is_locked_in_python_too(checkpoint, monkeypatch):
+def test_python_makes_nothing_that_is_not_in_the_table(checkpoint, monkeypatch):
     name = checkpoint()
     monkeypatch.setattr(
-        "lightning_rl.checkpoints.loading.checked_config", lambda *args: Checked("", {}, {})
+        "lightning_rl.checkpoints.building.checked_config", lambda *args: Checked("", {}, {})
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     for key in ("model.class_path", "model.init_args.policy.class_path"):
@@ -293,3 +297,13 @@ def test_a_file_in_the_working_directory_is_no_module_for_a_checkpoint(checkpoin
     run(["validate", "--ckpt_path", "policy.ckpt"])
     assert str(Path.cwd()) not in sys.path
     assert os.getcwd() not in sys.path
+
+
+def test_a_function_in_the_place_of_a_class_is_not_called_where_it_is_trusted(trained, elsewhere):
+    config = yaml.safe_load(trained[CONFIG_KEY])
+    config["model"]["init_args"]["policy"] = GADGET
+    torch.save(trained | {CONFIG_KEY: yaml.safe_dump(config)}, "policy.ckpt")
+    for making in (load_policy, Algorithm.load_from_checkpoint):
+        with pytest.raises(ConfigurationError, match="It was not called"):
+            making("policy.ckpt", trust_code=True)
+    assert not os.path.exists("pwned")

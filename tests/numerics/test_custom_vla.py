@@ -10,7 +10,6 @@ import torch
 import yaml
 
 from lightning_rl import CustomVLA
-from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.collectors import ray
@@ -346,26 +345,3 @@ def test_what_cannot_be_used_is_refused_with_a_cure(settings, message, directory
     assert error == message
     assert code == 1
     assert not Path("outputs").exists() or "returned no" in error, "before a run begins"
-
-
-def test_a_forged_checkpoint_imports_nothing_though_the_first_look_be_blind(
-    directory, capsys, monkeypatch
-):
-    """The class itself asks whether it may import, and no key of a checkpoint can answer yes."""
-    config = write_config()
-    run_dir = fit("run")
-    sys.modules.pop("my_vla")
-    from lightning_rl.checkpoints.trust import Checked
-
-    blind = Checked(load(last(run_dir))[CONFIG_KEY], {}, {})
-    monkeypatch.setattr("lightning_rl.cli.arguments.checked_config", lambda text, path: blind)
-    assert config["model"]["init_args"]["policy"]["class_path"] == "CustomVLA"
-    code, error = error_of(capsys, "validate", "--ckpt_path", str(last(run_dir)))
-    assert code == 1
-    assert error == (
-        "The configuration in the checkpoint sets model_class: my_vla.WithCritic. A checkpoint is "
-        "data: it cannot allow code or downloads, and nothing was run or downloaded. Add "
-        "--trust_code true if you know where it comes from, or give your own --config."
-    )
-    assert "my_vla" not in sys.modules
-    sys.modules["my_vla"] = None  # for the fixture

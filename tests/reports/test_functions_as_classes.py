@@ -6,9 +6,8 @@ import shutil
 import pytest
 from jsonargparse import Namespace
 
-from lightning_rl.checkpoints.loading import _parsed, _parser
 from lightning_rl.cli.app import run
-from lightning_rl.cli.parsing import check_classes
+from lightning_rl.cli.parsing import check_class
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -56,20 +55,9 @@ def says_a_class() -> Namespace:
 def test_by_what_it_says(function):
     name = f"{function.__module__}.{function.__name__}"
     with pytest.raises(ConfigurationError, match=r"a\.0\.b\.class_path is .* It was not called"):
-        check_classes(Namespace(a=[{"b": Namespace(class_path=name)}]))
+        check_class(name, "a.0.b")
 
 
 def test_classes_and_functions_that_say_one_are_taken():
     for name in ("torch.optim.Adam", f"{__name__}.says_a_class", "nowhere.Nothing"):
-        check_classes({"class_path": name})
-
-
-def test_trusted_checkpoints_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    from lightning_rl.envs.factories import EnvFactory
-
-    parser = _parser()
-    parser.add_argument("--env", type=EnvFactory)
-    with pytest.raises(ConfigurationError, match="It was not called"):
-        _parsed(parser, {"env": system("touch called")})
-    assert not os.path.exists("called")
+        check_class(name, "a")

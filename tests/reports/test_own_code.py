@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_rl.__main__ import SUBCOMMANDS
-from lightning_rl.checkpoints import trust
-from lightning_rl.cli import app
+from lightning_rl.cli import app, imports
 
 MODULE = '''
 import gymnasium
@@ -63,7 +62,7 @@ def test_for_a_checkpoint_of_others_it_is_not(subcommand, here, asked):
 
 def test_unless_its_name_is_typed(here):
     for typed, found in (["--data.env.id", "own_code:Mine-v0"], True), (["--x", "y"], False):
-        with trust.only_allowed_imports(typed):
+        with imports.only_allowed_imports(typed):
             assert (importlib.util.find_spec("own_code") is not None) == found
         sys.path[:] = [path for path in sys.path if path != str(here)]
 

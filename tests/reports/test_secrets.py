@@ -1,15 +1,18 @@
 """Secrets in settings of an env: from the environment, and in no file."""
 
 import json
+from pathlib import Path
 
 import gymnasium
 import pytest
+import yaml
 from gymnasium.envs.classic_control import CartPoleEnv
 
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium.making import from_environment
 from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.permission import withheld
+from tests.faults.test_trust import SETTINGS
 from tests.helpers import train
 
 NAME = "TakesToken-v0"
@@ -57,5 +60,7 @@ def test_a_variable_that_is_not_set_is_named():
 
 
 def test_a_checkpoint_reads_no_variable():
-    with withheld(), pytest.raises(ConfigurationError, match=r"sets env_kwargs\.token"):
-        GymnasiumEnv(1, id=NAME, env_kwargs={"token": "${TOKEN_OF_A_TEST}"}, vectorization="sync")
+    config = yaml.safe_load(SETTINGS)
+    config["data"]["env"]["init_args"]["env_kwargs"] = {"token": "${TOKEN_OF_A_TEST}"}
+    with pytest.raises(ConfigurationError, match=r"sets token: \$\{TOKEN_OF_A_TEST\} at data\.env"):
+        checked_config(yaml.safe_dump(config), Path("policy.ckpt"))

@@ -24,12 +24,14 @@ from lightning_rl.algorithms.checks import (
     warn_of_unreached,
 )
 from lightning_rl.buffers import Replay
+from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.format import (
     DESCRIPTION_KEY,
     SPACES_KEY,
     STATE_KEY,
     WEIGHTS,
     header,
+    read_checkpoint,
     restoring,
 )
 from lightning_rl.collectors import EpisodePlan
@@ -72,6 +74,7 @@ from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.lightning_private import counter_of_steps
 from lightning_rl.system.phases import PhaseTimer, no_phases, phases_of
+from lightning_rl.system.runs import find_checkpoint
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
@@ -663,11 +666,11 @@ class Algorithm(LightningModule, ABC, Constructed):
             ConfigurationError: for a file that cannot be read, one of another class, one that names
                 other classes, and one of a run in Python that could not say how its policy is made.
         """
-        # Upwards, at the call alone: what is made here is made of all that lies above.
-        from lightning_rl.checkpoints.loading import load_algorithm
-
-        arguments = (checkpoint_path, map_location, trust_code, output_dir, kwargs)
-        return cast(Self, load_algorithm(cls, *arguments))
+        path = find_checkpoint(str(checkpoint_path), output_dir)
+        content = read_checkpoint(path)
+        module: Self = SavedRun(path, content, trust_code).algorithm(cls, kwargs)
+        module.begin_with(content)
+        return module.to(map_location).eval()
 
     # --- evaluation ---
 

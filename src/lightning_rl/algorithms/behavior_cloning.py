@@ -29,7 +29,6 @@ from lightning_rl.rollout.contract import (
     time_major,
 )
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.permission import granted
 
 
 class BehaviorCloning(Algorithm):
@@ -97,7 +96,7 @@ class BehaviorCloning(Algorithm):
         self.burn_in = burn_in
         self.teacher = teacher
         self.teacher_env_steps = teacher_env_steps
-        self.trust_code = granted("trust_code", trust_code)
+        self.trust_code = trust_code
 
     def configure_objectives(self) -> list[Objective]:
         """Return the one loss, of the whole policy."""

@@ -23,7 +23,6 @@ from lightning_rl.policies.spaces import fits
 from lightning_rl.rollout.contract import flat_transitions
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import check_range, require
-from lightning_rl.system.permission import granted
 
 FRAMES_AT_ONCE = 256
 """Frames that are judged together in an evaluation."""
@@ -253,8 +252,7 @@ class ClassifiedReward(gymnasium.Wrapper):
         super().__init__(env)
         check_range("threshold", threshold, above=0, below=1)
         check_range("consecutive_frames", consecutive_frames, least=1)
-        trusted = granted("trust_code", trust_code)
-        self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trusted)
+        self._classifier = RewardClassifier.load_from_checkpoint(checkpoint, trust_code=trust_code)
         self._space = self._classifier.policy.observation_space
         require(  # bounds are not compared: a dataset does not know them
             fits(self._space, env.observation_space),

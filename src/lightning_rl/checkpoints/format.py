@@ -12,16 +12,11 @@ import torch
 
 from lightning_rl.system.errors import ConfigurationError
 
-SCHEMA = 4
+SCHEMA = 5
 """Grows when what a checkpoint holds changes so that another version could not read it."""
 
 CONFIG_KEY = "rl_config"
 """Where a checkpoint keeps the configuration of its run, as YAML."""
-
-LACKS_KEY = "rl_config_lacks"
-"""Where a checkpoint says what of a run from Python its configuration cannot hold: {path: words}.
-
-The paths are those of the configuration; a checkpoint of `rl-cli` has none."""
 
 SECTIONS = ("seed_everything", "exp_name", "output_dir", "model", "data", "trainer")
 """The top-level keys of a configuration."""
@@ -32,17 +27,15 @@ STATE_KEY = "lightning_rl"
 DESCRIPTION_KEY = "policy"
 """Where, within that, it keeps what the function of its policy depends on beside the weights.
 
-See `policies.description`; checkpoints of before that was kept have none.
-"""
+See `policies.description`."""
 
 SPACES_KEY = "spaces"
 """Where, within that, it keeps the spaces of its policy, `observation_space` and `action_space`.
 
-See `policies.spaces`; checkpoints of before that was kept have none.
-"""
+See `policies.spaces`."""
 
 CONTENTS_KEY = "contents"
-"""Where, within that, it keeps which keys it was written with; older checkpoints have none."""
+"""Where, within that, it keeps which keys it was written with."""
 
 ANOTHER = "Give another one, such as best.ckpt or an iteration_*.ckpt of the same run."
 
@@ -58,7 +51,6 @@ KEPT_WITH_WEIGHTS = (
     "pytorch-lightning_version",
     "state_dict",
     CONFIG_KEY,
-    LACKS_KEY,
 )
 KEPT_OF_THE_STATE = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
 
@@ -157,7 +149,7 @@ def restoring(part: str) -> Iterator[None]:
         raise
     except (
         *(ArithmeticError, AssertionError, AttributeError, LookupError),
-        *(TypeError, ValueError, RuntimeError),
+        *(MemoryError, TypeError, ValueError, RuntimeError),
     ) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(

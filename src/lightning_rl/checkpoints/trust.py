@@ -1,81 +1,37 @@
-"""Take from the configuration inside a checkpoint what a policy needs: a checkpoint is data.
+"""Check the configuration in a checkpoint before anything is imported or built.
 
-It names no code of others, and nothing that writes: of the trainer's settings the plain ones count.
+A checkpoint is data. It may name the classes in the table of `registry`; of the trainer's settings
+it may set numbers, flags and some texts.
 """
 
 import os
 import re
-import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import gymnasium
-from jsonargparse import set_parsing_settings
 from torch.cuda import device_count
-from torch.optim import Optimizer
 
-from lightning_rl.algorithms import Algorithm
-from lightning_rl.buffers import Replay
 from lightning_rl.checkpoints.format import SECTIONS
-from lightning_rl.cli.kept_config import settings_of
-from lightning_rl.collectors import Collector
-from lightning_rl.envs import InterventionSource, VectorEnv
-from lightning_rl.envs.tasks import ActionTerm
-from lightning_rl.policies import Backbone, Policy
-from lightning_rl.policies.networks.encoders import Encoder
-from lightning_rl.policies.networks.memory import Memory
-from lightning_rl.system.errors import ConfigurationError
-from lightning_rl.system.jsonargparse_private import parsing_settings_kept
-from lightning_rl.system.permission import CURE, withheld
-from lightning_rl.system.plain_yaml import dump_yaml
-
-OURS = "lightning_rl"
-
-
-class Family(NamedTuple):
-    """What may stand under a key: classes of one kind, from some packages."""
-
-    kind: type
-    packages: tuple[str, ...]
-
-
-FAMILIES = {
-    "model": Family(Algorithm, (OURS,)),
-    "policy": Family(Policy, (OURS,)),
-    "backbone": Family(Backbone, (OURS,)),
-    "encoder": Family(Encoder, (OURS,)),
-    "memory": Family(Memory, (OURS,)),
-    "env": Family(VectorEnv, (OURS,)),
-    "eval_env": Family(VectorEnv, (OURS,)),
-    "action": Family(ActionTerm, (OURS,)),
-    "collector": Family(Collector, (OURS,)),
-    "replay": Family(Replay, (OURS,)),
-    "online": Family(Replay, (OURS,)),
-    "offline": Family(Replay, (OURS,)),
-    "optimizer": Family(Optimizer, (OURS, "torch.optim")),
-    "wrappers": Family(gymnasium.Wrapper, (OURS, "gymnasium.wrappers")),
-    "source": Family(InterventionSource, (OURS,)),
-}
-"""The keys under which a checkpoint may name a class; under any other it may name none.
-
-None of these classes, but those in `REFUSED`, writes to a place of its own choice: a test forges
-each of their arguments.
-"""
-
-REFUSED = {
-    "gymnasium.wrappers.RecordVideo": "writes files where its settings say",
-    "gymnasium.wrappers.HumanRendering": "opens a window",
-}
-"""Classes of those packages that are refused, by any name under which they are found, and why."""
-
-FOR_THE_TYPIST = tuple(
-    f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
+from lightning_rl.checkpoints.registry import (
+    CLASSES,
+    ENV_PACKAGES,
+    FROM_A_HUB,
+    GRANTS,
+    PACKAGES,
+    REFUSED,
+    makers_of,
 )
-"""Packages whose classes only the user may name, in short too: `--trainer.logger CSVLogger`."""
+from lightning_rl.checkpoints.saved import settings_of
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
+
+CURE = "Add --trust_code true if you know where it comes from, or give your own --config."
+CURE_IN_PYTHON = (
+    "Pass trust_code=True if you know where it comes from, or what it names yourself: policy=..."
+)
+"""What to do where something is refused: on the command line, and from `load_policy`."""
 
 TRAINER_TEXTS = {
     "accelerator": "auto|cpu|gpu|cuda|mps",
@@ -147,7 +103,7 @@ class Checked(NamedTuple):
 def checked_config(text: str, checkpoint: Path, cure: str = CURE) -> Checked:
     """Return what may be taken of the configuration of a checkpoint, if it names no code of others.
 
-    Nothing is imported that it names, but classes of the packages in `FAMILIES`.
+    Nothing is imported to find out.
 
     Args:
         text: YAML.
@@ -241,7 +197,7 @@ class Inspection:
 
         Args:
             path: of all keys down to the value, for the message.
-            key: the last of them that is a name.
+            key: the last of them; of the settings of a class its name.
             value: a tree of plain values.
         """
         if isinstance(value, dict):
@@ -249,13 +205,15 @@ class Inspection:
                 self._class(f"{path}.class_path", key, value["class_path"])
             if value.get("render_mode") == "human":
                 self.refuse(f"{path}.render_mode", "human", "opens a window")
+            if key == "lightning_rl.GymnasiumEnv" and isinstance(value.get("id"), str):
+                self._env_id(f"{path}.id", value["id"])
             for name, child in value.items():
                 if not isinstance(name, str) or "." in name:
                     self.refuse(path, name, "is not the plain name of a setting")
-                if name == "id" and _in_env(path) and isinstance(child, str):
-                    self._env_id(f"{path}.{name}", child)
-                elif name != "class_path":
-                    self.at(f"{path}.{name}", _inherited(key, name), child)
+                if name != "class_path":
+                    self.at(f"{path}.{name}", _key_below(key, name, value), child)
+                if (name in GRANTS and child) or (name in FROM_A_HUB and "/" in str(child)):
+                    self._refuse_grant(f"{path}.{name}", child)
         elif isinstance(value, list | tuple):
             for i, child in enumerate(value):
                 self.at(f"{path}.{i}", key, child)
@@ -270,116 +228,53 @@ class Inspection:
             f"{self.cure}"
         )
 
+    def _refuse_grant(self, path: str, value: Any) -> NoReturn:
+        place, _, name = path.rpartition(".")
+        raise ConfigurationError(
+            f"The configuration in {self.checkpoint} sets {name}: "
+            f"{'true' if value is True else value} at {place}. A checkpoint is data: it cannot "
+            f"allow code or downloads, and nothing was run or downloaded. {self.cure}"
+        )
+
     def _class(self, path: str, key: str, name: Any) -> None:
-        family = FAMILIES.get(key)
-        if family is None:
+        allowed = CLASSES.get(key)
+        if allowed is None:
             self.refuse(path, name, "is no place for a class")
-        kind, packages = family
-        if not isinstance(name, str) or not _within(name, packages):
-            self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
-        found = _find(name)
-        if not (
-            isinstance(found, type)
-            and issubclass(found, kind)
-            and _within(f"{found.__module__}.", packages)
-        ):
-            self.refuse(path, name, f"is no {kind.__name__} of {' or '.join(packages)}")
-        for one, why in REFUSED.items():
-            if found is _find(one):
-                self.refuse(path, name, why)
+        if str(name) not in allowed.names:
+            packages = [p for p in PACKAGES if any(one.startswith(p) for one in allowed.names)]
+            of_the_table = f"is no {allowed.kind} of {' or '.join(packages)}"
+            self.refuse(path, name, REFUSED.get(str(name).rpartition(".")[2], of_the_table))
 
     def _text(self, path: str, key: str, text: str) -> None:
-        if key in FAMILIES:
+        if key in CLASSES:
             self._class(path, key, text)
-        elif "class_path" in text or (
-            key not in (*PATH_KEYS, "exp_name") and IMPORT_PATH.fullmatch(text)
-        ):
+        elif re.fullmatch(r"\$\{\w+\}", text):
+            self._refuse_grant(path, text)
+        elif key not in (*PATH_KEYS, "exp_name") and IMPORT_PATH.fullmatch(text):
             self.refuse(path, text, "looks like the path of a Python object")
         elif key in PATH_KEYS or (os.sep in text and os.path.exists(text)):
             self.reads[path] = text
+        # The parser of the command line reads texts again, as YAML: quotes or a mapping within.
+        again: Any = text
+        with suppress(ConfigurationError):
+            again = read_yaml(text, path)
+        if isinstance(again, dict | list | str) and again != text:
+            self.at(path, key, again)
 
     def _env_id(self, path: str, name: str) -> None:
-        """Refuse an env that another package brings, and an id that imports one."""
+        """Refuse an id that imports a module, and envs of other packages than the table's."""
         if ":" in name:
             self.refuse(path, name, f"would import {name.partition(':')[0]}")
-        for spec in gymnasium.registry.values():
-            # A name without a version means its latest.
-            if name in (spec.id, spec.id.rpartition("-v")[0]):
-                makers = [spec.entry_point, spec.vector_entry_point]
-                makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
-                for maker in makers:
-                    home = maker if isinstance(maker, str) else getattr(maker, "__module__", "")
-                    if maker is not None and not _within(f"{home}.", (OURS, "gymnasium")):
-                        self.refuse(path, name, f"is made by {home}")
+        makers = makers_of(name)
+        if not makers:
+            self.refuse(path, name, f"is no env of {', '.join(ENV_PACKAGES)} that is registered")
+        for maker in sorted(makers - {*ENV_PACKAGES}):
+            self.refuse(path, name, f"is made by {maker}")
 
 
-def _in_env(path: str) -> bool:
-    return path.startswith(("data.env", "data.eval_env"))
-
-
-def _inherited(key: str, name: str) -> str:
-    """Name a value for its look-up: settings of a class hide its key, and nothing else does."""
-    if key == "encoders":  # by keys of an observation, whatever these are called
-        return "encoder"
-    return "" if key in FAMILIES and name in ("init_args", "dict_kwargs") else name
-
-
-def _within(name: str, packages: tuple[str, ...]) -> bool:
-    return name.startswith(tuple(f"{package}." for package in packages))
-
-
-def _find(name: str) -> Any:
-    """Return the object of an import path, or None; its package is one of the allowed ones."""
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(import_module(module), attribute, None)
-    except (ImportError, ValueError):
-        return None
-
-
-def find_code_here() -> None:
-    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
-
-    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
-    the name of a module.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-
-
-@contextmanager
-def only_allowed_imports(typed: Sequence[str], cure: str = CURE) -> Iterator[None]:
-    """Let the parser import the packages in `FAMILIES`, and what the user has typed; grant nothing.
-
-    A second lock behind `checked_config`, at the door where the parser imports. The working
-    directory counts as a place of modules only if the user has typed the name of one.
-    """
-    packages = {package for family in FAMILIES.values() for package in family.packages}
-    packages |= set(FOR_THE_TYPIST)
-    libraries = {package.split(".")[0] for package in packages}
-    foreign = set()
-    for name in _import_paths(typed):
-        root = name.split(".")[0]
-        if root in libraries:
-            packages.add(name.rpartition(".")[0])
-        elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
-            foreign.add(root)
-    if foreign:
-        find_code_here()
-    with parsing_settings_kept(), withheld(cure):
-        set_parsing_settings(
-            import_path_denylist=["*"],
-            import_path_allowlist=sorted(packages | foreign),
-            instantiate_subclass_spec_in_any=False,
-        )
-        yield
-
-
-def _import_paths(typed: Sequence[str]) -> Iterator[str]:
-    """Yield the import paths in what the user typed: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
-    for option in typed:
-        value = option.partition("=")[2] if option.startswith("--") else option
-        for word in re.split(r"[\s,\[\]{}'\"]+", value):
-            if IMPORT_PATH.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
-                yield word.split(":")[0]
+def _key_below(key: str, name: str, value: dict[str, Any]) -> str:
+    """Return the key by which to look at what stands under a name: settings of a class hide it."""
+    if key in CLASSES and name in ("init_args", "dict_kwargs"):
+        return str(value.get("class_path"))
+    # `encoders` maps keys of the observation to encoders.
+    return "encoder" if key == "encoders" else name

@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.buffers import WriterError
 from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
-from lightning_rl.checkpoints.trust import checked_config, find_code_here, only_allowed_imports
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
 from lightning_rl.cli.checking import check_run
@@ -31,6 +31,7 @@ from lightning_rl.cli.help_pages import (
     arrange,
     describe_class,
 )
+from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.label import label
 from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import (
@@ -46,7 +47,6 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_
 from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
 from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
-from lightning_rl.system.permission import has_granted
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
 from lightning_rl.training.callbacks import SettingsWriter
@@ -290,14 +290,14 @@ def _trust_needed(run_dir: Path) -> str:
 
     Asks whoever would refuse them: its configuration is that in the checkpoints.
     """
-    path, needed = run_dir / "config.yaml", has_granted()
+    path = run_dir / "config.yaml"
     try:
         checked_config(read_text(path), path)
     except ConfigurationError:
-        needed = True
+        return " --trust_code true"
     except OSError:
         pass  # `fast_dev_run` writes neither
-    return " --trust_code true" if needed else ""
+    return ""
 
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:

@@ -8,13 +8,14 @@ from typing import NamedTuple
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
+from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.checking import kinds_of
 from lightning_rl.cli.config_files import find_config, shipped_configs
-from lightning_rl.cli.kept_config import config_of, in_words, lacks_of, of_a_script, settings_of
 from lightning_rl.cli.options import check_names
 from lightning_rl.cli.parsing import UsageError, asks_for_help, normal
 from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.runs import find_checkpoint
 
 OUTER = {
@@ -121,9 +122,10 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         f"The checkpoint {path} holds no configuration of rl-cli; give the one it was trained with "
         "as --config.",
     )
-    config = config_of(content, path)
-    lacks = lacks_of(content) | of_a_script(settings_of(config, path))
-    _refuse_lacking(path, lacks, subcommand, options)
+    text = str(content[CONFIG_KEY])
+    settings = settings_of(text, path)
+    _refuse_lacking(path, lacks_of(settings), subcommand, options)
+    config = dump_yaml(written(settings))
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])
     if not trusted:
         checked = checked_config(config, path)

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from lightning_rl.algorithms import Algorithm
 from lightning_rl.algorithms.checks import PRECISIONS
 from lightning_rl.buffers import Replay
+from lightning_rl.checkpoints.trust import CURE
 from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
 from lightning_rl.cli.parsing import (
     BEFORE,
@@ -44,7 +45,6 @@ from lightning_rl.system.jsonargparse_private import (
     import_object,
     parameters_of,
 )
-from lightning_rl.system.permission import CURE
 from lightning_rl.system.plain_yaml import QuotedText, load_yaml
 from lightning_rl.training.data import RLDataModule
 from lightning_rl.training.trainer import RLTrainer

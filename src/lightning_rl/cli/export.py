@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.loading import Trained, env_of, load_trained
 from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
 from lightning_rl.deploy.export.formats import SUFFIXES, Exported, Format, export_policy
@@ -47,15 +48,14 @@ def export(options: Sequence[str]) -> None:
 
 
 def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> Exported:
+    run = trained.run
     if kind != "safetensors":  # before an env is made
         why = why_not_traced(trained.policy)
         require(why is None, str(why))
     ports = ports_of(trained.policy)
-    env, why_none = _env_for(trained, trust_code)
+    env, why_none = _env_for(run)
     try:
-        metadata = metadata_of(
-            trained.policy, ports, trained.path, trained.content, trained.settings, env
-        )
+        metadata = metadata_of(trained.policy, ports, run.path, run.content, run.settings, env)
     finally:
         if env is not None:
             env.close()
@@ -63,7 +63,7 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
         print("The run acted in bfloat16; the graph computes in float32, as its parity does.")
     if why_none is not None:
         print(f"Without what the env says (control period, joints), as it is not here: {why_none}")
-    making = making_of(trained.content, trained.settings)
+    making = making_of(run.content, run.settings)
     return export_policy(
         trained.policy,
         ports,
@@ -75,10 +75,10 @@ def _exported(trained: Trained, kind: Format, path: Path, trust_code: bool) -> E
     )
 
 
-def _env_for(trained: Trained, trust_code: bool) -> tuple[VectorEnv | None, str | None]:
+def _env_for(run: SavedRun) -> tuple[VectorEnv | None, str | None]:
     """Return an env that says more of the policy; or None, and why there is none here."""
     try:
-        return env_of(trained, trust_code, CURE), None
+        return env_of(run), None
     except ConfigurationError as error:
         return None, str(error)
 
@@ -87,7 +87,8 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
     """Return where the policy goes."""
     suffix = SUFFIXES[kind]
     if given is None:
-        return shown(directory_of(trained.path) / "export" / f"{trained.path.stem}{suffix}")
+        checkpoint = trained.run.path
+        return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
     path = expanded(given)
     require(
         path.suffix == suffix,

@@ -4,20 +4,17 @@ import builtins
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import read_text
 from lightning_rl.system.jsonargparse_private import import_object
-from lightning_rl.system.plain_yaml import check_keys, read_yaml
+from lightning_rl.system.plain_yaml import read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
@@ -221,38 +218,6 @@ def over(before: Any, value: Any) -> Any:
         return value | {BEFORE: before}
     both = {name: over(before.get(name), one) for name, one in value.items()}
     return before | both
-
-
-def check_duplicate_keys(text: str, name: str) -> None:
-    """Refuse YAML in which a key stands twice; see `check_keys`."""
-    with suppress(yaml.YAMLError):
-        check_keys(text, name)
-
-
-def check_classes(settings: Any, path: str = "") -> None:
-    """Refuse what jsonargparse lets pass: functions in the place of classes, and nulls.
-
-    It calls a function, `os.system` too, before it refuses the result, and takes null for an
-    argument of any type.
-
-    Args:
-        settings: that were parsed: a tree of namespaces, lists and plain values.
-        path: of them, for the message.
-
-    Raises:
-        ConfigurationError: naming the setting, before anything is called.
-    """
-    if isinstance(settings, list):
-        pairs: Any = enumerate(settings)
-    elif isinstance(settings, Namespace | dict):
-        named = vars(settings) if isinstance(settings, Namespace) else settings
-        pairs, name = named.items(), named.get("class_path")
-        if isinstance(name, str) and "." in name:
-            check_class(name, path)
-    else:
-        return
-    for key, value in pairs:
-        check_classes(value, f"{path}.{key}".lstrip("."))
 
 
 def check_class(name: str, path: str) -> None:

@@ -15,11 +15,12 @@ from jsonargparse import Namespace
 
 from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.loading import load_trained
-from lightning_rl.checkpoints.trust import checked_config, only_allowed_imports
+from lightning_rl.checkpoints.saved import settings_of
+from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import is_trusted, value_of, without
 from lightning_rl.cli.checking import check_options
 from lightning_rl.cli.config_files import find_config
-from lightning_rl.cli.kept_config import config_of
+from lightning_rl.cli.imports import only_allowed_imports
 from lightning_rl.cli.options import (
     FOR_CHECKPOINTS,
     NEEDED,
@@ -247,7 +248,7 @@ def _env_of(checkpoint: str | None, options: Sequence[str], trusted: bool) -> li
         f"The checkpoint {path} does not say which env it was trained in: give --config or "
         "--data.env.",
     )
-    text = config_of(content, path)
+    text = str(content[CONFIG_KEY])
     if not trusted:
         text = checked_config(text, path).config
-    return _env_in(read_yaml(text, str(path)), str(path))
+    return _env_in(settings_of(text, path), str(path))

@@ -1,10 +1,9 @@
-"""Write spaces down as plain values and tensors, and make them again from these."""
+"""Write spaces down as plain values, and make them again from these."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium import spaces
 from tensordict import TensorDict
 from torch import Tensor
@@ -64,8 +63,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
 
     Raises:
         ValueError: for a kind of space that there is not.
-        AssertionError, AttributeError, KeyError, TypeError: for other things that `space_data` has
-            not written.
+        AssertionError, AttributeError, KeyError, MemoryError, OverflowError, TypeError: for other
+            things that `space_data` has not written.
     """
     kind = data["kind"]
     if kind == "Dict":
@@ -80,10 +79,8 @@ def space_from(data: SpaceData) -> spaces.Space[Any]:
     dtype: Any = np.dtype(str(data["dtype"]))
     if kind == "Box":
         shape = tuple(int(size) for size in data["shape"])
-        low, high = _array(data["low"], dtype), _array(data["high"], dtype)
-        return spaces.Box(
-            np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, dtype.type
-        )
+        low, high = (np.broadcast_to(np.array(data[b], dtype), shape) for b in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=dtype.type)
     if kind == "MultiDiscrete":
@@ -126,12 +123,7 @@ def part_for(space: spaces.Space[Any], observation: Any) -> Any:
     return TensorDict(parts, observation.batch_size)
 
 
-def _bound(bound: np.ndarray) -> Tensor:
+def _bound(bound: np.ndarray) -> Any:
     """Return the bounds of a Box, or the one number that all of them are."""
     same = bound.size > 0 and bool((bound == bound.flat[0]).all())
-    return torch.tensor(bound.flat[0] if same else bound)
-
-
-def _array(bound: Tensor, dtype: Any) -> np.ndarray:
-    array: np.ndarray = bound.numpy().astype(dtype)
-    return array
+    return bound.flat[0].item() if same else bound.tolist()

@@ -2,36 +2,24 @@
 
 import inspect
 import sys
-from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import gymnasium
 import numpy as np
 import torch
 
-import lightning_rl
-
 LARGEST = 1_000
-"""A list or an array with more entries is no setting: it is left out, and named as missing."""
+"""A list or an array with more entries is not written to a config."""
+
+NOT_WRITTEN = "not written: "
+"""Prefix of the text that a config has in the place of a setting that cannot be written."""
 
 GIVEN_BY_THE_ENV = ("observation_space", "action_space")
 """Arguments of policies that no config holds: they flow in from the env."""
-
-
-class Construction(NamedTuple):
-    """How an object was constructed.
-
-    Attributes:
-        config: `{class_path: ..., init_args: {...}}`, plain values all the way down.
-        lacks: what no config can hold, in words, by its path within `config`.
-    """
-
-    config: dict[str, Any]
-    lacks: dict[str, str]
 
 
 class Constructed:
@@ -43,7 +31,7 @@ class Constructed:
     before an `__init__`.
     """
 
-    _construction: Construction
+    _construction: dict[str, Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Take the arguments; a copy gets none, and its state holds those of the original."""
@@ -52,19 +40,20 @@ class Constructed:
         return self
 
 
-def construction(constructed: Constructed) -> Construction:
-    """Return how an object was constructed."""
+def construction(constructed: Constructed) -> dict[str, Any]:
+    """Return how an object was constructed: `{class_path: ..., init_args: {...}}`.
+
+    The settings are plain values; see `described` for those that cannot be written.
+    """
     return constructed._construction
 
 
-def described(value: Any, path: str, lacks: dict[str, str]) -> Any:
-    """Return a value as a config would hold it; None, and an entry in `lacks`, where none can.
+def described(value: Any) -> Any:
+    """Return a value as plain data for a config, or a text with the prefix `NOT_WRITTEN`.
 
     Args:
         value: plain, a dataclass, an object that remembers its construction, a class or function of
             a module, a `partial` of a class with named arguments, or lists and dicts of these.
-        path: of the value.
-        lacks: is added to.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -73,67 +62,47 @@ def described(value: Any, path: str, lacks: dict[str, str]) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.size <= LARGEST:
         return value.tolist()
     if isinstance(value, list | tuple) and len(value) <= LARGEST:
-        return _list_of(value, path, lacks)
+        return [described(one) for one in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return _dict_of(value, path, lacks)
+        return {name: described(one) for name, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        return _dict_of({one.name: getattr(value, one.name) for one in fields(value)}, path, lacks)
-    if isinstance(value, Constructed) and "class_path" not in construction(value).lacks:
-        made = construction(value)
-        lacks.update({f"{path}.{inner}": what for inner, what in made.lacks.items()})
-        return made.config
+        return {one.name: described(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Constructed) and _path_of(type(value)):
+        return construction(value)
     if isinstance(value, type) and (name := _path_of(value)):
         return {"class_path": name}
     if isinstance(value, FunctionType) and (name := _path_of(value)):
         return name
     if isinstance(value, partial) and _is_plain(value) and (name := _path_of(value.func)):
-        settings = _dict_of(value.keywords, f"{path}.init_args", lacks)
-        return {"class_path": name, "init_args": settings}
-    lacks[path] = _words_for(value)
-    return None
+        return {"class_path": name, "init_args": described(value.keywords)}
+    return f"{NOT_WRITTEN}{_words_for(value)}"
 
 
-def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Construction:
-    lacks: dict[str, str] = {}
-    path = _path_of(cls)
-    if path is None:
-        lacks["class_path"] = _words_for(cls)
-    config: dict[str, Any] = {"class_path": path, "init_args": {}}
+def is_unwritten(value: Any) -> bool:
+    """Tell whether a value of a config marks a setting that could not be written."""
+    return isinstance(value, str) and value.startswith(NOT_WRITTEN)
+
+
+def _construction_of(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    path = _path_of(cls) or f"{NOT_WRITTEN}{_words_for(cls)}"
     signature = inspect.signature(cls.__init__)  # type: ignore[misc]  # of the class that is made
     try:
         bound = signature.bind_partial(None, *args, **kwargs)
     except TypeError:
-        return Construction(config, lacks)  # which its constructor is about to say
+        return {"class_path": path, "init_args": {}}  # which its constructor is about to say
     given: dict[str, Any] = {}
     for name, value in list(bound.arguments.items())[1:]:
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
             given |= value
         elif kind is inspect.Parameter.VAR_POSITIONAL:
-            lacks[f"init_args.{name}"] = "arguments without a name"
+            given[name] = f"{NOT_WRITTEN}arguments without a name"
         else:
             given[name] = value
     for name in GIVEN_BY_THE_ENV:
         if isinstance(given.get(name), gymnasium.Space):
             del given[name]
-    config["init_args"] = _dict_of(given, "init_args", lacks)
-    return Construction(config, lacks)
-
-
-def _dict_of(values: dict[str, Any], path: str, lacks: dict[str, str]) -> dict[str, Any]:
-    """Describe values by name, without those that no config can hold."""
-    found = {name: described(value, f"{path}.{name}", lacks) for name, value in values.items()}
-    return {name: value for name, value in found.items() if f"{path}.{name}" not in lacks}
-
-
-def _list_of(values: Sequence[Any], path: str, lacks: dict[str, str]) -> list[Any] | None:
-    """Describe all of a list, or none of it."""
-    missing: dict[str, str] = {}
-    found = [described(value, path, missing) for value in values]
-    if not missing:
-        return found
-    lacks[path] = ", ".join(missing.values())
-    return None
+    return {"class_path": path, "init_args": described(given)}
 
 
 def _is_plain(value: partial[Any]) -> bool:
@@ -141,12 +110,13 @@ def _is_plain(value: partial[Any]) -> bool:
 
 
 def _path_of(named: Any) -> str | None:
-    """Return the import path of a class or a function, if it is found again by it."""
-    module, name = named.__module__, named.__qualname__
-    if getattr(sys.modules.get(module), name, None) is not named:
-        return None
-    own = module.startswith("lightning_rl.") and name in lightning_rl.__all__
-    return f"lightning_rl.{name}" if own else f"{module}.{name}"
+    """Return the shortest import path by which a class or a function is found again, or None."""
+    parts, name = named.__module__.split("."), named.__qualname__
+    for end in range(1, len(parts) + 1):
+        module = ".".join(parts[:end])
+        if getattr(sys.modules.get(module), name, None) is named:
+            return f"{module}.{name}"
+    return None
 
 
 def _words_for(value: Any) -> str:

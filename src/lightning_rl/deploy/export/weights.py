@@ -8,21 +8,16 @@ import math
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lightning_rl.checkpoints.format import (
     CONFIG_KEY,
-    DESCRIPTION_KEY,
-    LACKS_KEY,
-    SPACES_KEY,
     STATE_KEY,
-    WEIGHTS,
     check_schema,
-    header,
+    weights_of,
 )
 from lightning_rl.policies import Policy
 from lightning_rl.system.errors import ConfigurationError
@@ -34,12 +29,6 @@ SUFFIX = ".safetensors"
 
 MAKING = "making"
 """The key of what makes the policy again, in the JSON beside its weights."""
-
-KEPT = ("env_steps", DESCRIPTION_KEY, SPACES_KEY)
-"""What of the state of a checkpoint is kept."""
-
-BOUNDS = ("low", "high")
-"""What of a space is a tensor; JSON has no infinite numbers, and a bound of null is one."""
 
 
 def is_exported(path: Path) -> bool:
@@ -80,19 +69,15 @@ def making_of(content: dict[str, Any], settings: dict[str, Any]) -> dict[str, An
 
     Args:
         content: of the checkpoint.
-        settings: its configuration.
+        settings: its configuration, of which the policy and its precision are kept.
     """
-    state = {key: content[STATE_KEY][key] for key in KEPT if key in content[STATE_KEY]}
     model = settings.get("model", {}).get("init_args", {})
-    lacks = content.get(LACKS_KEY, {})
     return {
-        "header": header() | {"kind": WEIGHTS},
         "config": {
             "model": {"init_args": {"policy": model.get("policy")}},
             "trainer": {"precision": settings.get("trainer", {}).get("precision")},
         },
-        "lacks": {name: what for name, what in lacks.items() if name.startswith("model.")},
-        "state": plain_json(state),
+        "state": _without_infinities(weights_of(content)[STATE_KEY]),
     }
 
 
@@ -105,10 +90,11 @@ def read_exported(path: Path) -> dict[str, Any]:
     beside = description_of(path)
     try:
         making = read_json(beside, path.parent)[MAKING]
-        state = {str(key): value for key, value in making["state"].items()}
-        config, lacks = dump_yaml(making["config"]), dict(making["lacks"])
-        said = dict(making["header"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        content = {
+            CONFIG_KEY: dump_yaml(making["config"]),
+            STATE_KEY: _with_infinities(making["state"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"{beside} does not say how the policy of {path.name} is made: {error!r}. Give a file "
             "that rl-cli export wrote, with the JSON beside it."
@@ -119,13 +105,7 @@ def read_exported(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # a damaged file fails in many ways
         raise ConfigurationError(f"The weights {path} cannot be read: {error}") from error
-    spaces = {name: _with_bounds(one) for name, one in (state.pop(SPACES_KEY, None) or {}).items()}
-    content = {
-        CONFIG_KEY: config,
-        LACKS_KEY: lacks,
-        STATE_KEY: said | state | {SPACES_KEY: spaces},
-        "state_dict": {f"policy.{name}": one for name, one in weights.items()},
-    }
+    content["state_dict"] = {f"policy.{name}": one for name, one in weights.items()}
     check_schema(content, f"The export {path}")
     return content
 
@@ -143,31 +123,19 @@ def plain_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _with_bounds(space: Any) -> Any:
-    """Return a space as `policies.spaces` has it."""
-    if not isinstance(space, dict):
-        return space
-    dtype = cast(torch.dtype, getattr(torch, str(space.get("dtype")), torch.float64))
-    return {
-        key: _bound(value, key, dtype)
-        if key in BOUNDS
-        else {name: _with_bounds(child) for name, child in value.items()}
-        if key == "spaces"
-        else value
-        for key, value in space.items()
-    }
+def _without_infinities(value: Any) -> Any:
+    """Return a tree as JSON has it, which knows no infinite numbers: as texts."""
+    if isinstance(value, dict):
+        return {str(key): _without_infinities(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(child) for child in value]
+    return str(value) if value in (float("inf"), float("-inf")) else value
 
 
-def _bound(value: Any, name: str, dtype: torch.dtype) -> Tensor:
-    infinite = float("-inf") if name == "low" else float("inf")
-
-    def numbers(one: Any) -> Any:
-        return (
-            [numbers(each) for each in one]
-            if isinstance(one, list)
-            else infinite
-            if one is None
-            else one
-        )
-
-    return torch.tensor(numbers(value), dtype=dtype)
+def _with_infinities(value: Any) -> Any:
+    """Return the tree that `_without_infinities` was given."""
+    if isinstance(value, dict):
+        return {key: _with_infinities(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_with_infinities(child) for child in value]
+    return float(value) if value in ("inf", "-inf") else value

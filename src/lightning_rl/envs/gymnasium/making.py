@@ -23,7 +23,6 @@ from lightning_rl.envs.gymnasium.workers import WorkerVectorEnv
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, say_intervention
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.permission import granted
 
 EnvWrapper = Callable[[gymnasium.Env], gymnasium.Env]
 
@@ -124,7 +123,7 @@ def from_environment(settings: Any, path: str) -> Any:
         path: of them, for the messages.
 
     Raises:
-        ConfigurationError: for a variable that is not set, and where a checkpoint asks for one.
+        ConfigurationError: for a variable that is not set.
     """
     if isinstance(settings, dict):
         return {key: from_environment(one, f"{path}.{key}") for key, one in settings.items()}
@@ -133,7 +132,6 @@ def from_environment(settings: Any, path: str) -> Any:
     found = re.fullmatch(r"\$\{(\w+)\}", settings) if isinstance(settings, str) else None
     if found is None:
         return settings
-    granted(path, settings)
     require(
         found[1] in os.environ,
         f"{path} is {settings}, and the environment has no variable {found[1]}: export it.",

@@ -21,7 +21,6 @@ from lightning_rl.policies.vla.loading import (
 from lightning_rl.policies.vla.weights import WEIGHTS, fill_with_weights
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
-from lightning_rl.system.permission import granted
 
 
 class CustomVLA(Policy):
@@ -91,7 +90,7 @@ class CustomVLA(Policy):
                 f"CustomVLA has no model_path: give {WEIGHTS}. A model that begins without weights "
                 "is a Policy of its own: name it as the policy's class_path."
             )
-        cls = import_model_class(granted("model_class", model_class))
+        cls = import_model_class(model_class)
         plain = _check_methods(cls, model_class)
         reads = getattr(cls, "reads", None)
         super().__init__(observation_space, action_space, reads, ignore_keys)

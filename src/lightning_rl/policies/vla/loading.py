@@ -29,7 +29,6 @@ from lightning_rl.policies.vla.weights import (
 )
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.files import expanded, read_json
-from lightning_rl.system.permission import granted
 
 Kind = Literal["class", "hf", "hf_config"]
 """What a model is made of: a class, a directory of transformers, or its configuration alone."""
@@ -67,8 +66,8 @@ def load_vla_model(
         config: of `hf_config`, instead of a path; with `model_type`.
         model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
         model_config: of `class`, the arguments of its constructor.
-        trust_code: import any class, and code that comes with weights; refused while a
-            checkpoint's configuration is built (see `permission`).
+        trust_code: import any class, and code that comes with weights. The configuration in a
+            checkpoint cannot say so (see `registry.GRANTS`).
         strict: refuse weights whose names or shapes are not the model's; else warn.
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a fresh adapter.
@@ -81,8 +80,6 @@ def load_vla_model(
         ConfigurationError: for a file that is missing, unsafe or of another model, a pattern that
             matches nothing, and an argument that the kind does not take.
     """
-    trust_code = granted("trust_code", trust_code)
-    allow_download = granted("allow_download", allow_download)
     path = path and str(expanded(path))
     require(dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'.")
     require(lora is None or adapter is None, "Give lora (a fresh adapter) or adapter, not both.")

@@ -8,8 +8,14 @@ from typing import Any, cast
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
-from lightning_rl.system.construction import GIVEN_BY_THE_ENV, Constructed, construction, described
+from lightning_rl.checkpoints.format import CONFIG_KEY
+from lightning_rl.system.construction import (
+    GIVEN_BY_THE_ENV,
+    Constructed,
+    construction,
+    described,
+    is_unwritten,
+)
 from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.training.callbacks.typed import algorithm_of
 from lightning_rl.training.data import RLDataModule
@@ -22,20 +28,18 @@ class SettingsWriter(Callback):
     """Write what a run was made with: to its loggers where it begins, and into its checkpoints.
 
     A run has one. That of the command line knows the configuration; this one, of a run in Python,
-    asks how the algorithm, its policy, the data module and the trainer were made. What cannot be
-    written (a lambda, an object of a foreign class) is named instead, so that who reads the
-    checkpoint can say what is missing.
+    asks how the algorithm, its policy, the data module and the trainer were made. A setting that
+    cannot be written (a lambda, an object of a foreign class) is described in words, so that the
+    error on loading can name it.
     """
 
     def settings(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Return the settings, defaults included, nested as in a configuration."""
-        config, lacks = configuration_of(trainer, pl_module)
-        config["data"] = _defaults(RLDataModule) | config["data"]
-        config["trainer"] = _defaults(type(trainer)) | config["trainer"]
-        settings: dict[str, Any] = _with_defaults(config)
-        for path, what in lacks.items():
-            _put(settings, path.split("."), what)
-        return settings
+        config = configuration_of(trainer, pl_module)
+        for section, made in {"data": RLDataModule, "trainer": type(trainer)}.items():
+            if isinstance(config[section], dict):
+                config[section] = _defaults(made) | config[section]
+        return cast(dict[str, Any], _with_defaults(config))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hand the settings to the loggers."""
@@ -48,37 +52,22 @@ class SettingsWriter(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the configuration."""
-        config, lacks = configuration_of(trainer, pl_module)
-        checkpoint[CONFIG_KEY] = dump_yaml(config)
-        checkpoint[LACKS_KEY] = lacks
+        checkpoint[CONFIG_KEY] = dump_yaml(configuration_of(trainer, pl_module))
 
 
-def configuration_of(
-    trainer: Trainer, pl_module: LightningModule
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the configuration of a run, and what it lacks in words, by path."""
-    lacks: dict[str, str] = {}
+def configuration_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """Return the configuration of a run in Python."""
     data = cast(Any, trainer).datamodule
-    model = construction(algorithm_of(pl_module))
-    runner = construction(cast(Constructed, trainer))
-    lacks |= {f"model.{path}": what for path, what in model.lacks.items()}
-    settings: dict[str, Any] = {}
-    if type(data) is RLDataModule:
-        settings = {k: described(v, f"data.{k}", lacks) for k, v in data.settings().items()}
-    else:
-        lacks["data"] = f"an object of {type(data).__name__}"
-    lacks |= {
-        f"trainer.{path.removeprefix('init_args.')}": what for path, what in runner.lacks.items()
-    }
-    trained = runner.config["init_args"]
-    config = {
-        "seed_everything": settings.get("seed", True),
+    is_ours = type(data) is RLDataModule
+    settings = described(data.settings() if is_ours else data)
+    trained = construction(cast(Constructed, trainer))["init_args"]
+    return {
+        "seed_everything": settings.get("seed", True) if is_ours else True,
         "exp_name": trained.get("exp_name", "run"),
-        "model": {key: value for key, value in model.config.items() if value is not None},
-        "data": {key: value for key, value in settings.items() if f"data.{key}" not in lacks},
+        "model": construction(algorithm_of(pl_module)),
+        "data": settings,
         "trainer": {key: value for key, value in trained.items() if key not in OF_THE_RUN},
     }
-    return config, lacks
 
 
 def _with_defaults(tree: Any) -> Any:
@@ -105,14 +94,8 @@ def _defaults_of(made: type) -> dict[str, Any]:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(made, fail_untyped=False)
     defaults = parser.get_defaults().as_dict()
-    lacks: dict[str, str] = {}
-    found = {name: described(value, name, lacks) for name, value in defaults.items()}
-    return {name: found[name] for name in found if name not in (*GIVEN_BY_THE_ENV, *lacks)}
-
-
-def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
-    """Put a value at a path, with what is missing on the way."""
-    *way, last = path
-    for name in way:
-        tree = tree.setdefault(name, {})
-    tree[last] = value
+    return {
+        name: told
+        for name, value in defaults.items()
+        if name not in GIVEN_BY_THE_ENV and not is_unwritten(told := described(value))
+    }

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, LACKS_KEY
-from lightning_rl.cli.parsing import check_duplicate_keys
+from lightning_rl.system.construction import NOT_WRITTEN, is_unwritten
 from lightning_rl.system.errors import require
 from lightning_rl.system.plain_yaml import read_yaml
 
@@ -16,56 +15,47 @@ SCRIPT = "__main__."
 """How the paths of what the script that was run defines begin: elsewhere it is another script."""
 
 
-def config_of(checkpoint: Mapping[str, Any], path: Path) -> str:
-    """Return the YAML configuration that a checkpoint holds.
-
-    Args:
-        checkpoint: its content, which has one.
-        path: for the messages.
-
-    Raises:
-        ConfigurationError: where a key of the configuration stands twice, and as `settings_of`.
-    """
-    config = str(checkpoint[CONFIG_KEY])
-    settings_of(config, path)  # first: it is of bounded size then
-    check_duplicate_keys(config, f"The configuration in {path}")
-    return config
-
-
 def settings_of(config: str, path: Path) -> dict[str, Any]:
-    """Return the settings in such a text.
+    """Return the settings in the configuration that a checkpoint holds.
 
     Args:
-        config: the text.
+        config: YAML.
         path: of the checkpoint, for the messages.
 
     Raises:
-        ConfigurationError: where it is no YAML, is too large, or has no sections.
+        ConfigurationError: if it is not valid YAML, is too large, or is not a mapping.
     """
     settings = read_yaml(config, f"The configuration in {path}", "Give one as --config.")
     require(isinstance(settings, dict), f"The configuration in {path} holds no settings.")
     return cast(dict[str, Any], settings)
 
 
-def lacks_of(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Return what no configuration could hold, in words, by its name: `model.policy`."""
-    lacks = checkpoint.get(LACKS_KEY)
-    if not isinstance(lacks, dict):
-        return {}
-    return {_name(str(path)): str(what) for path, what in lacks.items()}
+def lacks_of(settings: Any) -> dict[str, str]:
+    """Return the settings that could not be written, by name: `{"model.policy": "a lambda"}`.
 
-
-def of_a_script(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the script that was run defines of some settings, in words, by their names.
-
-    But what the script that is run now has too.
+    Classes of the training script count too, unless the running script defines them.
     """
-    return {
-        _name(path): f"{text.removeprefix(SCRIPT)} of the script that was run"
-        for path, text in _texts(settings, "")
-        if text.startswith(SCRIPT)
-        and not hasattr(sys.modules["__main__"], text.removeprefix(SCRIPT))
-    }
+    lacks: dict[str, str] = {}
+    for path, text in _texts(settings, ""):
+        own = text.removeprefix(SCRIPT)
+        if is_unwritten(text):
+            what = text.removeprefix(NOT_WRITTEN)
+        elif own != text and not hasattr(sys.modules["__main__"], own):
+            what = f"{own} of the script that was run"
+        else:
+            continue
+        name = _name(path)
+        lacks[name] = f"{lacks[name]}, {what}" if name in lacks else what
+    return lacks
+
+
+def written(settings: Any) -> Any:
+    """Return settings without those that could not be written."""
+    if isinstance(settings, dict):
+        return {k: written(one) for k, one in settings.items() if not is_unwritten(one)}
+    if isinstance(settings, list):
+        return [written(one) for one in settings if not is_unwritten(one)]
+    return settings
 
 
 def in_words(lacks: Mapping[str, str]) -> str:

@@ -1,0 +1,263 @@
+"""Build the objects that the configuration in a checkpoint describes.
+
+`{class_path: NAME, init_args: {...}}` describes an object, or a factory of it if the argument is
+declared as a function. Without `trust_code` only classes in the table of `registry` are imported.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from inspect import isabstract
+from pathlib import Path
+from typing import Any, cast, get_origin
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_rl.checkpoints.format import CONFIG_KEY, SPACES_KEY, STATE_KEY, restoring
+from lightning_rl.checkpoints.registry import NAMES, imported
+from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
+from lightning_rl.checkpoints.trust import CURE_IN_PYTHON, checked_config
+from lightning_rl.policies.spaces import space_from
+from lightning_rl.system.construction import GIVEN_BY_THE_ENV
+from lightning_rl.system.declared import Family, parts_of
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.jsonargparse_private import parameters_of
+from lightning_rl.system.plain_yaml import dump_yaml
+
+
+class SavedRun:
+    """Builds the policy, the algorithm or the env factory that a checkpoint describes.
+
+    Args:
+        path: of the checkpoint file.
+        content: of that file.
+        trust_code: import any class that the checkpoint names; false allows the table in `registry`
+            alone.
+        cure: what a refusal of code of others ends with.
+
+    Attributes:
+        path, content: as given.
+        settings: the configuration; empty where the checkpoint has none.
+
+    Raises:
+        ConfigurationError: where the configuration cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, content: dict[str, Any], trust_code: bool, cure: str = CURE_IN_PYTHON
+    ) -> None:
+        self.path = path
+        self.content = content
+        text = content.get(CONFIG_KEY)
+        self.settings = {} if text is None else settings_of(str(text), path)
+        self._trust_code = trust_code
+        self._cure = cure
+
+    def policy(self, kind: type) -> Any:
+        """Build the policy, without a look at the settings of the algorithm.
+
+        Args:
+            kind: base class that the policy must have.
+
+        Raises:
+            ConfigurationError: if the checkpoint does not describe the policy, or names a class
+                that is not allowed.
+        """
+        arguments = self._model().get("init_args", {})
+        model = {"init_args": {"policy": arguments["policy"]} if "policy" in arguments else {}}
+        self._check("load_policy", model, {})
+        config = self._with_spaces(model["init_args"]["policy"], "load_policy")
+        with self.making():
+            return self._build(config, kind, "model.policy")
+
+    def algorithm(self, cls: type, given: Mapping[str, Any]) -> Any:
+        """Build the algorithm.
+
+        Args:
+            cls: base class that the algorithm must have.
+            given: constructor arguments that replace those in the checkpoint.
+
+        Raises:
+            ConfigurationError: as for `policy`, and if the checkpoint holds another class.
+        """
+        model = self._model()
+        arguments = {k: one for k, one in model.get("init_args", {}).items() if k not in given}
+        model = {**model, "init_args": arguments}
+        named = str(model.get("class_path", "")).rpartition(".")[2]
+        call = f"{named if named.isidentifier() else cls.__name__}.load_from_checkpoint"
+        self._check(call, model, given)
+        kind = self._class_of(model, cls)
+        if "policy" in arguments:
+            arguments["policy"] = self._with_spaces(arguments["policy"], "load_from_checkpoint")
+        with self.making():
+            return kind(**self._arguments_of(kind, arguments, "model"), **given)
+
+    def env_factory(self, kind: Any) -> Callable[[int], Any]:
+        """Return the env factory of the run.
+
+        Args:
+            kind: declared type of the factory.
+
+        Raises:
+            ConfigurationError: if the checkpoint has no env, or names a class that is not allowed.
+        """
+        data = self.settings.get("data")
+        env = data.get("env") if isinstance(data, dict) else None
+        require(env is not None, f"The checkpoint {self.path} names no env.")
+        self._refuse_code({"data": {"env": env}})
+        with self.making():
+            return cast(Callable[[int], Any], self._build(env, kind, "data.env"))
+
+    def _model(self) -> dict[str, Any]:
+        """Return the configuration of the algorithm."""
+        model = self.settings.get("model", {})
+        is_one = isinstance(model, dict) and isinstance(model.get("init_args", {}), dict)
+        require(is_one, f"The configuration in {self.path} says nothing of the model.")
+        return cast(dict[str, Any], model)
+
+    def _check(self, call: str, model: dict[str, Any], given: Mapping[str, Any]) -> None:
+        """Refuse a configuration that names classes outside the table, or is incomplete.
+
+        Args:
+            call: name of the function that was called, for the message.
+            model: the part of the configuration that is needed.
+            given: arguments from the caller.
+        """
+        self._refuse_code({"model": written(model)})
+        lacks = lacks_of(model["init_args"])
+        if "policy" not in {**model["init_args"], **given}:
+            lacks["policy"] = "it holds no configuration of it"
+        arguments = sorted({f"{name.partition('.')[0]}=..." for name in lacks})
+        require(
+            not lacks,
+            f"The checkpoint {self.path} cannot hold {in_words(lacks)}, and does not say how to "
+            f"make it. Pass it: {call}(path, {', '.join(arguments)}).",
+        )
+
+    def _refuse_code(self, config: dict[str, Any]) -> None:
+        if self._trust_code:
+            return
+        checked = checked_config(dump_yaml(config), self.path, self._cure)
+        if checked.reads:
+            reads = re.sub("[^ -~]", "?", ", ".join(checked.reads.values()))
+            rank_zero_info(f"The checkpoint {self.path} reads, as data: {reads}.")
+
+    def _class_of(self, model: dict[str, Any], cls: type) -> type:
+        """Return the class that the checkpoint names, after a check against `cls`.
+
+        A checkpoint of a class that no module has at its top names none: then `cls` is returned.
+        """
+        found = cls
+        if "class_path" in model and not lacks_of(model["class_path"]):
+            with self.making():
+                found = self._named(model["class_path"], "model")
+        name = getattr(found, "__name__", found)
+        require(
+            isinstance(found, type) and issubclass(found, cls),
+            f"The checkpoint {self.path} holds a {name}, which is no {cls.__name__}. "
+            f"Load it by {name}.load_from_checkpoint, or by "
+            "Algorithm.load_from_checkpoint, which takes any.",
+        )
+        require(
+            not isabstract(found),
+            f"The checkpoint {self.path} does not say which algorithm it holds. Load it by "
+            "load_from_checkpoint of that algorithm's class, such as PPO.load_from_checkpoint.",
+        )
+        return found
+
+    def _with_spaces(self, policy: Any, call: str) -> Any:
+        """Return the configuration of the policy, with the spaces in the checkpoint added."""
+        spaces = self.content[STATE_KEY].get(SPACES_KEY)
+        require(
+            isinstance(policy, dict) and isinstance(spaces, dict) and None not in spaces.values(),
+            f"The checkpoint {self.path} does not hold the class and the spaces of its policy. "
+            f"Pass a policy: {call}(path, policy=...).",
+        )
+        with restoring("spaces"):
+            made = {name: space_from(spaces[name]) for name in GIVEN_BY_THE_ENV}
+            return {**policy, "init_args": {**policy.get("init_args", {}), **made}}
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Turn any exception of a constructor into one message, and keep torch's random stream.
+
+        The drawn weights are replaced by those of the checkpoint.
+
+        Raises:
+            ConfigurationError: for any of them.
+        """
+        try:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, ConfigurationError):
+                cause = cause.__cause__ or cause.__context__
+            raise ConfigurationError(
+                f"What the checkpoint {self.path} describes cannot be made: {cause or error}"
+            ) from error
+
+    def _build(self, value: Any, kind: Any, path: str) -> Any:
+        """Return the argument that a value in the configuration describes.
+
+        Args:
+            value: a tree of plain values.
+            kind: declared type of the argument.
+            path: of the argument, for messages.
+        """
+        parts = parts_of(kind)
+        kinds = [get_origin(one) or one for one in parts.plain]
+        if isinstance(value, dict) and "class_path" in value and parts.families:
+            return self._object(value, parts.families, path)
+        if isinstance(value, dict) and parts.group is not None:
+            return parts.group(**self._arguments_of(parts.group, value, path))
+        if isinstance(value, dict) and parts.values is not None:
+            return {k: self._build(one, parts.values, f"{path}.{k}") for k, one in value.items()}
+        if isinstance(value, list) and parts.entries is not None:
+            return [self._build(one, parts.entries, f"{path}.{i}") for i, one in enumerate(value)]
+        if isinstance(value, list) and np.ndarray in kinds:
+            return np.asarray(value, np.float32)  # as spaces are, which warn of float64
+        if isinstance(value, list) and tuple in kinds:
+            return tuple(value)
+        makes = Callable in kinds or any(family.is_factory for family in parts.families)
+        if isinstance(value, str) and makes and str not in kinds:
+            return self._named(value, path)
+        return value
+
+    def _object(self, value: dict[str, Any], families: list[Family], path: str) -> Any:
+        """Build an object or its factory, by the first family that the class belongs to."""
+        name = value["class_path"]
+        found = self._named(name, path)
+        says = getattr(found, "__annotations__", {}).get("return")
+        made = found if isinstance(found, type) else says
+        fitting = [one for one in families if isinstance(made, type) and issubclass(made, one.cls)]
+        require(
+            bool(fitting),
+            f"'{name}' for {path} is no {families[0].cls.__name__}, and no function that says that "
+            "it returns one. It was not called.",
+        )
+        settings = {**value.get("init_args", {}), **value.get("dict_kwargs", {})}
+        arguments = self._arguments_of(found, settings, path)
+        return partial(found, **arguments) if fitting[0].is_factory else found(**arguments)
+
+    def _arguments_of(self, made: Any, settings: dict[str, Any], path: str) -> dict[str, Any]:
+        kinds = {name: one.annotation for name, one in parameters_of(made).items()}
+        return {
+            name: self._build(one, kinds.get(name, Any), f"{path}.{name}")
+            for name, one in settings.items()
+        }
+
+    def _named(self, name: Any, path: str) -> Any:
+        """Import a class or function by its path."""
+        require(
+            self._trust_code or str(name) in NAMES,
+            f"'{name}' for {path} is code of others, and the configuration comes from a "
+            f"checkpoint. {self._cure}",
+        )
+        try:
+            return imported(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ConfigurationError(f"'{name}' for {path} cannot be imported: {error}.") from error

@@ -1,0 +1,138 @@
+"""The table of names that a checkpoint may use: classes by key, and packages that register envs.
+
+Any other name needs `--trust_code true`. A lookup imports nothing.
+"""
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import gymnasium
+
+OURS = "lightning_rl"
+
+PACKAGES = (OURS, "torch.optim", "gymnasium.wrappers")
+"""Packages of these classes."""
+
+ENV_PACKAGES = (OURS, "gymnasium", "gym_hil")
+"""Packages whose env ids a checkpoint may name."""
+
+
+class Allowed(NamedTuple):
+    """The classes that a key takes.
+
+    Attributes:
+        kind: name of their base class, for messages.
+        names: import paths, in the shortest form, which runs write.
+    """
+
+    kind: str
+    names: frozenset[str]
+
+
+def _in(package: str, names: str) -> str:
+    return " ".join(f"{package}.{name}" for name in names.split())
+
+
+_ENCODERS = (
+    "Encoder",
+    "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
+)
+_PROBES = "ActionProbe MaskProbe RecallProbe StructureProbe TimeLimitProbe ValueProbe"
+_ENVS = (
+    "VectorEnv",
+    "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "
+    f"PushBlocks PushCube TensorSimulator {_in(f'{OURS}.envs', _PROBES)}",
+)
+_REPLAYS = ("Replay", "MixedReplay ReplayBuffer")
+_OPTIMIZERS = (
+    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD "
+    "SparseAdam"
+)
+_WRAPPERS = (
+    "AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward "
+    "DelayObservation DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation "
+    "FlattenObservation FrameStackObservation GrayscaleObservation "
+    "MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView "
+    "OrderEnforcing PassiveEnvChecker RecordEpisodeStatistics RenderCollection RepeatAction "
+    "RescaleAction RescaleObservation ReshapeObservation ResizeObservation StickyAction "
+    "TimeAwareObservation TimeLimit TransformAction TransformObservation TransformReward"
+)
+_TABLE = {
+    "model": (
+        "Algorithm",
+        "BehaviorCloning DiscreteSAC GRPO GripperSAC PPO RewardClassifier SAC TD3",
+    ),
+    "policy": (
+        "Policy",
+        "ActorCritic ActorOnly CustomVLA DeterministicActorCritic DiscreteActorCritic "
+        "GripperActorCritic SlowPolicy SquashedActorCritic VLAPolicy",
+    ),
+    "backbone": ("Backbone", "TinyVLA TransformersBackbone"),
+    "encoder": _ENCODERS,
+    "critic_encoder": _ENCODERS,
+    "memory": ("Memory", "GRU LSTM"),
+    "env": _ENVS,
+    "eval_env": _ENVS,
+    "action": ("ActionTerm", _in(f"{OURS}.envs.tasks", "DeltaPosition Force Position Velocity")),
+    "collector": ("Collector", "AsyncCollector Demonstrations RayCollector SyncCollector"),
+    "replay": _REPLAYS,
+    "online": _REPLAYS,
+    "offline": _REPLAYS,
+    "optimizer": ("Optimizer", _in("torch.optim", _OPTIMIZERS)),
+    "wrappers": (
+        "Wrapper",
+        "ActionMask ClassifiedReward Conditioned Intervention VLAObservation "
+        f"{_in(f'{OURS}.envs', 'HideEntries PenaltyTerms people.gym_hil.PickCube')} "
+        f"{_in('gymnasium.wrappers', _WRAPPERS)}",
+    ),
+    "source": (
+        "InterventionSource",
+        f"Gamepad Keyboard Script SpaceMouse {OURS}.envs.people.gym_hil.ScriptedHelp",
+    ),
+}
+
+CLASSES = {
+    key: Allowed(kind, frozenset(n if "." in n else f"{OURS}.{n}" for n in names.split()))
+    for key, (kind, names) in _TABLE.items()
+}
+"""Classes that a checkpoint may name, by the key of the setting; other keys take no class.
+
+No class here writes files at a path from its arguments: a test forges each argument.
+"""
+
+NAMES = frozenset[str]().union(*(allowed.names for allowed in CLASSES.values()))
+
+REFUSED = {
+    "RecordVideo": "writes files where its settings say",
+    "HumanRendering": "opens a window",
+    "ArrayConversion": "imports the modules that its settings name",
+}
+"""Gymnasium wrappers that are not allowed, and why."""
+
+GRANTS = ("trust_code", "trust_remote_code", "allow_download", "model_class", "auto_map")
+"""Arguments of these classes, or of the models that they load, that allow code or downloads."""
+
+FROM_A_HUB = ("attn_implementation", "experts_implementation")
+"""Arguments of models that download code if their value is a repository: `owner/kernel`."""
+
+
+def makers_of(id: str) -> set[str]:
+    """Return the packages that implement a Gymnasium id; empty if the id is not registered."""
+    makers = []
+    for spec in gymnasium.registry.values():
+        # A name without a version means its latest.
+        if id in (spec.id, spec.id.rpartition("-v")[0]):
+            makers += [spec.entry_point, spec.vector_entry_point]
+            makers += [wrapper.entry_point for wrapper in spec.additional_wrappers]
+    homes = [maker if isinstance(maker, str) else maker.__module__ for maker in makers if maker]
+    return {home.replace(":", ".").partition(".")[0] for home in homes}
+
+
+def imported(name: str) -> Any:
+    """Import an object by its path, `package.module.name`.
+
+    Raises:
+        ImportError, AttributeError, ValueError: if there is no such object.
+    """
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,65 @@
+"""Restrict the parser's imports to names that a checkpoint may use, and names that were typed."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from jsonargparse import set_parsing_settings
+
+from lightning_rl.checkpoints.registry import PACKAGES
+from lightning_rl.checkpoints.trust import IMPORT_PATH
+from lightning_rl.system.jsonargparse_private import parsing_settings_kept
+
+FOR_THE_TYPIST = tuple(
+    f"lightning.pytorch.{part}" for part in ("callbacks", "loggers", "profilers")
+)
+"""Packages whose classes only the user may name, in short too: `--trainer.logger CSVLogger`."""
+
+
+def find_code_here() -> None:
+    """Add the working directory to the places of modules: `class_path: my_module.MyAlgorithm`.
+
+    Every subcommand does so if it reads no checkpoint, or a trusted one, or if the user has typed
+    the name of a module.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+@contextmanager
+def only_allowed_imports(typed: Sequence[str]) -> Iterator[None]:
+    """Restrict the parser to packages that a checkpoint may name, and to modules that were typed.
+
+    This is a second check after `checked_config`, by a setting of jsonargparse. The working
+    directory is searched for modules only if the user has typed the name of one.
+    """
+    packages = {*PACKAGES, *FOR_THE_TYPIST}
+    libraries = {package.split(".")[0] for package in packages}
+    foreign = set()
+    for name in _import_paths(typed):
+        root = name.split(".")[0]
+        if root in libraries:
+            packages.add(name.rpartition(".")[0])
+        elif root not in {*sys.stdlib_module_names, "jsonargparse"}:
+            foreign.add(root)
+    if foreign:
+        find_code_here()
+    with parsing_settings_kept():
+        set_parsing_settings(
+            import_path_denylist=["*"],
+            import_path_allowlist=sorted(packages | foreign),
+            instantiate_subclass_spec_in_any=False,
+        )
+        yield
+
+
+def _import_paths(typed: Sequence[str]) -> Iterator[str]:
+    """Yield the import paths in what the user typed: `--model=a.B`, `c:Env-v0`, `[d.E, e.F]`."""
+    for option in typed:
+        value = option.partition("=")[2] if option.startswith("--") else option
+        for word in re.split(r"[\s,\[\]{}'\"]+", value):
+            if IMPORT_PATH.fullmatch(word) and not word.endswith((".ckpt", ".yaml")):
+                yield word.split(":")[0]
