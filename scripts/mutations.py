@@ -1104,7 +1104,7 @@ MUTATIONS = (
         "faults/test_trust.py",
     ),
     Mutation(
-        "cli/parsing.py",
+        "system/plain_yaml.py",
         "a key that stands twice in a config passes, and the last one counts",
         "if name in lines and key.tag",
         "if name in seen and key.tag",

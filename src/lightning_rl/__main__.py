@@ -2,11 +2,7 @@
 
 import gc
 import sys
-from contextlib import suppress
 from importlib.metadata import version
-from typing import NoReturn
-
-from lightning_rl.cli import quick_help
 
 USAGE = """usage: rl-cli SUBCOMMAND [options]
 
@@ -57,23 +53,6 @@ def main() -> None:
             f"rl-cli: unknown subcommand '{arguments[0]}'; choose from {', '.join(SUBCOMMANDS)}.\n"
         )
         sys.exit(2)
-    if quick_help.asks_for_help(arguments) and quick_help.can_be_quick(arguments[1:]):
-        _help_quickly(arguments)
-    _run(arguments)
-
-
-def _help_quickly(arguments: list[str]) -> NoReturn:
-    """Print help, which ends the process, without the imports that no help needs."""
-    quick_help.leave_out_the_rest()
-    with suppress(Exception):  # a version of a library that needs what was left out
-        try:
-            _run(arguments)
-        except SystemExit as stop:
-            quick_help.leave_at_once(stop)
-    quick_help.begin_anew(arguments)
-
-
-def _run(arguments: list[str]) -> None:
     gc.disable()  # little of what is imported becomes garbage, and looking for it takes 0.5 s
     from lightning_rl.cli.app import run
 

@@ -24,7 +24,6 @@ from lightning_rl import (
     RLDataModule,
     RLTrainer,
 )
-from lightning_rl.cli import quick_help
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs
 from lightning_rl.datasets.demonstrations import expert_episodes
@@ -121,7 +120,7 @@ def python_run(env="CartPole-v1", policy=ActorCritic, exp_name="py", **model):
     module = PPO(acting, batch_size=32, n_epochs=1, **model)
     trainer.fit(module, data)
     (found,) = trainer.validate(module, data)
-    return trainer.run_dir, found
+    return trainer.run_dir.relative_to(Path.cwd()), found
 
 
 def test_what_was_trained_in_python_is_validated_and_goes_on(capsys):
@@ -436,7 +435,7 @@ def test_a_wrong_option_ends_in_one_readable_message(options, status, message, c
             "hidden_sizes of ActorC",
         ),
         (lambda c: c["data"].update(num_env=1), 2, "close matches: num_envs of RLDataModule"),
-        (lambda c: c.update(trainr={}), 2, "Unknown section 'trainr' in bad.yaml"),
+        (lambda c: c.update(trainr={}), 2, "Unknown setting 'trainr'; close matches: trainer"),
         (lambda c: c["data"].pop("env"), 2, "Missing setting: data.env"),
         (lambda c: c["data"]["env"].pop("init_args"), 2, "Missing setting: data.env.id"),
         (lambda c: c["model"]["init_args"].pop("policy"), 2, "Missing setting: model.policy"),
@@ -803,8 +802,8 @@ def test_a_message_says_setting_value_what_is_allowed_and_the_cure(tmp_path):
     )
     (tmp_path / "needs_mod.py").write_text("import nowhere\n")
     (tmp_path / "all.py").write_text(SAY_EACH)
-    # In a process that knows no class of other tests, and as who asked for no quick help.
-    said = rl_cli(program=tmp_path / "all.py", env={quick_help.SWITCH: "1"})
+    # In a process that knows no class of other tests.
+    said = rl_cli(program=tmp_path / "all.py")
     assert said.returncode == 0, said.stderr
     for (option, message), (status, out, err) in zip(WHOLE, json.loads(said.stdout), strict=True):
         assert err == f"rl-cli: error: {message}\n", option

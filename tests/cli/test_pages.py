@@ -25,7 +25,7 @@ import lightning_rl
 from lightning_rl import CustomVLA
 from lightning_rl.cli.app import run
 from lightning_rl.cli.config_files import shipped_configs
-from lightning_rl.cli.quick_help import asks_for_help
+from lightning_rl.cli.parsing import asks_for_help
 from lightning_rl.deploy.acting import TrainedPolicy
 from lightning_rl.system.machine import MachineSettings
 from tests.commands import Command, rl_cli

@@ -9,7 +9,9 @@ import yaml
 from lightning_rl.checkpoints.format import CONFIG_KEY
 from lightning_rl.cli.app import RLCLI, run
 from lightning_rl.cli.config_files import shipped_configs, shipped_parts
+from lightning_rl.cli.parsing import merged
 from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.plain_yaml import read_yaml
 from tests.helpers import last, load, train
 
 CONFIG = """\
@@ -114,19 +116,15 @@ def test_in_the_configuration_of_a_checkpoint(trust, tmp_path, capsys):
 
 def test_what_repeats_nothing_is_taken():
     """Anchors, merges whose keys are overridden, alike keys of different mappings."""
-    from lightning_rl.cli.parsing import check_duplicate_keys, check_options
-
     text = "a: &a {x: 1}\nb: {<<: *a, x: 2}\nc: [{x: 1}, {x: 2}]\nd: {<<: *a, <<: *a}\n"
     assert yaml.safe_load(text)["b"] == {"x": 2}
-    check_duplicate_keys(text, "it")
+    read_yaml(text, "it")
     bombs = "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 9)}]\n" for i in range(30))
     with pytest.raises(ConfigurationError, match="it holds more than 10,000 values"):
-        check_duplicate_keys(f"a0: &a0 [1]\n{bombs}", "it")
-    check_options(["--x", "{a", "--y", "a" * 5000 + ".yaml", "--z=", "fit", "--trainer.a=b=c"])
+        read_yaml(f"a0: &a0 [1]\n{bombs}", "it")
+    merged(["--y", "a" * 5000 + ".yaml", "--z=", "--trainer.a=b=c"])
 
 
 def test_every_shipped_config_is_without():
-    from lightning_rl.cli.parsing import check_options
-
     for path in (shipped_configs() | shipped_parts()).values():
-        check_options(["--config", str(path)])
+        merged(["--config", str(path)])

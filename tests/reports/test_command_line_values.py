@@ -1,15 +1,15 @@
 """What stands in a config or on the command line reaches a run as its writer meant it."""
 
 import os
+from typing import Any
 
 import pytest
 import yaml
 
-from lightning_rl.cli.parsing import with_whole_number
+from lightning_rl.cli.checking import check_options
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import expanded, read_text
-from lightning_rl.system.jsonargparse_private import load_config
-from lightning_rl.system.plain_yaml import QuotedText, dump_yaml, load_yaml
+from lightning_rl.system.plain_yaml import dump_yaml, load_yaml
 from tests.commands import rl_cli
 
 TEXTS = ["1.0", "off", "null", "1e3", "0x10", "true", "1_000", "{a: 1}", "- a", "~", "", "5"]
@@ -42,30 +42,27 @@ def small(tmp_path, monkeypatch):
     return "small.yaml"
 
 
-def test_a_text_in_quotes_stays_one_through_reading_and_writing():
-    config = {"data": {"env_kwargs": {str(i): text for i, text in enumerate(TEXTS)}, "x": TEXTS}}
+def test_a_text_in_quotes_stays_one_through_reading_and_writing(tmp_path):
+    config = {"x": {str(i): text for i, text in enumerate(TEXTS)}, "y": TEXTS, "z": TEXTS}
+    kinds = {"x": dict[str, Any], "y": list[Any], "z": Any}
     for _ in range(2):
-        written = dump_yaml(config)
-        assert load_yaml(written) == config
-        config = load_config(written)
-        kept = config["data"]["env_kwargs"].values()
-        assert list(kept) == TEXTS == config["data"]["x"]
-        assert all(isinstance(text, QuotedText) for text in kept if text)
-    assert load_config("{a: 1.0, b: off, c: null}") == {"a": 1.0, "b": False, "c": None}
-    assert load_config('"3"') == "3"
-    assert isinstance(load_config('"3"'), QuotedText)
+        (tmp_path / "a.yaml").write_text(dump_yaml(config))
+        assert load_yaml(dump_yaml(config)) == config
+        assert check_options(["--config", str(tmp_path / "a.yaml")], kinds) == config
+    found = check_options(["--z", "{a: 1.0, b: off, c: null, d: '3', e: 1e3}"], kinds)["z"]
+    assert found == {"a": 1.0, "b": False, "c": None, "d": "3", "e": 1000.0}
+    assert load_yaml("a: 2024-01-01") == {"a": "2024-01-01"}
 
 
-def test_a_number_that_is_whole_is_so_outside_of_free_mappings():
-    text = "data: {total_env_steps: 1e6, env: {env_kwargs: {x: 1e3}}, y: 1.5e0}"
-    config = load_config(text)["data"]
-    assert (config["total_env_steps"], config["y"]) == (1_000_000, 1.5)
-    assert isinstance(config["total_env_steps"], int)
-    assert isinstance(config["env"]["env_kwargs"]["x"], float)
-    message = "Parser key \"seed\":\n  - Expected a <class 'int'>\n  Given value: 1e3"
-    assert with_whole_number(message, ["--seed", "1e3"]) == ["--seed", "1000"]
-    assert with_whole_number(message, ["--a.seed=1e3"]) == ["--a.seed=1000"]
-    assert with_whole_number(message, ["--seed", "1.5"]) is None
+def test_a_number_that_is_whole_is_so_where_one_is_wanted():
+    typed = ["--seed", "1e3", "--x=1e3", "--name", "1e3", "--free", "{x: 1e3}"]
+    kinds = {"seed": int | None, "x": float, "name": str, "free": dict[str, Any]}
+    found = check_options(typed, kinds)
+    assert found == {"seed": 1000, "x": 1000.0, "name": "1e3", "free": {"x": 1000.0}}
+    assert isinstance(found["seed"], int)
+    assert isinstance(found["free"]["x"], float)
+    with pytest.raises(ConfigurationError, match="seed must be a whole number or null"):
+        check_options(["--seed", "1.5"], kinds)
 
 
 def test_a_printed_config_trains_in_one_directory_and_resumes(small, tmp_path):

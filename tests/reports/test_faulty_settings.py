@@ -14,7 +14,6 @@ from lightning_rl.cli.record import _Interrupt
 from lightning_rl.envs import GymnasiumEnv
 from lightning_rl.envs.gymnasium import making
 from lightning_rl.envs.watch import EnvWatch
-from lightning_rl.system import files
 from lightning_rl.system.errors import ConfigurationError
 
 PPO = (
@@ -95,17 +94,26 @@ def test_a_close_that_hangs_ends_in_a_message():
         del gymnasium.registry[name]
 
 
-def test_a_working_directory_that_an_env_has_changed_is_named(tmp_path, monkeypatch):
-    (tmp_path / "began" / "outputs").mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr(files, "BEGAN_IN", tmp_path / "began")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(
-        ConfigurationError, match=r"changed from .*began to .*elsewhere .* os.chdir"
-    ):
-        files.check_still_there(files.Path("outputs"))
-    with pytest.raises(ConfigurationError, match="was deleted"):
-        files.check_still_there(files.Path("others"))
+class GoesAway(CartPoleEnv):
+    """Each reset changes the working directory."""
+
+    def reset(self, **kwargs):
+        os.chdir("/")
+        return super().reset(**kwargs)
+
+
+def test_an_env_may_change_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gymnasium.register("GoesAway-v0", GoesAway, max_episode_steps=20)
+    small = ("--data.buffer_size", "8", "--data.total_env_steps", "16", "--model.batch_size", "8")
+    more = ("--data.num_eval_episodes", "1", "--trainer.accelerator", "cpu")
+    try:
+        run([*PPO, "--data.env", "GymnasiumEnv", "--data.env.id", "GoesAway-v0", *small, *more])
+    finally:
+        del gymnasium.registry["GoesAway-v0"]
+    assert os.getcwd() == "/"
+    (run_dir,) = (tmp_path / "outputs").iterdir()
+    assert (run_dir / "checkpoints" / "last.ckpt").is_file()
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])

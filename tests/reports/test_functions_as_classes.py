@@ -7,7 +7,7 @@ import pytest
 from jsonargparse import Namespace
 
 from lightning_rl.cli.app import run
-from lightning_rl.cli.parsing import check_classes
+from lightning_rl.cli.parsing import check_class
 from lightning_rl.system.errors import ConfigurationError
 
 
@@ -55,9 +55,9 @@ def says_a_class() -> Namespace:
 def test_by_what_it_says(function):
     name = f"{function.__module__}.{function.__name__}"
     with pytest.raises(ConfigurationError, match=r"a\.0\.b\.class_path is .* It was not called"):
-        check_classes(Namespace(a=[{"b": Namespace(class_path=name)}]))
+        check_class(name, "a.0.b")
 
 
 def test_classes_and_functions_that_say_one_are_taken():
     for name in ("torch.optim.Adam", f"{__name__}.says_a_class", "nowhere.Nothing"):
-        check_classes({"class_path": name})
+        check_class(name, "a")

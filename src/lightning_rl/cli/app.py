@@ -3,12 +3,11 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -22,6 +21,7 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS
 from lightning_rl.checkpoints.trust import checked_config
 from lightning_rl.cli.arguments import complete, is_trusted
 from lightning_rl.cli.check_report import print_findings, processes_not_checked
+from lightning_rl.cli.checking import check_run
 from lightning_rl.cli.collect import collect
 from lightning_rl.cli.export import export
 from lightning_rl.cli.help_pages import (
@@ -33,22 +33,19 @@ from lightning_rl.cli.help_pages import (
 )
 from lightning_rl.cli.imports import find_code_here, only_allowed_imports
 from lightning_rl.cli.label import label
-from lightning_rl.cli.messages import explain
+from lightning_rl.cli.options import OptionParser, explained_refusals
 from lightning_rl.cli.parsing import (
-    Refusal,
     UsageError,
-    check_classes,
-    check_options,
+    asks_for_help,
     take_numpy_numbers,
-    with_whole_number,
 )
 from lightning_rl.cli.record import record
 from lightning_rl.cli.report import report
-from lightning_rl.cli.values import check_values
 from lightning_rl.system import ranks
+from lightning_rl.system.declared import in_short
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError, check_range, require
-from lightning_rl.system.files import check_writable, read_text, write_atomically
-from lightning_rl.system.jsonargparse_private import PARSER_MODE, take_yaml
+from lightning_rl.system.files import check_writable, expanded, read_text, shown, write_atomically
+from lightning_rl.system.jsonargparse_private import PARSER_MODE
 from lightning_rl.system.lightning_private import CommandLineAlone
 from lightning_rl.system.plain_yaml import dump_yaml, load_yaml, read_yaml
 from lightning_rl.system.runs import find_checkpoint, refuse_live_run, run_dir_of
@@ -60,11 +57,10 @@ MISSING_REQUIREMENT = r"given class_path '([^']+)':\s+Requirement '([^']+)' not 
 """How the parser passes on that a class lacks a package."""
 
 
-class RLArgumentParser(LightningArgumentParser):
+class RLArgumentParser(OptionParser):
     """A parser whose errors are one readable message, and whose help stands in sections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        take_yaml()
         own = {"prog": "rl-cli", "formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
         super().__init__(*args, **{**own, **kwargs})
 
@@ -76,20 +72,6 @@ class RLArgumentParser(LightningArgumentParser):
         else:
             describe_class(self)
         return super().format_help(formatter)
-
-    def parse_args(self, args: Any = None, *rest: Any, **named: Any) -> Any:
-        """Parse; a `null` two classes deep, as of `model.policy.memory`, stays one.
-
-        jsonargparse 4.53 reads it on the way and hands what it read to the parser of the inner
-        class as text, `--memory=None`.
-        """
-        if args is not None and len(args) == 1 and args[0].endswith("=None"):
-            args = [args[0].removesuffix("None") + "null"]
-        return super().parse_args(args, *rest, **named)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the parsing: whoever knows what was typed says what is wrong."""
-        raise Refusal(message) from ex
 
 
 MOST_SEED = 2**32 - 1
@@ -120,7 +102,7 @@ class RunConfig(SaveConfigCallback, SettingsWriter):
         """Say where the output goes, once nothing that is asked before a run has refused it."""
         if trainer.is_global_zero:
             assert isinstance(trainer, RLTrainer)
-            print(f"Run directory: {trainer.run_dir}", flush=True)
+            print(f"Run directory: {shown(trainer.run_dir)}", flush=True)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -141,6 +123,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def __init__(self, args: Sequence[str]) -> None:
         self._asked = args[0]
+        self._began_in = Path.cwd()  # a module that the configuration names may change it
         super().__init__(
             model_class=Algorithm,
             datamodule_class=RLDataModule,
@@ -197,22 +180,29 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments given, without a warning that `sys.argv` holds others."""
-        check_options(args)
+        subcommand, settings = args[0], check_run(args)
+        if asks_for_help(args):
+            parser.parse_args(args)
         try:
-            self.config = parser.parse_args(args)
-        except Refusal as refusal:
-            if (taken := with_whole_number(str(refusal), args)) is not None:
-                return self.parse_arguments(parser, taken)
-            sys.stderr.write(f"rl-cli: error: {explain(str(refusal), args)}\n")
-            sys.exit(2)
+            with explained_refusals():
+                self.config = parser.parse_object({"subcommand": subcommand, subcommand: settings})
         except ValueError as error:
+            if isinstance(error, ConfigurationError):
+                raise
             # So ends a class that the parser cannot place, as an argument without a type does.
             hint = "A constructor of your own must annotate its arguments, as in policy: Policy."
-            raise ConfigurationError(f"{explain(str(error), args)} {hint}") from error
-        check_values(self.config[self.config.subcommand])
+            raise ConfigurationError(f"{in_short(str(error))} {hint}") from error
+        if any(option.startswith("--print_config") for option in args):
+            print(dump_yaml(self.settings()), end="")
+            sys.exit(0)
         seed = self.config[self.config.subcommand].seed_everything
         check_range("seed_everything", seed, least=0, most=MOST_SEED)
         self._find_checkpoint()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options of the run, as a config file has them."""
+        text = self.parser.dump(self.config, skip_none=False, skip_validation=True)
+        return cast(dict[str, Any], load_yaml(text)[self.config.subcommand])
 
     def _find_checkpoint(self) -> None:
         """Replace the checkpoint that was named by its path."""
@@ -226,8 +216,6 @@ class RLCLI(CommandLineAlone, LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make everything, and say what to install where a class of Lightning's wants more."""
-        config = self.config[self.config.subcommand]
-        check_classes(config)
         try:
             super().instantiate_classes()
         except ValueError as error:
@@ -252,8 +240,9 @@ class RLCLI(CommandLineAlone, LightningCLI):
         else:
             kwargs["logger"] = False
             run_dir = run_dir_of(config.ckpt_path) or Path(config.ckpt_path).absolute().parent
-        if run_dir is not None:
-            kwargs["run_dir"] = str(run_dir)
+        if run_dir := run_dir or config.trainer.run_dir:
+            kwargs["run_dir"] = str(self._began_in / expanded(run_dir))
+        kwargs["output_dir"] = str(self._began_in / expanded(config.output_dir))
         return super().instantiate_trainer(**kwargs)
 
     def check(self, **kwargs: Any) -> None:
@@ -269,7 +258,7 @@ class RLCLI(CommandLineAlone, LightningCLI):
     def after_play(self) -> None:
         """Say where the film is, if that was asked for."""
         trainer = cast(RLTrainer, self.trainer)
-        film = trainer.run_dir / "videos" / f"play_{self.model.env_steps}.mp4"
+        film = shown(trainer.run_dir) / "videos" / f"play_{self.model.env_steps}.mp4"
         if self.config[self.subcommand].trainer.video and trainer.is_global_zero:
             print(f"Film: {film}", flush=True)
 
@@ -283,9 +272,9 @@ class RLCLI(CommandLineAlone, LightningCLI):
         trainer = cast(RLTrainer, self.trainer)
         if not trainer.is_global_zero:
             return  # a status other than 0 would have its launcher kill rank 0
-        run_dir, signal = trainer.run_dir, trainer.stop_signal
+        run_dir, signal = shown(trainer.run_dir), trainer.stop_signal
         print(f"Run directory: {run_dir}")
-        trust = _trust_needed(run_dir)
+        trust = _trust_needed(trainer.run_dir)
         resume = f"rl-cli fit --ckpt_path {run_dir / 'checkpoints' / 'last.ckpt'}{trust}"
         if signal is not None:
             print(
@@ -313,7 +302,7 @@ def _trust_needed(run_dir: Path) -> str:
 
 def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
     """Say what a finished run left, and what to do with it."""
-    run_dir = trainer.run_dir
+    run_dir = shown(trainer.run_dir)
     best = run_dir / "checkpoints" / "best.ckpt"
     lines = []
     kept = trainer.checkpoint_callback
@@ -335,31 +324,26 @@ def _summary(trainer: RLTrainer, resume: str, trust: str) -> list[str]:
 
 
 class _ParsedError(Exception):
-    """The options of several runs have been parsed."""
+    """The options have been parsed; the argument is what they say."""
 
 
 class _Options(RLCLI):
-    """The options of `fit`, alone and with each of several others: parsed, and nothing made."""
-
-    def __init__(self, args: Sequence[str], others: Sequence[Sequence[str]]) -> None:
-        self._others = others
-        self.text = ""
-        with suppress(_ParsedError):
-            super().__init__(args)
-
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        for other in self._others:
-            super().parse_arguments(parser, [*args, *other])
         super().parse_arguments(parser, args)
-        text = parser.dump(self.config, skip_none=False, skip_validation=True)
-        found = load_yaml(text)[self.config.subcommand]
-        self.text = dump_yaml({key: found[key] for key in SECTIONS if key in found})
-        raise _ParsedError
+        raise _ParsedError(self.settings())
 
 
 def _parsed(options: Sequence[str], others: Sequence[Sequence[str]]) -> str:
     """Check options of `fit`, alone and with each of several others; return the configuration."""
-    return _Options(complete(["fit", *options]).arguments, others).text
+    arguments = complete(["fit", *options]).arguments
+    for other in others:
+        check_run([*arguments, *other])
+    try:
+        _Options(arguments)
+    except _ParsedError as parsed:
+        found = parsed.args[0]
+        return dump_yaml({key: found[key] for key in SECTIONS if key in found})
+    raise AssertionError
 
 
 def _sweep(options: Sequence[str]) -> None:

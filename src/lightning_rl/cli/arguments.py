@@ -2,35 +2,34 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_rl.checkpoints.format import CONFIG_KEY, SECTIONS, read_checkpoint
+from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.saved import in_words, lacks_of, settings_of, written
 from lightning_rl.checkpoints.trust import checked_config
+from lightning_rl.cli.checking import kinds_of
 from lightning_rl.cli.config_files import find_config, shipped_configs
-from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
-from lightning_rl.cli.quick_help import asks_for_help
-from lightning_rl.system.errors import ConfigurationError, closest, require
-from lightning_rl.system.files import read_text
-from lightning_rl.system.plain_yaml import dump_yaml, read_yaml
+from lightning_rl.cli.options import check_names
+from lightning_rl.cli.parsing import UsageError, asks_for_help, normal
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.plain_yaml import dump_yaml
 from lightning_rl.system.runs import find_checkpoint
 
-FAMILIES = {
+OUTER = {
     "--model": "lightning_rl.Algorithm",
+    "--model.policy": "lightning_rl.ActorCritic",
     "--data.env": "lightning_rl.VectorEnv",
     "--data.eval_env": "lightning_rl.VectorEnv",
     "--data.collector": "lightning_rl.Collector",
     "--data.replay": "lightning_rl.Replay",
 }
-"""Options that take a class, and the class that all of them derive from."""
+"""Options that take a class, and the class whose help leads to what is below where none is given.
 
-SEES = "lightning_rl.ActorCritic"
-"""Whose help leads to that of an encoder, where no policy is named."""
-
+The parser has help on an inner class once it has given that on the outer one.
+"""
 
 TRAINS = ("fit", "check")
 """Subcommands that take the settings of a run, the second to look at it alone."""
@@ -58,49 +57,34 @@ def complete(arguments: list[str]) -> Completed:
     """
     subcommand, options = arguments[0], arguments[1:]
     if asks_for_help(options):
-        return Completed([subcommand, *_help_options(options)], True, options)
-    options, configs = _resolve_config_names(_spell_out_video(options))
-    checkpoint = value_of("--ckpt_path", options)
+        return Completed([subcommand, *_help_options(normal(options))], True, options)
+    options = [_resolved(option) for option in normal(options)]
+    checkpoint, config = value_of("--ckpt_path", options), value_of("--config", options)
+    lacks = ""
     if checkpoint is None and subcommand not in TRAINS:
-        raise UsageError(
-            f"{_misspelt(options)}{subcommand} needs a trained policy: give --ckpt_path FILE, a "
-            "run directory, last or best."
-        )
-    for config in configs:
-        _check_file(config)
-    if configs:
-        named = "--exp_name" in options or any(
-            option.startswith("--exp_name=") for option in options
-        )
-        completed = [subcommand, *([] if named else ["--exp_name", configs[0].stem]), *options]
-        return Completed(completed, True, options)
-    if checkpoint is not None:
+        lacks = "a trained policy: give --ckpt_path FILE, a run directory, last or best"
+    elif checkpoint is config is value_of("--model", options) is None:
+        lacks = "a config or a checkpoint: --config FILE, or --ckpt_path last. Shipped: "
+        lacks += ", ".join(shipped_configs())
+    if lacks:
+        check_names(subcommand, options, kinds_of(subcommand))
+        raise UsageError(f"{subcommand} needs {lacks}.")
+    if checkpoint is not None and config is None:
         return _with_config_of(checkpoint, subcommand, options)
-    if value_of("--model", options) is None:
-        raise UsageError(
-            f"{_misspelt(options)}{subcommand} needs a config or a checkpoint: --config FILE, "
-            f"or --ckpt_path last. Shipped: {', '.join(shipped_configs())}."
-        )
-    return Completed(arguments, True, options)
+    if config is not None and value_of("--exp_name", options) is None:
+        first = next(option for option in options if option.startswith("--config="))
+        options.insert(0, f"--exp_name={Path(first).stem}")
+    return Completed([subcommand, *options], True, options)
 
 
-NEEDED = ("--config", "--ckpt_path", "--model")
-"""Options of which every run has one."""
-
-
-def _misspelt(options: Sequence[str]) -> str:
-    """Say which option was meant for one of those that are needed, where that can be told."""
-    if options and options[-1] in NEEDED:
-        return f"{options[-1]} needs a value. "
-    for before, option in pairwise(["", *options]):
-        flag = option.partition("=")[0]
-        if flag.startswith("-") and "." not in flag and flag not in NEEDED:
-            if match := closest(f"--{flag.lstrip('-')}", NEEDED, most=1):
-                return f"Unknown option '{flag}'{match}. "
-        elif not before.startswith("-") and option.endswith((".yaml", ".yml", ".ckpt")):
-            needed = "--ckpt_path" if option.endswith(".ckpt") else "--config"
-            return f"'{option}' belongs to no option: write {needed} {option}. "
-    return ""
+def _resolved(option: str) -> str:
+    """Return an option with its whole name, and the path of a config for its name."""
+    flag, _, value = option.partition("=")
+    if flag in ("-c", "--config"):
+        return f"--config={find_config(value)}"
+    if flag == "--video" or flag.startswith("--video."):
+        return f"--trainer.{flag[2:]}={value or 'true'}"
+    return option
 
 
 def is_trusted(options: Sequence[str]) -> bool:
@@ -115,22 +99,14 @@ def _help_options(options: list[str]) -> list[str]:
     `--model.policy.help` becomes `--model.help --model.policy.help`: that is how the parser takes
     it, and names the settings of the policy by their whole paths.
     """
-    asking: list[str] = []
-    follows = False
-    for option in options:
-        if option in ("-h", "--help"):
-            return [option]
-        follows = asks_for_help([option]) or (follows and not option.startswith("-"))
-        if follows:
-            asking.append(option)
-    flags = [option.partition("=")[0] for option in asking]
-    if "--model.policy.encoder.help" in flags and "--model.policy.help" not in flags:
-        asking = ["--model.policy.help", value_of("--model.policy", options) or SEES, *asking]
-    for section, family in FAMILIES.items():
-        wanted = any(flag.startswith(f"{section}.") and flag.endswith(".help") for flag in flags)
-        if wanted and f"{section}.help" not in flags:
-            return [f"{section}.help", value_of(section, options) or family, *asking]
-    return asking
+    if {"-h", "--help"} & set(options):
+        return ["--help"]
+    asked = [option for option in options if asks_for_help([option])]
+    flags = [option.partition("=")[0] for option in asked]
+    for option, cls in reversed(OUTER.items()):
+        if f"{option}.help" not in flags and any(flag.startswith(f"{option}.") for flag in flags):
+            asked.insert(0, f"{option}.help={value_of(option, options) or cls}")
+    return asked
 
 
 def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Completed:
@@ -148,7 +124,6 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
     )
     text = str(content[CONFIG_KEY])
     settings = settings_of(text, path)
-    check_duplicate_keys(text, f"The configuration in {path}")
     _refuse_lacking(path, lacks_of(settings), subcommand, options)
     config = dump_yaml(written(settings))
     trusted = is_trusted(["--ckpt_path", checkpoint, *options])
@@ -157,8 +132,8 @@ def _with_config_of(checkpoint: str, subcommand: str, options: list[str]) -> Com
         config = checked.config
         _say(str(checked))
     # The run that was found is meant from here on, not the newest of its name.
-    rest = _without("--ckpt_path", options)
-    arguments = [subcommand, "--config", config, *rest, "--ckpt_path", str(path)]
+    rest = without("--ckpt_path", options)
+    arguments = [subcommand, f"--config={config}", *rest, f"--ckpt_path={path.absolute()}"]
     return Completed(arguments, trusted, rest)
 
 
@@ -195,91 +170,6 @@ def _say(text: str) -> None:
     sys.stderr.write(text)
 
 
-def _check_file(config: Path) -> None:
-    """Check what the parser lets pass: that a config file is a mapping of known sections."""
-    content = read_yaml(read_text(config), str(config))
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{config} holds no settings; expected sections such as model: and data:."
-        )
-    allowed = (*SECTIONS, "ckpt_path", "weights_only", "trust_code", "restore_replay", "verbose")
-    for section in content:
-        if section not in allowed:
-            raise UsageError(
-                f"Unknown section '{section}' in {config}; allowed: {', '.join(allowed)}"
-                f"{closest(str(section), allowed)}."
-            )
-    _check_keys(content, "", config)
-    trainer = content.get("trainer")
-    for name, cure in OF_THE_RUN.items():
-        require(
-            not (isinstance(trainer, dict) and name in trainer),
-            f"trainer.{name} in {config} would be ignored: {cure}.",
-        )
-
-
-def _check_keys(value: Any, path: str, config: Path) -> None:
-    """Check that keys are texts, and that what names a class has its settings below init_args."""
-    children = list(value.items()) if isinstance(value, dict) else []
-    children += list(enumerate(value)) if isinstance(value, list) else []
-    for key, child in children:
-        where = f"{path}.{key}".lstrip(".")
-        if isinstance(value, dict) and (key == "" or not isinstance(key, str)):
-            raise UsageError(
-                f"{path} in {config} has the key {key!r}: keys are names of settings, and texts."
-            )
-        if key == "class_path" and not isinstance(child, str):
-            raise UsageError(f"{where} in {config} must be the name of a class, got {child!r}.")
-        if key == "init_args" and not isinstance(child, dict):
-            raise UsageError(f"{where} in {config} must be a mapping of settings, got {child!r}.")
-        if key not in HANDED_ON:
-            _check_keys(child, where, config)
-    names = value if isinstance(value, dict) and "class_path" in value else ()
-    if stray := [name for name in names if name not in ("class_path", "init_args", "dict_kwargs")]:
-        raise UsageError(
-            f"{path} in {config} has {', '.join(stray)} beside class_path: settings of a class "
-            f"stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
-        )
-
-
-HANDED_ON = ("env_kwargs", "model_config", "dict_kwargs", "config", "lora")
-"""Mappings whose keys are not ours to name."""
-
-OF_THE_RUN = {
-    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
-    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
-    "restore_replay": "add --restore_replay false to the command",
-}
-"""Trainer arguments that the command line sets itself, and where to write them instead."""
-
-
-def _spell_out_video(options: list[str]) -> list[str]:
-    """Read `--video`, alone or with a value, as `--trainer.video`."""
-    spelt: list[str] = []
-    for option, following in pairwise([*options, "--"]):
-        if option == "--video" or option.startswith(("--video=", "--video.")):
-            alone = option == "--video" and following.startswith("-")
-            option = f"--trainer.{option[2:]}{'=true' if alone else ''}"
-        spelt.append(option)
-    return spelt
-
-
-def _resolve_config_names(options: list[str]) -> tuple[list[str], list[Path]]:
-    """Replace each `--config NAME` by the path it stands for, and return the paths too."""
-    resolved, configs = list(options), []
-    for i, option in enumerate(options):
-        flag, _, inline = option.partition("=")
-        if flag not in ("--config", "-c"):
-            continue
-        at = i if inline else i + 1
-        if at >= len(options):
-            continue
-        path = find_config(inline or options[at])
-        resolved[at] = f"{flag}={path}" if inline else str(path)
-        configs.append(path)
-    return resolved, configs
-
-
 def value_of(flag: str, options: Sequence[str]) -> str | None:
     """Return the last value given to a flag, as `--flag value` or `--flag=value`."""
     value = None
@@ -291,14 +181,6 @@ def value_of(flag: str, options: Sequence[str]) -> str | None:
     return value
 
 
-def _without(flag: str, options: Sequence[str]) -> list[str]:
-    """Drop a flag and its value."""
-    kept, skip = [], False
-    for option in options:
-        if skip:
-            skip = False
-        elif option == flag:
-            skip = True
-        elif not option.startswith(f"{flag}="):
-            kept.append(option)
-    return kept
+def without(flag: str, options: Sequence[str]) -> list[str]:
+    """Return options, as `normal` has them, without those of a flag."""
+    return [option for option in options if option.partition("=")[0] != flag]

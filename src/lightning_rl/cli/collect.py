@@ -7,10 +7,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
 
-from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
+from lightning_rl.cli.options import NEEDED, Option, parse_options
 from lightning_rl.collectors.ray import resource_of
 from lightning_rl.collectors.ray_cluster import (
     check_answers,
@@ -21,12 +19,12 @@ from lightning_rl.collectors.ray_cluster import (
 )
 from lightning_rl.system.errors import ConfigurationError
 
-OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "address": (str, None, "of the cluster's head, host:port, as `ray start --head` says it"),
-    "run": (str, None, "name under which a learner asks for this machine: data.collector.run"),
-    "num_gpus": (float, 0.0, "GPUs that its collector may use"),
+OPTIONS = {
+    "address": Option(str, NEEDED, "host:port of the cluster's head, as `ray start --head` says"),
+    "run": Option(str, NEEDED, "name by which a learner asks for this machine: data.collector.run"),
+    "num_gpus": Option(float, 0.0, "GPUs that its collector may use"),
 }
-"""By their names: type, default (None where it must be given) and help."""
+DESCRIPTION = "Join this machine to a Ray cluster, to collect for runs of a name."
 
 STARTED = "Ray runtime started."
 """What `ray start` prints once the machine has joined."""
@@ -40,18 +38,7 @@ def collect(options: Sequence[str]) -> None:
     Raises:
         ConfigurationError: where Ray is not installed, or the cluster cannot be joined, or it ends.
     """
-    check_names("collect", options, OPTIONS)
-    parser = OptionParser(
-        prog="rl-cli collect",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        description="Join this machine to a Ray cluster, to collect for runs of a name.",
-    )
-    for name, (kind, default, text) in OPTIONS.items():
-        required: dict[str, Any] = {"required": True} if default is None else {"default": default}
-        parser.add_argument(f"--{name}", type=kind, help=text, **required)
-    with explained_refusals(options):
-        settings = parser.parse_args(list(options))
+    settings = parse_options("collect", DESCRIPTION, OPTIONS, options)
     refuse_without_ray("rl-cli collect")
     check_answers(settings.address)
     _stay(settings.address, settings.run, settings.num_gpus)

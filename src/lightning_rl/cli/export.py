@@ -2,29 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning_rl.checkpoints.building import SavedRun
 from lightning_rl.checkpoints.loading import Trained, env_of, load_trained
-from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
+from lightning_rl.cli.options import FOR_CHECKPOINTS, NEEDED, Option, parse_options
 from lightning_rl.deploy.export.formats import SUFFIXES, Exported, Format, export_policy
 from lightning_rl.deploy.export.graph import ports_of, why_not_traced
 from lightning_rl.deploy.export.metadata import directory_of, metadata_of
 from lightning_rl.deploy.export.weights import making_of
 from lightning_rl.envs import VectorEnv
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import expanded
+from lightning_rl.system.files import expanded, shown
 
-OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "ckpt_path": (str, None, "a checkpoint, a run directory, or last or best of the newest run"),
-    "format": (Format, "onnx", "for onnxruntime; for torch alone; or weights for load_policy"),
-    "path": (str | None, None, "of the file; export/ in the run's directory where not given"),
-    "output_dir": (str, "outputs", "where last and best are looked for"),
-    "trust_code": (bool, False, "run whatever code the configuration in a checkpoint names"),
+OPTIONS = {
+    "ckpt_path": Option(str, NEEDED, "a checkpoint, a run directory, or last or best"),
+    "format": Option(
+        Format, "onnx", "for onnxruntime; for torch alone; or weights for load_policy"
+    ),
+    "path": Option(str, None, "of the file; export/ in the run's directory where not given"),
+    **FOR_CHECKPOINTS,
 }
-"""By their names: type, default (None of the first: it must be given) and help."""
-
+DESCRIPTION = "Write the policy of a checkpoint for where this package is not."
 
 CURE = "Add --trust_code true if you know where it comes from."
 """What to do where a checkpoint names code of others."""
@@ -37,18 +35,7 @@ def export(options: Sequence[str]) -> None:
         ConfigurationError: for a checkpoint that `load_policy` refuses, and a policy that the
             format cannot hold.
     """
-    check_names("export", options, OPTIONS)
-    parser = OptionParser(
-        prog="rl-cli export",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        description="Write the policy of a checkpoint for where this package is not.",
-    )
-    for name, (kind, default, text) in OPTIONS.items():
-        given: dict[str, Any] = {"required": True} if name == "ckpt_path" else {"default": default}
-        parser.add_argument(f"--{name}", type=kind, help=text, **given)
-    with explained_refusals(options):
-        settings = parser.parse_args(list(options))
+    settings = parse_options("export", DESCRIPTION, OPTIONS, options)
     trained = load_trained(
         settings.ckpt_path,
         trust_code=settings.trust_code,
@@ -101,8 +88,7 @@ def _path_of(trained: Trained, kind: Format, given: str | None) -> Path:
     suffix = SUFFIXES[kind]
     if given is None:
         checkpoint = trained.run.path
-        found = directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}"
-        return found if Path.cwd() not in found.parents else found.relative_to(Path.cwd())
+        return shown(directory_of(checkpoint) / "export" / f"{checkpoint.stem}{suffix}")
     path = expanded(given)
     require(
         path.suffix == suffix,

@@ -86,7 +86,7 @@ BUILDING_BLOCKS = (
     *("ActionWrapper", "ObservationWrapper", "RewardWrapper", "ProgressBar", "Checkpoint"),
     *("BaseFinetuning", "BasePredictionWriter", "SaveConfigCallback", "RunConfig"),
     *("GradientAccumulationScheduler", "StochasticWeightAveraging", "ChunkWrapper"),
-    *("ReplayableEpisode", "GymnasiumTask"),
+    *("ReplayableEpisode", "GymnasiumTask", "RandomPolicy"),
 )
 """Classes that are subclassed or made by others, and those that the update does not follow."""
 

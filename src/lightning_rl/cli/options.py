@@ -1,42 +1,109 @@
-"""Parse the options of a subcommand that trains nothing."""
+"""Parse the options of a subcommand that makes no run."""
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_rl.cli.messages import explain
-from lightning_rl.cli.parsing import Refusal
+from lightning_rl.cli.help_pages import HelpFormatter
+from lightning_rl.cli.parsing import Refusal, UsageError
+from lightning_rl.system.declared import in_short
 from lightning_rl.system.errors import closest
+from lightning_rl.system.jsonargparse_private import PARSER_MODE
+
+NEEDED: Any = object()
+"""Default of an option that must be given."""
+
+
+class Option(NamedTuple):
+    """An option of a subcommand.
+
+    Attributes:
+        kind: type of its value.
+        default: `NEEDED` where it must be given; None where it may be left out.
+        help: what it is.
+        several: whether it takes several values, `--success 0 3 7`.
+    """
+
+    kind: Any
+    default: Any
+    help: str
+    several: bool = False
+
+
+FOR_CHECKPOINTS = {
+    "output_dir": Option(str, "outputs", "where last and best are looked for"),
+    "trust_code": Option(bool, False, "run whatever code the configuration in a checkpoint names"),
+}
+"""Options of subcommands that read a checkpoint."""
 
 
 class OptionParser(LightningArgumentParser):
     """The options of a subcommand; an error is a `Refusal`."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End the parsing: whoever knows what was typed says what is wrong."""
+        """End the parsing: `explained_refusals` writes the message."""
         raise Refusal(message) from ex
 
 
+def option_parser(subcommand: str, description: str, options: Mapping[str, Option]) -> OptionParser:
+    """Return the parser of a subcommand; a name in `<>` is an argument without a flag."""
+    parser = OptionParser(
+        prog=f"rl-cli {subcommand}",
+        parser_mode=PARSER_MODE,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        description=description,
+    )
+    for name, (kind, default, text, several) in options.items():
+        is_positional = name.startswith("<")
+        settings: dict[str, Any] = {"nargs": "+"} if several else {}
+        if default is not NEEDED:
+            settings["default"] = default
+        elif not is_positional:
+            settings["required"] = True
+        flag = name.strip("<>") if is_positional else f"--{name}"
+        kind = kind | None if default is None else kind
+        parser.add_argument(flag, type=kind, help=text, **settings)
+    return parser
+
+
+def parse_options(
+    subcommand: str, description: str, options: Mapping[str, Option], typed: Sequence[str]
+) -> Namespace:
+    """Return the options of a subcommand by their names.
+
+    Raises:
+        UsageError: for a name that there is not, and a value of another type.
+    """
+    check_names(subcommand, typed, options)
+    with explained_refusals():
+        return option_parser(subcommand, description, options).parse_args(list(typed))
+
+
 @contextmanager
-def explained_refusals(typed: Sequence[str]) -> Iterator[None]:
-    """Say what is wrong with options as they were typed, and leave with status 2."""
+def explained_refusals(typed: Sequence[str] = ()) -> Iterator[None]:
+    """Raise a refusal of the parser as an error that says what is wrong."""
     try:
         yield
     except Refusal as refusal:
-        sys.stderr.write(f"rl-cli: error: {explain(str(refusal), typed)}\n")
-        sys.exit(2)
+        raise UsageError(in_short(str(refusal))) from refusal
 
 
-def check_names(subcommand: str, options: Sequence[str], known: Iterable[str]) -> None:
-    """Refuse an option that there is not, as the parser's own message tells of those of `fit`."""
-    known = list(known)
+def check_names(subcommand: str, options: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Refuse an option that there is not.
+
+    Raises:
+        UsageError: naming it, and the closest ones.
+    """
     for option in options:
-        name = option.partition("=")[0][2:].rstrip("+") if option.startswith("--") else "help"
-        owner = next((one for one in known if f"{name}.".startswith(f"{one}.")), None)
-        if owner is None and name != "help":
-            message = f"{subcommand} has no option --{name}{closest(name, known)}."
-            sys.stderr.write(f"rl-cli: error: {message} rl-cli {subcommand} --help lists them.\n")
-            sys.exit(2)
+        name = option.partition("=")[0][2:].rstrip("+")
+        if not option.startswith("--") or name == "help":
+            continue
+        if not any(f"{name}.".startswith(f"{one}.") for one in known):
+            raise UsageError(
+                f"{subcommand} has no option --{name}{closest(name, known)}. rl-cli {subcommand} "
+                "--help lists them."
+            )

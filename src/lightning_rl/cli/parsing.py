@@ -1,26 +1,32 @@
-"""Read YAML as its writer meant it: each key once, and plain numbers where NumPy's are wanted."""
+"""Merge what a user has set, in files and on the command line, into one tree of plain values."""
 
 import builtins
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import yaml
-from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
 from lightning_rl.system.errors import ConfigurationError
 from lightning_rl.system.files import read_text
-from lightning_rl.system.jsonargparse_private import whole_number
-from lightning_rl.system.plain_yaml import check_size, read_yaml
+from lightning_rl.system.jsonargparse_private import import_object
+from lightning_rl.system.plain_yaml import read_yaml
 
 SUFFIXES = (".yaml", ".yml")
 """Of the files that a config may name: `model: ppo_model.yaml`."""
+
+FREE = ("env_kwargs", "model_config", "config", "lora")
+"""Mappings that are handed on as they are: a class that they name is none of ours."""
+
+BEFORE = "settings before"
+"""Key of the settings of a class whose place another class has taken."""
+
+ALONE = ("--help", "-h", "--print_config", "--video")
+"""Options that need no value; those that end with `.help` need none, either."""
 
 
 class Refusal(SystemExit):
@@ -31,229 +37,197 @@ class UsageError(ConfigurationError):
     """What was typed has a name that there is not, or lacks something: exit code 2."""
 
 
-class DuplicateKey(NamedTuple):
-    """A key that stands twice in one mapping: its path, and the lines, from 1."""
-
-    path: str
-    first: int
-    second: int
+class Typed(str):
+    """A value of the command line: the type of the setting decides how it is read."""
 
 
-class Given:
-    """What a user has set: the options typed, and the YAML files that `--config` names.
+def asks_for_help(options: Sequence[str]) -> bool:
+    """Tell whether options of a subcommand ask for help: `--help`, `--model.help [NAME]`."""
+    flags = [option.partition("=")[0] for option in options]
+    return any(
+        flag in ("-h", "--help") or (flag.startswith("--") and flag.endswith(".help"))
+        for flag in flags
+    )
+
+
+def merged(options: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in options, and in the files that `--config` names; later ones count.
+
+    The settings of a class stand beside its `class_path`. Where another class takes its place,
+    its settings move to `BEFORE`: those that the other class has too still count.
 
     Args:
         options: of the command line, `--flag value` and `--flag=value`.
+
+    Raises:
+        UsageError: for words that belong to no option, and options without a value.
+        ConfigurationError: for YAML that cannot be read, or has a key twice.
     """
-
-    def __init__(self, options: Sequence[str]) -> None:
-        self._values: dict[str, str] = {}
-        flag = ""
-        for option in options:
-            name, separator, value = option.partition("=")
-            if name.startswith("-"):
-                flag = name.lstrip("-")
-                self._values.setdefault(flag, "")
-            if separator or not name.startswith("-"):
-                self._set(flag, value if name.startswith("-") else option)
-
-    def path_of(self, name: str) -> str | None:
-        """Return the path of the setting that has a name, or ends with it, the last one given."""
-        found = [path for path in self._values if f".{path}".endswith(f".{name}")]
-        return found[-1] if found else None
-
-    def class_at(self, path: str) -> str | None:
-        """Return the class that is given at a path, in short or as its import path."""
-        keys = (f"{path}.help", f"{path}.class_path", path)
-        return next((value for key in keys if (value := self._values.get(key))), None)
-
-    @property
-    def words(self) -> set[str]:
-        """All words of the values given."""
-        return {word for value in self._values.values() for word in re.findall(r"\w+", value)}
-
-    def _set(self, flag: str, value: str) -> None:
-        if flag in ("config", "c"):
-            text = read_text(value) if os.path.isfile(value) else value
-            with suppress(ConfigurationError):
-                self._take("", read_yaml(text, value))
-        else:
-            path = ".".join(part for part in flag.split(".") if part != "init_args")
-            self._values.pop(f"{path}.class_path", None)  # what is typed last counts
-            self._values[path] = value
-
-    def _take(self, path: str, value: Any) -> None:
-        """Take what YAML holds below a path; `init_args` are the class's own."""
-        if isinstance(value, dict):
-            for name, child in value.items():
-                self._take(path if name == "init_args" else f"{path}.{name}".lstrip("."), child)
-        else:
-            self._values[path] = str(value)
-
-
-def with_whole_number(message: str, options: Sequence[str]) -> list[str] | None:
-    """Return options with a whole number in place of a 1e6 that the parser has refused.
-
-    Args:
-        message: of the parser.
-        options: of the command line.
-
-    Returns:
-        None where the message is about something else.
-    """
-    value = re.search(r"(?:Got|Given) value: '?([-+.\w]+)'?", message)
-    key = re.search(r'Parser key "([^"]+)"', message)
-    if value is None or key is None or "<class 'int'>" not in message:
-        return None
-    name, taken = key[1].rpartition(".")[2], list(options)
-    for at, option in enumerate(options):
-        flag, separator, inline = option.partition("=")
-        place = at if separator else at + 1
-        if not flag.startswith("--") or flag.rpartition(".")[2].lstrip("-") != name:
+    tree: dict[str, Any] = {}
+    for option in normal(options):
+        flag, _, value = option.partition("=")
+        path = flag.lstrip("-").removesuffix(".help")
+        if path in ("config", "c"):
+            _put(tree, [], _of_config(value))
+        elif path == "print_config" or (flag.endswith("help") and not value):
             continue
-        given = inline if separator else options[place] if place < len(options) else ""
-        whole = whole_number(given)
-        if whole is not None and float(given) == float(value[1]):
-            taken[place] = f"{flag}={whole}" if separator else str(whole)
-    return taken if taken != list(options) else None
-
-
-def check_options(options: Sequence[str]) -> None:
-    """Refuse a key that stands twice in what the user typed, or in the files it names.
-
-    Args:
-        options: of the command line: `--flag value`, `--flag=value`; a value may be YAML, or the
-            path of a file of it.
-
-    Raises:
-        ConfigurationError: naming the key, both lines, and the option or the file.
-    """
-    flag = ""
-    for option in options:
-        name, separator, value = option.partition("=")
-        if name.startswith("--") or name == "-c":
-            flag, value = name, value if separator else ""
         else:
-            value = option
-        suffixes = (*SUFFIXES, Path(value).suffix) if flag in ("--config", "-c") else SUFFIXES
-        _check(value, f"The value of {flag}" if flag else f"'{value}'", Path(), set(), suffixes)
+            path = path.removesuffix(".class_path")
+            if value.startswith(("{", "[")):
+                content = read_yaml(value, f"The value of {flag}")
+                _put(tree, path.split("."), settings_in(content, path))
+            else:
+                _put(tree, path.split("."), Typed(value))
+    return tree
 
 
-def check_duplicate_keys(text: str, name: str) -> None:
-    """Refuse YAML in which a key stands twice: the last one would win, unsaid.
-
-    Args:
-        text: of the YAML; what cannot be read as such is left to its reader to refuse.
-        name: begins the message, such as `The configuration in FILE`.
+def settings_in(content: Any, path: str, name: str = "", folder: Path | None = None) -> Any:
+    """Return the content of YAML, settings of classes beside their names, paths of files absolute.
 
     Raises:
-        ConfigurationError: naming the key's path and both lines.
+        UsageError: where keys are no texts, or settings of a class do not stand in its init_args.
     """
-    _check_node(_parsed(text, name), name)
-
-
-def _check(value: str, name: str, folder: Path, seen: set[Path], suffixes: Sequence[str]) -> None:
-    """Check a text, or the file that it is the path of, and the files named in it."""
-    # os.path, which takes a long text for no file, where pathlib fails.
-    paths = [path for path in (folder / value, Path(value)) if os.path.isfile(path)]
-    path = next((path for path in paths if path.suffix in suffixes), None)
-    if path is None:
-        root = _parsed(value, name)
-    elif path.resolve() in seen:
-        return
-    else:
-        seen.add(path.resolve())
-        name, folder = str(path), path.parent
-        root = _parsed(read_text(path), name)
-    _check_node(root, name)
-    for text in _texts(root):
-        if text != value and text.endswith(SUFFIXES):
-            _check(text, name, folder, seen, SUFFIXES)
-
-
-def _parsed(text: str, name: str) -> yaml.Node | None:
-    try:
-        check_size(text, name)
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return None  # its reader says so
-
-
-def _check_node(root: yaml.Node | None, name: str) -> None:
-    duplicate = next(_duplicate_keys(root, "", set()), None)
-    if duplicate is not None:
-        path, first, second = duplicate
-        lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
-        raise ConfigurationError(
-            f"{name} has the key '{path}' in line {lines}: only the last one would count. Remove "
-            "one of them, or write what stands under both under one."
+    within = f" in {name}" if name else ""
+    if isinstance(content, list):
+        return [settings_in(one, f"{path}.{i}", name, folder) for i, one in enumerate(content)]
+    if isinstance(content, str) and folder and content.endswith(SUFFIXES):
+        return str(folder / content) if os.path.isfile(folder / content) else content
+    if not isinstance(content, dict):
+        return content
+    name_of_class, init_args = content.get("class_path", ""), content.get("init_args", {})
+    if not isinstance(name_of_class, str):
+        raise UsageError(
+            f"{path}.class_path{within} must be the name of a class, got {name_of_class!r}."
         )
+    if not isinstance(init_args, dict):
+        raise UsageError(
+            f"{path}.init_args{within} must be a mapping of settings, got {init_args!r}."
+        )
+    if {"class_path", "init_args"} & init_args.keys():
+        raise UsageError(
+            f"{path}.init_args{within} has class_path or init_args, which name a class one level "
+            f"higher: {{class_path: ..., init_args: {{...}}}}."
+        )
+    stray = [key for key in content if key not in ("class_path", "init_args", "dict_kwargs")]
+    if "class_path" in content and stray:
+        raise UsageError(
+            f"{path}{within} has {', '.join(map(str, stray))} beside class_path: settings of a "
+            f"class stand below init_args: {{class_path: ..., init_args: {{{stray[0]}: ...}}}}."
+        )
+    if "init_args" in content and not stray:
+        content = {key: one for key, one in content.items() if key != "init_args"} | init_args
+    for key in content:
+        if key == "" or not isinstance(key, str):
+            raise UsageError(
+                f"{path}{within} has the key {key!r}: keys are names of settings, and texts."
+            )
+    return {
+        key: value if key in FREE else settings_in(value, f"{path}.{key}".lstrip("."), name, folder)
+        for key, value in content.items()
+    }
 
 
-def _duplicate_keys(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[DuplicateKey]:
-    """Yield the keys that stand twice, in the order of the text."""
-    if id(node) in seen:
-        return  # an alias; written to that end, they multiply beyond all bounds
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            name = f"{path}.{key.value}" if path else key.value
-            line = key.start_mark.line + 1
-            # `<<` may come again: it merges, and overrides nothing.
-            if name in lines and key.tag != "tag:yaml.org,2002:merge":
-                yield DuplicateKey(name, lines[name], line)
-            lines[name] = line
-            yield from _duplicate_keys(value, name, seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield from _duplicate_keys(value, f"{path}.{i}" if path else str(i), seen)
+def read_settings(file: str, path: str = "") -> Any:
+    """Return the settings in a YAML file, as `settings_in` has them."""
+    content = read_yaml(read_text(file), file)
+    return settings_in(content, path, file, Path(file).parent)
 
 
-def _texts(root: yaml.Node | None) -> Iterator[str]:
-    """Yield the values that are plain texts."""
-    nodes, seen = [root], set()
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, yaml.ScalarNode):
-            yield node.value
-        elif isinstance(node, yaml.CollectionNode) and id(node) not in seen:
-            seen.add(id(node))
-            is_mapping = isinstance(node, yaml.MappingNode)
-            nodes += [value for _, value in node.value] if is_mapping else node.value
+def _of_config(value: str) -> dict[str, Any]:
+    """Return the sections of a config: of a file, or in a text where a checkpoint had it."""
+    is_file = os.path.isfile(value)
+    name = value if is_file else "The value of --config"
+    found = read_settings(value) if is_file else settings_in(read_yaml(value, name), "")
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{name} holds no settings; expected sections such as model: and data:."
+        )
+    return found
 
 
-def check_classes(settings: Any, path: str = "") -> None:
-    """Refuse what jsonargparse lets pass: functions in the place of classes, and nulls.
-
-    It calls a function, `os.system` too, before it refuses the result, and takes null for an
-    argument of any type.
-
-    Args:
-        settings: that were parsed: a tree of namespaces, lists and plain values.
-        path: of them, for the message.
+def normal(options: Sequence[str]) -> list[str]:
+    """Return each option as `--flag=value`, and those without a value as they are.
 
     Raises:
-        ConfigurationError: naming the setting, before anything is called.
+        UsageError: for words that belong to no option, and options without a value.
     """
-    if isinstance(settings, list):
-        pairs: Any = enumerate(settings)
-    elif isinstance(settings, Namespace | dict):
-        named = vars(settings) if isinstance(settings, Namespace) else settings
-        pairs, name = named.items(), named.get("class_path")
-        if isinstance(name, str) and "." in name:
-            _check_class(name, path, named.get("init_args"))
-    else:
+    found: list[str] = []
+    flag = ""
+    for option in [*options, "--"]:
+        is_flag = re.match("--|-[a-z]", option) is not None
+        if is_flag and flag:
+            if flag not in ALONE and not flag.endswith(".help"):
+                raise UsageError(f"{flag} needs a value.")
+            found.append(flag)
+        if is_flag and "=" in option:
+            found.append(option)
+            flag = ""
+        elif is_flag:
+            flag = option
+        elif flag:
+            found.append(f"{flag}={option}")
+            flag = ""
+        else:
+            wanted = "--ckpt_path" if option.endswith(".ckpt") else "--config"
+            is_file = option.endswith((*SUFFIXES, ".ckpt"))
+            cure = f"write {wanted} {option}" if is_file else "an option is --name value"
+            raise UsageError(f"'{option}' belongs to no option: {cure}.")
+    return found
+
+
+def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value at a path, below the last entry of a list."""
+    parts = [part for part in path if part != "init_args"]
+    if not parts:
+        for name, one in value.items():
+            tree[name] = over(tree.get(name), one)
         return
-    for key, value in pairs:
-        check_classes(value, f"{path}.{key}".lstrip("."))
+    name, *rest = parts
+    if not rest and name.endswith("+"):
+        name = name.removesuffix("+")
+        before = tree.get(name)
+        before = before if isinstance(before, list) else [] if before is None else [before]
+        tree[name] = before + (value if isinstance(value, list) else [value])
+    elif not rest:
+        tree[name] = over(tree.get(name), value)
+    else:
+        holder = tree.get(name)
+        if isinstance(holder, list) and holder:
+            tree, name, holder = holder, -1, holder[-1]  # type: ignore[assignment]  # a list has places, too
+        if isinstance(holder, str) and holder:
+            holder = {"class_path": str(holder)}
+        tree[name] = holder if isinstance(holder, dict) else {}
+        _put(tree[name], rest, value)
 
 
-def _check_class(name: str, path: str, settings: Any) -> None:
+def over(before: Any, value: Any) -> Any:
+    """Return what counts where a value comes after another one."""
+    if isinstance(before, str) and before and isinstance(value, dict):
+        before = {"class_path": str(before)}
+    if not isinstance(before, dict):
+        return value
+    if isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value):
+        value = read_settings(str(value))
+    if isinstance(value, str) and value not in ("", "null") and "class_path" in before:
+        value = {"class_path": str(value)}
+    if not isinstance(value, dict):
+        return value
+    old = str(before.get("class_path", ""))
+    new = str(value.get("class_path", old))
+    if old.rpartition(".")[2] != new.rpartition(".")[2]:
+        return value | {BEFORE: before}
+    both = {name: over(before.get(name), one) for name, one in value.items()}
+    return before | both
+
+
+def check_class(name: str, path: str) -> None:
+    """Refuse a function in the place of a class, if it does not say which class it returns.
+
+    Raises:
+        ConfigurationError: naming the setting and the function.
+    """
     try:
-        found = resolve_name(name)
+        found = import_object(name)
     except (ImportError, AttributeError, ValueError):
         return  # which its reader says
     returns = getattr(found, "__annotations__", {}).get("return")
@@ -273,34 +247,27 @@ def take_numpy_numbers() -> None:
     or `np.ndarray`, which the parser takes for classes that the config has to name. It changes
     jsonargparse for the whole process, which knows nothing of these types otherwise.
     """
-
-    def is_of(value: Any, kind: type) -> bool:
-        return isinstance(value, kind)
-
-    register_type(np.floating, _plain, _floating, type_check=is_of)
-    register_type(np.integer, int, _integer, type_check=is_of)
-    register_type(np.ndarray, _plain, _array, type_check=is_of)
-
-
-def _floating(value: Any) -> np.floating[Any]:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"Expected a number, got {value!r}.")
-    return np.float32(value)  # as spaces are, which warn of float64
+    # float32, as spaces are, which warn of float64
+    for kind, dtype, plain in (
+        (np.floating, np.float32, (int, float)),
+        (np.integer, np.int64, (int,)),
+        (np.ndarray, np.float32, (list,)),
+    ):
+        read = partial(_numpy, dtype=dtype, plain=plain)
+        register_type(kind, _plain, read, type_check=lambda value, of: isinstance(value, of))
 
 
-def _integer(value: Any) -> np.integer[Any]:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"Expected a whole number, got {value!r}.")
-    return np.int64(value)
-
-
-def _array(value: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    array = np.asarray(value)
-    if not isinstance(value, list) or array.dtype.kind not in "iuf":
-        raise TypeError(f"Expected a list of numbers, got {value!r}.")
-    return array.astype(np.float32)
+def _numpy(value: Any, dtype: Any, plain: tuple[type, ...]) -> Any:
+    """Return a number of NumPy's, or an array."""
+    is_number = np.asarray(value).dtype.kind in "iuf"
+    if type(value) not in plain or not is_number:
+        raise TypeError(f"Expected a {plain[-1]}. Got value: {value!r}")
+    array = np.asarray(value, dtype)
+    return array if isinstance(value, list) else array[()]
 
 
 def _plain(value: Any) -> Any:
     """Return a number of NumPy's, or an array, as its shortest digits: 0.1, not 0.10000000149."""
+    if isinstance(value, np.integer):
+        return int(value)
     return [_plain(one) for one in value] if np.ndim(value) else float(str(value))

@@ -17,12 +17,19 @@ from lightning_rl.checkpoints.format import CONFIG_KEY, read_checkpoint
 from lightning_rl.checkpoints.loading import load_trained
 from lightning_rl.checkpoints.saved import settings_of
 from lightning_rl.checkpoints.trust import checked_config
-from lightning_rl.cli.arguments import is_trusted, value_of
+from lightning_rl.cli.arguments import is_trusted, value_of, without
+from lightning_rl.cli.checking import check_options
 from lightning_rl.cli.config_files import find_config
-from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.imports import only_allowed_imports
-from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
-from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
+from lightning_rl.cli.options import (
+    FOR_CHECKPOINTS,
+    NEEDED,
+    Option,
+    check_names,
+    explained_refusals,
+    option_parser,
+)
+from lightning_rl.cli.parsing import asks_for_help, normal, take_numpy_numbers
 from lightning_rl.collectors.evaluation import chooser_of
 from lightning_rl.collectors.loop import Chooser
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_chooser
@@ -34,29 +41,29 @@ from lightning_rl.system.files import read_text
 from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
-OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "path": (str, None, "directory of the dataset; an existing one is extended"),
-    "data.env": (EnvFactory, None, "the env, where neither config nor checkpoint says which"),
-    "source": (InterventionSource, None, "who may take over: Keyboard, Gamepad, SpaceMouse"),
-    "script": (
+OPTIONS = {
+    "path": Option(str, NEEDED, "directory of the dataset; an existing one is extended"),
+    "config": Option(str, None, "a training config, for its env"),
+    "data.env": Option(EnvFactory, None, "the env, where neither config nor checkpoint says which"),
+    "source": Option(InterventionSource, None, "who takes over: Keyboard, Gamepad, SpaceMouse"),
+    "script": Option(
         Callable[[Any], Any],
         None,
         "import path of a function that acts: given the observation, it returns an action or None",
     ),
-    "ckpt_path": (str, None, "a checkpoint, a run directory, or last or best: its policy acts"),
-    "deterministic": (bool, True, "it acts by the mode of its distribution; false draws actions"),
-    "episodes": (int, 20, "how many; those that are recorded again do not count"),
-    "fps": (float, None, "steps per second; what the env says where not given"),
-    "real_time": (bool, None, "keep that pace; where not given, if there is a source"),
-    "max_steps": (int, None, "of an episode; the env's own limit where not given"),
-    "task": (str, "", "what is to be done, in words"),
-    "pictures": (Literal["video", "png"], "video", "how they are kept; png loses nothing"),
-    "extra": (list[str], [], "names of numbers in info that each frame holds, such as penalties"),
-    "seed": (int, 1, "of the env"),
-    "output_dir": (str, "outputs", "where last and best are looked for"),
-    "trust_code": (bool, False, "run whatever code the configuration in a checkpoint names"),
+    "ckpt_path": Option(str, None, "a checkpoint, a run directory, or last or best: it acts"),
+    "deterministic": Option(bool, True, "the checkpoint acts by its mode; false draws actions"),
+    "episodes": Option(int, 20, "how many; those that are recorded again do not count"),
+    "fps": Option(float, None, "steps per second; what the env says where not given"),
+    "real_time": Option(bool, None, "keep that pace; where not given, if there is a source"),
+    "max_steps": Option(int, None, "of an episode; the env's own limit where not given"),
+    "task": Option(str, "", "what is to be done, in words"),
+    "pictures": Option(Literal["video", "png"], "video", "format of pictures; png loses nothing"),
+    "extra": Option(list[str], [], "names of numbers in info that each frame holds: penalties"),
+    "seed": Option(int, 1, "of the env"),
+    **FOR_CHECKPOINTS,
 }
-"""By their names: type, default and help."""
+DESCRIPTION = "Record episodes of a person, a script or a checkpoint into a dataset."
 
 
 def record(options: Sequence[str]) -> None:
@@ -70,14 +77,15 @@ def record(options: Sequence[str]) -> None:
     """
     interrupt = _Interrupt()
     try:
-        options, configs = _without_configs(options)
-        check_options(options)
-        check_names("record", options, OPTIONS)
+        options = normal(options)
+        config = value_of("--config", options) or value_of("-c", options)
+        rest = without("--config", without("-c", options))
         checkpoint = value_of("--ckpt_path", options)
         trusted = is_trusted(options)
         with nullcontext() if trusted else only_allowed_imports(options):
-            env = configs or _env_of(checkpoint, options, trusted)
-            _record(_parsed([*env, *options], options), interrupt)
+            env = [] if config is None else _env_option(find_config(config))
+            env = env or _env_of(checkpoint, options, trusted)
+            _record(_parsed([*env, *rest]), interrupt)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -197,46 +205,23 @@ def _choosers(settings: Namespace, env: GymnasiumEnv) -> Callable[[int], Chooser
     return choose_for
 
 
-def _parsed(arguments: list[str], typed: Sequence[str]) -> Namespace:
+def _parsed(arguments: list[str]) -> Namespace:
     """Check the options, and make what they say."""
     take_numpy_numbers()
-    parser = OptionParser(
-        prog="rl-cli record",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        description="Record episodes of a person, a script or a checkpoint into a dataset.",
-    )
-    for name, (kind, default, text) in OPTIONS.items():
-        needed = {} if name not in ("path",) else {"required": True}
-        kind = kind if default is not None or needed else kind | None
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text, **needed)
-    parser.add_argument("--config", default=None, type=str, help="a training config, for its env")
-    with explained_refusals(typed):
-        parsed = parser.parse_args(arguments)
-        check_classes(parsed)
-        settings = parser.instantiate(parsed)
+    check_names("record", arguments, OPTIONS)
+    kinds = {name: option.kind for name, option in OPTIONS.items()}
+    parser = option_parser("record", DESCRIPTION, OPTIONS)
+    if asks_for_help(arguments):
+        parser.parse_args(arguments)
+    checked = check_options(arguments, kinds)
+    with explained_refusals():
+        settings = parser.instantiate(parser.parse_object(checked))
     require(
         settings.data.env is not None,
         "record needs an env: --config FILE of a training config, --ckpt_path, or --data.env "
         "GymnasiumEnv --data.env.id CartPole-v1.",
     )
     return cast(Namespace, settings)
-
-
-def _without_configs(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options without configs, and as an option the env that the last of these names."""
-    rest: list[str] = []
-    env: list[str] = []
-    waiting = False
-    for option in options:
-        flag, _, inline = option.partition("=")
-        if waiting or (flag in ("--config", "-c") and inline):
-            env, waiting = _env_option(find_config(option if waiting else inline)), False
-        elif flag in ("--config", "-c"):
-            waiting = True
-        else:
-            rest.append(option)
-    return rest, env
 
 
 def _env_option(config: Path) -> list[str]:

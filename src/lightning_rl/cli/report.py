@@ -4,10 +4,9 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from lightning_rl.cli.help_pages import HelpFormatter
-from lightning_rl.cli.options import OptionParser, check_names, explained_refusals
+from lightning_rl.cli.options import NEEDED, Option, parse_options
 from lightning_rl.reports.comparison import METRIC, Comparison, compare
 from lightning_rl.reports.rendering import as_data, as_markdown, as_page
 from lightning_rl.system.errors import check_range, require
@@ -15,18 +14,20 @@ from lightning_rl.system.files import expanded, write_atomically
 
 Format = Literal["html", "md", "json"]
 
-OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "output": (str, None, "file that is written; md and json are printed where not given"),
-    "format": (Format, None, "html, md or json; where not given, by how the file's name ends"),
-    "metric": (str, METRIC, "of the evaluation, by which runs are compared"),
-    "group_by": (
+OPTIONS = {
+    "<runs>": Option(str, NEEDED, "run directories, or directories with runs in them", True),
+    "output": Option(str, None, "file that is written; md and json are printed where not given"),
+    "format": Option(Format, None, "html, md or json; where not given, by the file's name"),
+    "metric": Option(str, METRIC, "of the evaluation, by which runs are compared"),
+    "group_by": Option(
         str,
         [],
-        "settings: runs that agree in them are a group; in all but the seed where not given",
+        "settings in which the runs of a group agree; where not given, all but the seed",
+        True,
     ),
-    "films_mib": (float, 10.0, "MiB of films that lie in the page; the others are linked"),
+    "films_mib": Option(float, 10.0, "MiB of films that lie in the page; the others are linked"),
 }
-"""By their names: type, default and help."""
+DESCRIPTION = "Compare runs: learning curves with intervals, scores, settings, costs, films."
 
 DEFAULT = "report.html"
 
@@ -37,22 +38,7 @@ def report(options: Sequence[str]) -> None:
     Raises:
         ConfigurationError: where there is no run that can be shown, or runs cannot be compared.
     """
-    check_names("report", options, OPTIONS)
-    parser = OptionParser(
-        prog="rl-cli report",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-        description="Compare runs: learning curves with intervals, scores, settings, costs, films.",
-    )
-    parser.add_argument(
-        "runs", type=str, nargs="+", help="run directories, or directories with runs in them"
-    )
-    for name, (kind, default, text) in OPTIONS.items():
-        several: dict[str, Any] = {"nargs": "+"} if name == "group_by" else {}
-        kind = kind | None if default is None else kind
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text, **several)
-    with explained_refusals(options):
-        settings = parser.parse_args(list(options)).as_dict()
+    settings = parse_options("report", DESCRIPTION, OPTIONS, options).as_dict()
     check_range("films_mib", settings["films_mib"], least=0)
     wanted, output = _where(settings["format"], settings["output"])
     compared = compare(settings["runs"], settings["metric"], settings["group_by"] or None)

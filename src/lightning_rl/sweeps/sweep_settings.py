@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 from lightning_rl.cli.help_pages import HelpFormatter
 from lightning_rl.cli.options import OptionParser, explained_refusals
-from lightning_rl.cli.parsing import UsageError, check_duplicate_keys
+from lightning_rl.cli.parsing import UsageError
 from lightning_rl.system.errors import closest, require
 from lightning_rl.system.files import expanded, read_text
 from lightning_rl.system.plain_yaml import read_yaml
@@ -167,7 +167,6 @@ def _text_of(given: str) -> tuple[str, str]:
 
 def _content(text: str, name: str) -> dict[str, Any]:
     """Return settings of a sweep in YAML, each of a name that there is."""
-    check_duplicate_keys(text, name)
     content = read_yaml(text, name)
     require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
     for key in content:

@@ -1,12 +1,13 @@
-"""Read declared types: which classes and values they take."""
+"""Read declared types: which classes and values they take, and how a message calls these."""
 
 import collections.abc as abc
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from enum import Enum
-from typing import Any, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 UNIONS = (typing.Union, types.UnionType)
 LISTS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection)
@@ -14,6 +15,17 @@ MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 
 OF_VALUES = ("builtins", "pathlib", "datetime", "numpy", "torch", "typing", "collections.abc", "os")
 """Modules whose types are those of plain values, or are converted from texts."""
+
+WORDS = {
+    **dict.fromkeys(("int", "integer"), "a whole number"),
+    **dict.fromkeys(("float", "floating"), "a number"),
+    **dict.fromkeys(("Sequence", "Iterable", "list", "ndarray", "tuple"), "a list"),
+    **dict.fromkeys(("dict", "Mapping"), "a mapping, such as {name: value}"),
+    "bool": "true or false",
+    "str": "a text",
+    "NoneType": "null",
+}
+"""How a message calls a type."""
 
 
 class Family(NamedTuple):
@@ -90,3 +102,33 @@ def _family(kind: Any) -> Family | None:
         return made and Family(made.cls, leading, named, is_factory=True)
     is_plain = kind.__module__ in OF_VALUES or issubclass(kind, Enum)
     return None if is_plain else Family(kind)
+
+
+def in_words(kind: Any) -> str:
+    """Return what a value of a declared type is called in a message."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if origin in UNIONS:
+        return " or ".join(dict.fromkeys(map(in_words, args)))
+    if origin is tuple and args and ... not in args:
+        return f"a list of {len(args)}"
+    if _family(kind) is not None and not dataclasses.is_dataclass(kind):
+        return "the name of a class"
+    name = getattr(origin or kind, "__name__", str(kind))
+    return WORDS.get(name, f"a {name}")
+
+
+def in_short(message: str) -> str:
+    """Return a message of the parser without its inner workings."""
+    key = re.search(r'Parser key "([^"]+)"', message)
+    of_class, of_choices = r"<class '(?:\w+\.)*(\w+)'>", r"typing\.Literal\[(.+?)\]"
+    kinds = re.findall(f"Expected a (?:{of_class}|{of_choices})", message)
+    value = re.search(r"(?:Given|Got) value: (.*)", message)
+    if missing := re.search(r"arguments are required: (.+)", message):
+        return f"Missing setting: {missing[1]}."
+    if key is None or not kinds or value is None:
+        return re.sub(r"\s+\n", "\n", message).strip()
+    words = [WORDS.get(kind, f"a {kind}") if kind else f"one of {of}" for kind, of in kinds]
+    allowed = " or ".join(dict.fromkeys(words)).replace("'", "")
+    return f"{key[1]} must be {allowed}, got {value[1]}."

@@ -42,13 +42,17 @@ MOST_BYTES = 4 * 2**20
 DEEPEST = 100
 """Levels of such a file."""
 
-BEGAN_IN = Path.cwd() if os.path.isdir(".") else Path()
-"""The working directory of this process, until an env or a script changes it."""
-
 
 def expanded(path: str | Path) -> Path:
     """Return the path that a user meant, `~` as the home directory: every path passes here once."""
     return Path(path).expanduser()
+
+
+def shown(path: Path) -> Path:
+    """Return an absolute path as a user writes it in the working directory."""
+    with suppress(OSError, ValueError):  # the working directory was deleted, or lies elsewhere
+        return path.relative_to(Path.cwd())
+    return path
 
 
 def write_atomically(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -211,13 +215,7 @@ def check_still_there(directory: Path) -> None:
 
 
 def gone(directory: Path) -> str:
-    """Say why a directory that was made is not there: deleted, or looked for elsewhere."""
-    if not directory.is_absolute() and (BEGAN_IN / directory).is_dir():
-        return (
-            f"Cannot write into {directory}: the working directory was changed from {BEGAN_IN} to "
-            f"{os.getcwd()} while the run went on, perhaps by os.chdir in an env. Have it change "
-            "back, or give --output_dir as an absolute path."
-        )
+    """Return the message for a directory that was made and is not there any more."""
     return (
         f"Cannot write into {directory}: it was deleted while the run went on, with all that was "
         "in it."

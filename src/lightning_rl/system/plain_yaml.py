@@ -4,6 +4,7 @@ That takes a third of the time that Python takes.
 """
 
 import re
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
@@ -11,7 +12,14 @@ import yaml
 
 from lightning_rl.system.errors import ConfigurationError
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_FLOAT = "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+
+# 1e6 is a number, and a date is a text. A class of its own, as PyYAML's is the whole process's.
+_Loader: Any = type("_Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
+_Loader.add_implicit_resolver(*_FLOAT, list("-+0123456789"))
+for _first, _tags in _Loader.yaml_implicit_resolvers.items():
+    _kept = [pair for pair in _tags if not pair[0].endswith(":timestamp")]
+    _Loader.yaml_implicit_resolvers[_first] = _kept
 
 MOST_VALUES = 10_000
 """Values of a configuration, those of an alias counted each time."""
@@ -24,10 +32,7 @@ LONGEST_TEXT = 10_000
 
 
 class QuotedText(str):
-    """A text that stood in quotes, and would be a number, a boolean or null without them.
-
-    The parser leaves it alone, where it reads a plain `str` again as YAML.
-    """
+    """A text that the parser leaves alone, where it reads a plain `str` again as YAML."""
 
 
 # A class of its own, as PyYAML's is the whole process's. It puts a text in quotes that some reader
@@ -35,9 +40,7 @@ class QuotedText(str):
 _Dumper: Any = type("_Dumper", (getattr(yaml, "CSafeDumper", yaml.SafeDumper),), {})
 _Dumper.add_representer(QuotedText, lambda dumper, text: dumper.represent_str(str(text)))
 _Dumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), None
-)
+_Dumper.add_implicit_resolver(*_FLOAT, None)
 
 
 def dump_yaml(content: object) -> str:
@@ -60,11 +63,12 @@ def read_yaml(text: str, name: str, cure: str = "Correct it.") -> Any:
         cure: ends them.
 
     Raises:
-        ConfigurationError: if the text is not valid YAML of plain values, or is larger than any
-            configuration. Aliases of aliases double a text with each line.
+        ConfigurationError: if the text is not valid YAML of plain values, is larger than any
+            configuration (aliases of aliases double a text with each line), or has a key twice.
     """
     try:
         check_size(text, name, cure)
+        check_keys(text, name)
         return load_yaml(text)
     except ConfigurationError:
         raise
@@ -84,6 +88,43 @@ def check_size(text: str, name: str, cure: str = "Correct it.") -> None:
     """
     if (reason := _too_large(text)) is not None:
         raise ConfigurationError(f"{name} holds {reason}, as no configuration does. {cure}")
+
+
+def check_keys(text: str, name: str) -> None:
+    """Refuse YAML in which a key stands twice: only the last one would count.
+
+    Raises:
+        YAMLError: where it is none.
+        ConfigurationError: naming the path of the key and both lines.
+    """
+    for path, first, second in _duplicate_keys(yaml.compose(text, Loader=_Loader), "", set()):
+        lines = (f"{first} and again in line {second}", f"{first}, twice")[first == second]
+        raise ConfigurationError(
+            f"{name} has the key '{path}' in line {lines}: only the last one would count. Remove "
+            "one of them, or write what stands under both under one."
+        )
+
+
+def _duplicate_keys(
+    node: yaml.Node | None, path: str, seen: set[int]
+) -> Iterator[tuple[str, int, int]]:
+    """Yield the path and both lines of each key that stands twice, in the order of the text."""
+    if id(node) in seen:
+        return  # an alias; written to that end, they multiply beyond all bounds
+    seen.add(id(node))
+    lines: dict[str, int] = {}
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    for key, value in pairs:
+        if isinstance(key, yaml.ScalarNode):
+            name, line = f"{path}.{key.value}".lstrip("."), key.start_mark.line + 1
+            # `<<` may come again: it merges, and overrides nothing.
+            if name in lines and key.tag != "tag:yaml.org,2002:merge":
+                yield name, lines[name], line
+            lines[name] = line
+            yield from _duplicate_keys(value, name, seen)
+    children = node.value if isinstance(node, yaml.SequenceNode) else ()
+    for i, child in enumerate(children):
+        yield from _duplicate_keys(child, f"{path}.{i}".lstrip("."), seen)
 
 
 def _too_large(text: str) -> str | None:

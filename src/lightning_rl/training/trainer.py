@@ -194,7 +194,7 @@ class RLTrainer(Trainer, Constructed):
         quieten_framework()
         _refuse(kwargs)
         self._set_process_up(num_threads, flush_denormal, machine or MachineSettings())
-        self.run_dir = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+        self.run_dir = _chosen_dir(run_dir, output_dir, exp_name)
         self.stop_signal: int | None = None
         self.save_replay, self.restore_replay = save_replay, restore_replay
         self._replay_folders: dict[Path, ReplayFolder] = {}
@@ -477,6 +477,12 @@ class RLTrainer(Trainer, Constructed):
             yield
         finally:
             setattr(self, limit, before)
+
+
+def _chosen_dir(run_dir: str | None, output_dir: str, exp_name: str) -> Path:
+    """Return the directory of a run, absolute: an env may change the working directory."""
+    chosen = expanded(run_dir) if run_dir else new_run_dir(output_dir, exp_name)
+    return chosen.absolute()
 
 
 def _refuse(settings: dict[str, Any]) -> None:

@@ -1,0 +1,535 @@
+"""Check what a user has set, before the parser sees it: names, classes and values.
+
+The parser of jsonargparse makes objects of settings; its own messages speak of its inner workings.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from textwrap import shorten
+from typing import Any, NamedTuple, Union, get_args
+
+import gymnasium
+import yaml
+from lightning.pytorch.strategies import StrategyRegistry
+from torch.optim import Optimizer
+
+from lightning_rl.algorithms import Algorithm
+from lightning_rl.algorithms.checks import PRECISIONS
+from lightning_rl.buffers import Replay
+from lightning_rl.checkpoints.trust import CURE
+from lightning_rl.cli.help_pages import BUILDING_BLOCKS, PROBES
+from lightning_rl.cli.parsing import (
+    BEFORE,
+    SUFFIXES,
+    Typed,
+    UsageError,
+    asks_for_help,
+    check_class,
+    merged,
+    over,
+    read_settings,
+)
+from lightning_rl.collectors import Collector
+from lightning_rl.envs import VectorEnv
+from lightning_rl.policies import Encoder, Memory, Policy
+from lightning_rl.system.declared import Parts, in_words, parts_of
+from lightning_rl.system.errors import closest
+from lightning_rl.system.jsonargparse_private import (
+    ImportDenied,
+    ParamData,
+    converted,
+    import_object,
+    parameters_of,
+)
+from lightning_rl.system.plain_yaml import QuotedText, load_yaml
+from lightning_rl.training.data import RLDataModule
+from lightning_rl.training.trainer import RLTrainer
+
+FAMILIES = (Algorithm, Policy, Encoder, Memory, Optimizer, VectorEnv, Collector, Replay)
+"""The classes whose subclasses a config names."""
+
+TOPICS = (
+    *("model", "model.policy", "model.policy.encoder", "model.policy.memory", "model.optimizer"),
+    *("data.env", "data.eval_env", "data.collector", "data.replay"),
+    *("trainer.callbacks", "trainer.logger", "data", "trainer"),
+)
+"""What there is help on, for messages."""
+
+OF_OTHERS = {
+    **dict.fromkeys(("n_steps", "num_steps"), "data.buffer_size"),
+    **dict.fromkeys(("n_envs", "nenvs"), "data.num_envs"),
+    **dict.fromkeys(("total_timesteps", "timesteps"), "data.total_env_steps"),
+    **dict.fromkeys(("lr", "actor_lr"), "model.learning_rate"),
+    **dict.fromkeys(("clip_range", "clip_eps"), "model.clip_coef"),
+    **dict.fromkeys(("net_arch", "hidden_dims"), "model.policy.hidden_sizes"),
+    **dict.fromkeys(("gradient_steps", "train_freq", "utd_ratio"), "model.updates_per_env_step"),
+    **dict.fromkeys(("n_eval_episodes", "eval_episodes"), "data.num_eval_episodes"),
+    "clip_range_vf": "model.clip_value_loss",
+    "activation_fn": "model.policy.activation",
+    "update_epochs": "model.n_epochs",
+    "optimizer_class": "model.optimizer",
+    "eval_freq": "data.iterations_per_epoch",
+    "seed": "seed_everything",
+    "device": "trainer.accelerator",
+    "tensorboard_log": "output_dir",
+    "env_name": "data.env.id",
+}
+"""How Stable-Baselines3, CleanRL and others call a setting, and what it is here."""
+
+POLICIES_OF_OTHERS = {
+    "MlpPolicy": "ActorCritic for PPO, ActorOnly for GRPO, SquashedActorCritic for SAC, "
+    "DeterministicActorCritic for TD3",
+    "MultiInputPolicy": "ActorCritic, with --model.policy.encoder DictEncoder for pictures",
+    "CnnPolicy": "ActorCritic, with --model.policy.encoder NatureCNN",
+}
+"""How Stable-Baselines3 calls a policy, and what it is here."""
+
+ELSEWHERE = {
+    "exp_name": "write exp_name: NAME at the top of the file, or add --exp_name NAME",
+    "output_dir": "write output_dir: DIR at the top of the file, or add --output_dir DIR",
+    "restore_replay": "add --restore_replay false to the command",
+    "default_root_dir": "set --output_dir or trainer.run_dir",
+}
+"""Settings of the trainer that the command line sets itself, and what to do instead."""
+
+TEXTS = {
+    "trainer.strategy": ("auto", *StrategyRegistry.available_strategies()),
+    "trainer.profiler": ("simple", "advanced", "pytorch", "xla"),
+}
+"""Texts that stand for an instance of a class of Lightning's."""
+
+ALLOWED = {
+    "trainer.precision": " or ".join(PRECISIONS),
+    "trainer.strategy": "auto or ddp",
+    "trainer.profiler": "simple, advanced, pytorch or null",
+}
+"""What a setting may be, where its type says more."""
+
+FILLED_IN = ("observation_space", "action_space")
+"""Parameters that the env sets."""
+
+EXAMPLES = {"monitor": "eval/avg_reward", "id": "CartPole-v1"}
+"""Values that a message shows."""
+
+OF_THE_CLASS = ("class_path", "dict_kwargs", BEFORE)
+"""Keys beside the settings of a class."""
+
+EMPTY = inspect.Parameter.empty
+
+MOST_NAMES = 20
+"""Classes that a message lists; it names no more than the closest ones of a larger family."""
+
+
+class Section(NamedTuple):
+    """The settings of one class, which no user names."""
+
+    cls: type
+
+
+SECTIONS = {"data": Section(RLDataModule), "trainer": Section(RLTrainer)}
+
+
+def check_run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that a subcommand that makes a run was given, as the parser takes them.
+
+    Raises:
+        ConfigurationError: naming the setting, the value, what is allowed, and the cure.
+    """
+    return check_options(arguments[1:], kinds_of(arguments[0]))
+
+
+def kinds_of(subcommand: str) -> dict[str, Any]:
+    """Return the types of the options of a subcommand that makes a run, by their names."""
+    method = inspect.signature(getattr(RLTrainer, subcommand)).parameters
+    kinds = {name: one.annotation for name, one in method.items() if "data" not in name}
+    kinds |= {"config": str, "exp_name": str, "output_dir": str, "print_config": bool}
+    kinds |= {"trust_code": bool, "restore_replay": bool}
+    return {**kinds, "seed_everything": bool | int | None, "model": Algorithm, **SECTIONS}
+
+
+def check_options(options: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in options; `kinds` are their types by name: `model`, `data.env`."""
+    walk, tree = _Walk(asks_for_help(options)), merged(options)
+    checked: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        section, _, last = name.rpartition(".")
+        holder = tree.get(section, {}) if section else tree
+        place = checked.setdefault(section, {}) if section else checked
+        if last in holder:
+            place[last] = walk.at(kind, holder[last], name)
+        elif name == "model":
+            walk.missing.append(UsageError("Missing setting: model."))
+    for name in tree.keys() - {kind.partition(".")[0] for kind in kinds}:
+        raise walk.unknown(name, "", None, kinds)
+    if walk.missing and not walk.helps:
+        raise walk.missing[0]
+    return checked
+
+
+class _Walk:
+    """A walk through settings, along what constructors declare."""
+
+    def __init__(self, helps: bool = False) -> None:
+        self.helps = helps  # classes may be abstract then, and settings missing
+        self.missing: list[UsageError] = []  # what is wrong with other settings is told first
+
+    def at(self, kind: Any, value: Any, path: str, default: Any = EMPTY) -> Any:
+        """Return a setting as the parser takes it; check all below it."""
+        if isinstance(kind, Section):
+            return self._group(kind.cls, value, path)
+        if kind in (EMPTY, Any):
+            return _as_text(_read(value), path)
+        parts = parts_of(kind)
+        if value is None and default is None:
+            return None
+        if plain := [one for one in parts.plain if one is not str or not parts.families]:
+            found = _converted(Union[tuple(plain)], value, path)  # noqa: UP007
+            if type(found) is int and abs(found) >= 2**63:
+                raise UsageError(f"{path} must lie below 2**63, got {found}.")
+            if found is not EMPTY:
+                return found
+        if isinstance(value, list) and parts.entries is not None:
+            return [self.at(parts.entries, one, path) for one in value]
+        if isinstance(value, dict) and parts.values and "class_path" not in value:
+            return {
+                name: self.at(parts.values, one, f"{path}.{name}") for name, one in value.items()
+            }
+        if parts.families and isinstance(value, str | dict) and value != "":
+            return self._class(kind, parts, value, path)
+        if parts.group is not None and isinstance(value, str | dict):
+            return self._group(parts.group, value, path)
+        raise UsageError(_wrong(kind, value, path, default))
+
+    def unknown(
+        self, name: str, path: str, owner: type | None, settable: Iterable[str]
+    ) -> UsageError:
+        """Return the error for a setting that its owner, or the run (None), does not have."""
+        whole = f"{path}.{name}".lstrip(".")
+        if self.helps:
+            topics = ", ".join(TOPICS)
+            return UsageError(
+                f"There is no help on '{whole}'{closest(whole, TOPICS)}; there is on {topics}."
+            )
+        if path == "trainer" and name in ELSEWHERE:
+            return UsageError(f"{whole} would be ignored: {ELSEWHERE[name]}.")
+        here = f"; here it is {OF_OTHERS[name]}" if name in OF_OTHERS else ""
+        if owner is None:
+            here = here or closest(name, settable) or _matches(name, _configurable())
+            listed = "; rl-cli fit --help lists what there is"
+            return UsageError(f"Unknown setting '{whole}'{here or listed}.")
+        matches = here or _matches(name, [owner]) or _matches(name, _configurable())
+        return UsageError(
+            f"Unknown setting '{name}' of {owner.__name__}{matches}. It has {', '.join(settable)}."
+        )
+
+    def _class(self, kind: Any, parts: Parts, value: Any, path: str) -> Any:
+        """Check the name of a class, and its settings."""
+        named = _content(value, path)
+        named = named if isinstance(named, dict) else {"class_path": str(value)}
+        family, name, is_text = parts.families[0], named.get("class_path"), isinstance(value, str)
+        if name is None and not self.helps:
+            raise UsageError(_wrong(kind, value, path, EMPTY))
+        if str in parts.plain and isinstance(value, str) and not _names_class(value, parts):
+            if value in TEXTS.get(path, (value,)):
+                return str(value)
+            raise UsageError(_wrong(kind, value, path, EMPTY))
+        found = family.cls if name is None else self._resolved(name, parts, path, is_text)
+        if is_text and not isinstance(found, type):
+            return name
+        parameters = parameters_of(found)
+        filled_in = (*FILLED_IN, *list(parameters)[: family.leading], *family.named)
+        settable = {name: one for name, one in parameters.items() if name not in filled_in}
+        given = {name: one for name, one in named.items() if name not in OF_THE_CLASS}
+        before = named.get(BEFORE, {})
+        kept = {
+            name: one
+            for name, one in before.items()
+            if name in settable and self._suits(settable[name].annotation, one, f"{path}.{name}")
+        }
+        given = kept | {name: over(kept.get(name), one) for name, one in given.items()}
+        settings = self._settings(found, settable, given, path, before)
+        more = {"init_args": settings, "dict_kwargs": named.get("dict_kwargs")}
+        return {"class_path": name} | {key: one for key, one in more.items() if one}
+
+    def _suits(self, kind: Any, value: Any, path: str) -> bool:
+        try:
+            _Walk(self.helps).at(kind, value, path)
+        except UsageError:
+            return False
+        return True
+
+    def _group(self, cls: type, value: Any, path: str) -> dict[str, Any]:
+        """Check the settings of a class that is not named: of a section, or of a dataclass."""
+        content = _content(value, path)
+        if not isinstance(content, dict):
+            raise UsageError(
+                f"{path} must be a mapping of settings, or the path of a YAML file, got "
+                f"{_shown(value)}."
+            )
+        settable = parameters_of(cls)
+        if cls is RLTrainer:
+            settable = {name: one for name, one in settable.items() if name not in ELSEWHERE}
+        return self._settings(cls, settable, content, path, {})
+
+    def _settings(
+        self,
+        cls: Any,
+        settable: Mapping[str, ParamData],
+        given: Mapping[str, Any],
+        path: str,
+        before: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Check the settings of a class; `before` are those of the class in whose place it is."""
+        checked = {}
+        for name, value in given.items():
+            if name not in settable:
+                raise self.unknown(name, path, cls, settable)
+            one = settable[name]
+            checked[name] = self.at(one.annotation, value, f"{path}.{name}", one.default)
+        for name, one in settable.items():
+            if one.default is EMPTY and one.annotation is not EMPTY and name not in given:
+                self.missing.append(_missing(name, one.annotation, cls, path, before.get(name)))
+        return checked
+
+    def _resolved(self, name: str, parts: Parts, path: str, is_factory: bool) -> Any:
+        """Return what has a name: a class, or a function that makes one."""
+        family, kinds = parts.families[0], tuple(one.cls for one in parts.families)
+        if "." in name:
+            found = _imported(name, family.cls, path)
+        elif _names_class(name, parts):
+            found = next(one for each in kinds for one in _subclasses(each) if one.__name__ == name)
+        else:
+            raise UsageError(_unknown_class(name, family.cls, path))
+        if callable(found) and not isinstance(found, type):
+            if not (is_factory and family.is_factory):
+                check_class(name, path)
+            return found
+        if not isinstance(found, type) or not issubclass(found, kinds):
+            cure = _of_gymnasium(name, found, path) if family.cls is VectorEnv else None
+            raise UsageError(cure or _of_another_kind(name, family.cls, path))
+        if inspect.isabstract(found) and not self.helps:
+            methods = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+            raise UsageError(
+                f"'{name}' for {path} is abstract: define {methods}, or name a class that does"
+                f"{_known(family.cls)}."
+            )
+        return found
+
+
+def _names_class(text: str, parts: Parts) -> bool:
+    names = (one.__name__ for each in parts.families for one in _subclasses(each.cls))
+    return "." in text or text in names
+
+
+def _content(value: Any, path: str) -> Any:
+    """Return the settings in the YAML file that a value names; other values unchanged."""
+    is_file = isinstance(value, str) and value.endswith(SUFFIXES) and os.path.isfile(value)
+    return read_settings(str(value), path) if is_file else value
+
+
+def _read(value: Any) -> Any:
+    """Return a value that was typed as YAML has it, where it is valid YAML."""
+    if isinstance(value, Typed) and value.strip():
+        with suppress(yaml.YAMLError, ValueError, LookupError, AttributeError):
+            return load_yaml(str(value))
+    return value
+
+
+def _converted(kind: Any, value: Any, path: str) -> Any:
+    """Return a plain value as a type has it, 1e6 as a whole number; `EMPTY` if it cannot be."""
+    read = _as_text(_read(value), path)
+    is_whole = isinstance(read, float) and read.is_integer()
+    for one in (read, int(read) if is_whole else read, value):
+        with suppress(ValueError, TypeError):
+            found = converted(kind, one, value if isinstance(value, Typed) else None)
+            return _quoted(found) if isinstance(found, str) else found
+    return EMPTY
+
+
+def _as_text(value: Any, path: str) -> Any:
+    """Return a tree of any type, in which the parser reads no text as YAML."""
+    if isinstance(value, list):
+        return [_as_text(one, path) for one in value]
+    if isinstance(value, dict):
+        content = {name: _as_text(one, f"{path}.{name}") for name, one in value.items()}
+        if "class_path" not in value:
+            return content
+        name = content.pop("class_path")
+        check_class(name, path)
+        return {"class_path": name, "init_args": content.get("init_args", content)}
+    return _quoted(value) if isinstance(value, str) else value
+
+
+def _quoted(text: str) -> str:
+    """Return a text as one that the parser does not read as YAML."""
+    return str(text) if _read(Typed(text)) == text else QuotedText(text)
+
+
+def _wrong(kind: Any, value: Any, path: str, default: Any) -> str:
+    """Return the message for a value that a setting cannot have."""
+    allowed, cure, parts = ALLOWED.get(path, in_words(kind)), "", parts_of(kind)
+    value = _read(value)
+    if parts.families and not parts.plain and not isinstance(value, list):
+        allowed = "the name of a class, or {class_path: NAME, init_args: {...}}"
+        cure = _known(parts.families[0].cls)
+    if value is None and default is not EMPTY:
+        cure = f"; leave it out for {default}"
+    elif isinstance(value, bool | None) and ("one of" in allowed or "a text" in allowed):
+        cure = " (YAML reads off, no, on, yes and null so: put the text in quotes)"
+    elif "a list" in allowed and not isinstance(value, list | dict):
+        cure = f": write [{value}]"
+    elif "a list" in allowed and isinstance(value, list):
+        entries = " or ".join(in_words(get_args(one)[0]) for one in parts.plain if get_args(one))
+        cure = f": each entry must be {entries}" if entries else ""
+    is_choice = allowed.startswith("one of") and value is not None
+    return f"{path} must be {allowed}, got {value if is_choice else _shown(value)}{cure}."
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"'{shorten(str(value), 200)}'"
+
+
+def _missing(name: str, kind: Any, cls: type, path: str, before: Any) -> UsageError:
+    """Return the error for a setting without a value."""
+    whole, families = f"{path}.{name}", parts_of(kind).families
+    if before is not None and families:
+        given = before.get("class_path") if isinstance(before, dict) else before
+        return UsageError(
+            f"Missing setting: {whole}. {given} was given, which {cls.__name__} does not take; it "
+            f"takes {', '.join(_names(families[0].cls))}."
+        )
+    example = f"{name}: {EXAMPLES.get(name, '...')}"
+    if "." in path:
+        example = f"{{class_path: {cls.__name__}, init_args: {{{example}}}}}"
+    return UsageError(
+        f"Missing setting: {whole} of {cls.__name__}, {in_words(kind)}: write {example}"
+        f"{_known(families[0].cls) if families else ''}."
+    )
+
+
+def _imported(name: str, family: type, path: str) -> Any:
+    """Return what has an import path."""
+    module, _, wanted = name.rpartition(".")
+    what = f"'{name}' for {path}"
+    try:
+        return import_object(name)
+    except ImportDenied:
+        raise UsageError(
+            f"{what} is code of others, and the configuration comes from a checkpoint. {CURE}"
+        ) from None
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"{what} cannot be imported: {module} needs '{error.name}', which is not installed."
+            ) from error
+        raise UsageError(
+            f"{what} cannot be found: there is no module '{error.name}' in the working directory "
+            f"or among the installed packages{_known(family)}."
+        ) from error
+    except AttributeError as error:
+        members = vars(sys.modules.get(module, inspect)).values()
+        here = [one for one in members if isinstance(one, type) and one.__module__ == module]
+        names = sorted(one.__name__ for one in here if issubclass(one, family))
+        others = f"; it has {', '.join(names)}" if names else f", and no other {family.__name__}"
+        raise UsageError(
+            f"{what} cannot be found: module '{module}' has no '{wanted}'{others}"
+            f"{closest(wanted, names)}{_known(family)}."
+        ) from error
+    except ValueError:  # no import path: `a..b`
+        raise UsageError(_unknown_class(name, family, path)) from None
+
+
+def _unknown_class(name: str, family: type, path: str) -> str:
+    """Return the message for a name that no class of a family has."""
+    what = f"'{name}' for {path}"
+    if name in POLICIES_OF_OTHERS and issubclass(family, Policy):
+        return f"{what} is of Stable-Baselines3; here it is {POLICIES_OF_OTHERS[name]}."
+    if family is VectorEnv and name in gymnasium.registry:
+        return (
+            f"{what} is the id of a Gymnasium env: write --{path} GymnasiumEnv --{path}.id {name}."
+        )
+    if any(one.__name__ == name for wide in FAMILIES for one in _subclasses(wide)):
+        return _of_another_kind(name, family, path)
+    names = _names(family)
+    allowed = f"known here: {', '.join(names)}; " if len(names) <= MOST_NAMES else "give its name, "
+    return (
+        f"Unknown class '{name}' for {path}: {allowed}or an import path such as my_module.MyClass"
+        f"{closest(name, names)}."
+    )
+
+
+def _of_another_kind(name: str, family: type, path: str) -> str:
+    return (
+        f"'{name}' for {path} is not a subclass of {family.__name__}, as it must be"
+        f"{_known(family)}."
+    )
+
+
+def _of_gymnasium(name: str, cls: Any, path: str) -> str | None:
+    """Say how an env of Gymnasium is given, whose class stands for a VectorEnv."""
+    if not isinstance(cls, type) or not issubclass(cls, gymnasium.Env):
+        return None
+    module = name.rpartition(".")[0]
+    places = (cls, f"{cls.__module__}:{cls.__qualname__}")
+    found = [spec.id for spec in gymnasium.registry.values() if spec.entry_point in places]
+    id = found[-1] if found else f"{cls.__name__}-v0"
+    register = "" if found else f"call gymnasium.register('{id}', {cls.__name__}) in {module}, and "
+    id = id if found and module.startswith("gymnasium.") else f"{module}:{id}"
+    return (
+        f"'{name}' for {path} is a Gymnasium env: {register}write --{path} GymnasiumEnv "
+        f"--{path}.id {id}."
+    )
+
+
+def _matches(name: str, classes: Iterable[type]) -> str:
+    """Return close matches among the settings of classes, each with the class that has it."""
+    owners: dict[str, list[str]] = {}
+    for cls in classes:
+        for parameter in parameters_of(cls):
+            owners.setdefault(parameter, []).append(cls.__name__)
+    within = [one for one in owners if name.endswith(f"_{one}") or one.endswith(f"_{name}")]
+    found = list(dict.fromkeys([*get_close_matches(name, owners, n=4), *within]))
+    for one in found:
+        if len(owners[one]) > 2:
+            owners[one][1:] = ["others"]
+    shown = ", ".join(f"{one} of {' and '.join(owners[one])}" for one in found)
+    return f"; close matches: {shown}" if shown else ""
+
+
+def _configurable() -> Iterator[type]:
+    yield from (section.cls for section in SECTIONS.values())
+    for family in FAMILIES:
+        found = (one for one in _subclasses(family) if one.__name__ not in PROBES)
+        yield from (one for one in found if not inspect.isabstract(one))
+
+
+def _known(family: type) -> str:
+    names = _names(family)
+    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MOST_NAMES else ""
+
+
+def _names(family: type) -> list[str]:
+    """Return the names of the classes of a family that a user may want."""
+    of_lightning = family.__module__.startswith("lightning.pytorch.")
+    return sorted(
+        {
+            one.__name__
+            for one in _subclasses(family)
+            if not one.__name__.startswith("_")
+            and not inspect.isabstract(one)
+            and one.__name__ not in (*PROBES, *BUILDING_BLOCKS)
+            and (not of_lightning or one.__module__.startswith("lightning.pytorch."))
+        }
+    )
+
+
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    """Yield a class and all that derive from it."""
+    yield cls
+    children: list[type[Any]] = cls.__subclasses__()
+    for child in children:
+        yield from _subclasses(child)
