@@ -677,8 +677,8 @@ MUTATIONS = (
     Mutation(
         "policies/distributions/gaussians.py",
         "correlated noise grows along an episode",
-        "kept * last + (1.0 - kept.square()).sqrt() * fresh",
-        "kept * last + fresh",
+        "kept * last + (1.0 - kept.square()).sqrt() * noise",
+        "kept * last + noise",
         "numerics/test_noise.py",
     ),
     Mutation(
@@ -698,8 +698,8 @@ MUTATIONS = (
     Mutation(
         "policies/acting.py",
         "NumPy acts with the log of the deviation",
-        "mul_(distribution.clamped_log_std().exp())",
-        "mul_(distribution.clamped_log_std())",
+        "noise *= distribution.clamped_log_std().detach().exp()",
+        "noise *= distribution.clamped_log_std().detach()",
         "numerics/test_acting.py",
     ),
     Mutation(

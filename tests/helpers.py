@@ -66,6 +66,14 @@ def make_update(module, *, compile, optimizer=None):
     return Update(objective, optimizer)
 
 
+def draw_from(distribution, output, generator, state=None):
+    """What a distribution draws by a generator; its mode with None."""
+    noise = None
+    if generator is not None:
+        noise = distribution.draw_noise(output.shape[:-1], output.device, generator)
+    return distribution.sample(output, noise, state)
+
+
 def scalars_of(update, minibatch):
     """What an update reports of a minibatch, by name."""
     update(minibatch.clone())

@@ -286,17 +286,20 @@ class RolloutLoop:
             choice.does_not_apply("trainer.machine.compiled_steps: false")
         if not choice.compiled or not isinstance(env, TorchEnv):
             return self._plain
-        try:
-            steps = CompiledSteps(env, policy, segments[0].rollout, choice, ahead)
-            writers = [
-                StepWriter(steps, segment.rollout, plain.actor, plain.stepper)
-                for segment, plain in zip(segments, self._plain, strict=True)
-            ]
-        except UntraceableError as error:
-            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
-            return self._plain
-        if not all(writer.compile() for writer in writers):
-            return self._plain
+        device = policy.version.device
+        # What draws by torch's global generator is refused, and is not to have drawn.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            try:
+                steps = CompiledSteps(env, policy, segments[0].rollout, choice, ahead)
+                writers = [
+                    StepWriter(steps, segment.rollout, plain.actor, plain.stepper)
+                    for segment, plain in zip(segments, self._plain, strict=True)
+                ]
+            except UntraceableError as error:
+                choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
+                return self._plain
+            if not all(writer.compile() for writer in writers):
+                return self._plain
         choice.say()
         return [
             plain._replace(actor=CompiledActor(writer), stepper=CompiledStepper(writer))

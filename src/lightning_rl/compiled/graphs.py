@@ -47,6 +47,7 @@ class Graphs:
         device: where it computes.
         choice: of the run, which hears where graphs are not to be had.
         driven: what the functions set themselves before they read it, see `Reads`.
+        cure_of_draws: how a function comes by random numbers instead, which it then may not draw.
 
     Attributes:
         available: whether graphs can be had; where not, `choice` says why.
@@ -61,10 +62,12 @@ class Graphs:
         device: torch.device,
         choice: Choice | None = None,
         driven: Collection[Place] = (),
+        cure_of_draws: str = "",
     ) -> None:
         self.available = True
         self._choice = choice or Choice(True, None)
         self._driven = driven
+        self._cure_of_draws = cure_of_draws
         if device.type == "cpu" and self._choice.products is None:
             choose_products(
                 self._choice
@@ -179,7 +182,9 @@ class Graphs:
         function, noted = make()
         # Tracing runs the function, which may move running statistics: the graph is to move them.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
-        graph = compile_graph(function, inputs, moving, reads, self._choice.products)
+        graph = compile_graph(
+            function, inputs, moving, reads, self._choice.products, self._cure_of_draws
+        )
         for buffer, value in kept:
             buffer.copy_(value)
         self.captured |= is_worth_capturing(inputs)
@@ -215,6 +220,7 @@ def compile_graph(
     moving: slice = slice(0),
     reads: Reads | None = None,
     products: str | None = None,
+    cure_of_draws: str = "",
 ) -> Graph:
     """Compile a function that takes tensors, may write into them, and returns a list of tensors.
 
@@ -234,6 +240,7 @@ def compile_graph(
             `reads.still_hold()`.
         products: what multiplies float32 matrices on a CPU: `onednn`, whose operator must be ready,
             or torch's own way, MKL.
+        cure_of_draws: see `Graphs`.
 
     Raises:
         Exception: of whatever kind, where tracing or compiling fails.
@@ -242,6 +249,9 @@ def compile_graph(
     copies = [tensor.detach().clone() for tensor in inputs]
     with nullcontext() if reads is None else reads.recorded():
         traced = make_fx(function)(*copies)
+    for node in traced.graph.nodes if cure_of_draws else ():
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise RuntimeError(f"random numbers are drawn by {node.target}: {cure_of_draws}")
     held = _lift_tensors(traced)
     if reads is not None:
         for i, tensor in enumerate(held):

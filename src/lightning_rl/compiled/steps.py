@@ -6,6 +6,7 @@ kernels of it. What cannot be traced is stepped as ever, and a message says why.
 """
 
 import copy
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,10 @@ from lightning_rl.envs.torch.torch_env import Restarts
 from lightning_rl.envs.vector_env import RESULTS, RolloutStepper, StepReports, check_results
 from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor
-from lightning_rl.policies.base import RolloutActor
+from lightning_rl.policies.base import NOISE, RolloutActor
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, time_major
-from lightning_rl.system.torch_private import TorchDispatchMode, copy_all, version_of
+from lightning_rl.system.torch_private import copy_all, make_fx, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
 """Steps that are taken before anybody looks at them, and bytes of their final observations, which
@@ -38,9 +39,6 @@ LARGEST_START = 64
 """Numbers per env in the largest tensor from which a start is made. Up to it, each step makes a
 start for every env, and takes those that are needed; beyond, starts are made outside the graph, of
 the envs alone that need one."""
-
-SENTINEL = 0x5EED_0F_A_7ACE
-"""A seed that no other generator has."""
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
 """What a step writes of a `TorchEnv`: inputs and results of the graph."""
@@ -60,18 +58,8 @@ MEMORY, SUCCESS = ("memory",), ("success",)
 TOTAL, COUNT = SUMS = ("total",), ("count",)
 """Where what the env says is summed up, and how many numbers that are."""
 
-DRAWS = {
-    torch.ops.aten.normal_.default: torch.ops.aten.normal_.default,
-    torch.ops.aten.exponential_.default: torch.ops.aten.exponential_.default,
-    torch.ops.aten.uniform_.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand.generator: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand_like.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.randn.generator: torch.ops.aten.normal_.default,
-    torch.ops.aten.randn.default: torch.ops.aten.normal_.default,
-    torch.ops.aten.randn_like.default: torch.ops.aten.normal_.default,
-}
-"""How a policy may draw, and what draws the same numbers into a tensor that is there."""
+CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise of its draw_noise"
+"""Of random numbers that a graph would draw."""
 
 
 class UntraceableError(RuntimeError):
@@ -104,9 +92,7 @@ class CompiledSteps:
         storage = time_major(rollout)
         self._slots, self._num_envs = len(storage) - 1, env.num_envs
         self._device = policy.version.device
-        # Stands for the rollout's in a trace, and is known again by its seed: what a dispatch mode
-        # sees is another object of Python.
-        self._sentinel = torch.Generator(self._device).manual_seed(SENTINEL)
+        self.noise = policy.draw_noise((env.num_envs,), torch.Generator(self._device))
         self._precision = autocast(self._device, policy.autocast_dtype)
         self._fields = tuple(
             key
@@ -118,7 +104,7 @@ class CompiledSteps:
         self._look_at(env)
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
-        self._graphs = Graphs(self._root, self._device, choice, driven)
+        self._graphs = Graphs(self._root, self._device, choice, driven, CURE_OF_DRAWS)
         size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
@@ -145,10 +131,7 @@ class CompiledSteps:
         except Exception as error:
             raise UntraceableError(f"{type(env).__name__} cannot be copied ({error})") from error
         TorchEnv.reset(trial, seed=0)  # by the class, as below
-        largest = _LargestPerRow(self._num_envs)
-        with largest:
-            trial.observed(trial.starts_of(trial.stream_key, trial.episode))
-        everywhere = self._device.type != "cpu" or largest.size <= LARGEST_START
+        everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
         carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
         carried |= {(name,): getattr(trial, name) for name in COUNTERS}
@@ -157,10 +140,9 @@ class CompiledSteps:
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.restarts = Restarts.LATER  # so that its state is what the transition has made
         held = _Held(trial, self.policy)
-        draws = _RecordsDraws(self._sentinel)
         trial_root = _Root(self.policy, trial)
         try:
-            played = self._played(trial_root, dict(self.carry), draws)
+            played = self._played(trial_root, dict(self.carry), self.noise)
             changed = held.changed()
         finally:
             held.put_back()
@@ -171,25 +153,22 @@ class CompiledSteps:
             raise UntraceableError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
-        self.draws = draws.found
         self.names, self.reports_success = tuple(played.said), played.success is not None
         for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
     # --- what is traced ---
 
-    def _played(
-        self, root: "_Root", carry: dict[Keys, Tensor], draws: TorchDispatchMode
-    ) -> "_Played":
+    def _played(self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor) -> "_Played":
         """Act, and step the env; return what came of it."""
         env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
         versions = {key: version_of(value) for key, value in fields.items()}
-        td = TensorDict({"observation": observation, **fields}, [self._num_envs])
+        td = TensorDict({"observation": observation, NOISE: noise, **fields}, [self._num_envs])
         if MEMORY in carry:
             td["state"] = carry[MEMORY]
-        with self._precision, draws:
-            result = root.policy(td, generator=self._sentinel)
+        with self._precision:
+            result = root.policy(td)
         if not isinstance(result, TensorDictBase):
             raise UntraceableError("what the policy returns is no TensorDict")
         wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
@@ -202,9 +181,8 @@ class CompiledSteps:
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
-        with _RefusesDraws(type(env).__name__):
-            # By the class: who watches over an env has put something before its own `step`.
-            played = TorchEnv.step(env, result["action"])
+        # By the class: who watches over an env has put something before its own `step`.
+        played = TorchEnv.step(env, result["action"])
         following, reward, terminated, truncated, info = played
         results = (reward, terminated, truncated)
         slots = [self._step_of[key] for key in RESULTS]
@@ -230,12 +208,11 @@ class CompiledSteps:
 
     def _function(self) -> tuple[Function, dict[str, None]]:
         """Return the function of a step's graph."""
-        keys, draws = list(self.carry), len(self.draws)
+        keys = list(self.carry)
 
-        def step(*inputs: Tensor) -> list[Tensor]:
-            noise = _ReplaysDraws(inputs[:draws])
-            carry = dict(zip(keys, inputs[draws:], strict=False))
-            slots = dict(zip(self.slot_names, inputs[draws + len(keys) :], strict=True))
+        def step(noise: Tensor, *inputs: Tensor) -> list[Tensor]:
+            carry = dict(zip(keys, inputs, strict=False))
+            slots = dict(zip(self.slot_names, inputs[len(keys) :], strict=True))
             with self._driven():
                 played = self._played(self._root, carry, noise)
             _, terminated, truncated = played.results.values()
@@ -292,13 +269,12 @@ class CompiledSteps:
             columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
-    def graph(self, noise: list[Tensor], slots: list[Tensor]) -> Callable[..., Any] | None:
+    def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
         """Return the graph that is right for what env and policy are now; None where none is."""
-        inputs = [*noise, *self.carry.values(), *slots]
+        inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
-        moving = slice(0, len(noise))
         made = self._graphs.attempt(
-            lambda: self._graphs.prepare(key, self._function, inputs, moving),
+            lambda: self._graphs.prepare(key, self._function, inputs, slice(1)),
             place_of=lambda error: _line_behind(error, type(self.env).__name__),
         )
         return None if made is None else made.graph
@@ -384,9 +360,6 @@ class StepWriter:
             step["observation"] for step in time_major(rollout.select("observation")).unbind(0)
         ]
         self._writer = FinalObservationWriter(rollout)
-        slots = len(self._slots)
-        self._noise = [draw.empty(slots) for draw in steps.draws]
-        self._noise_of = [[noise[t] for noise in self._noise] for t in range(slots)]
         # NumPy acts by noise that is drawn for a whole rollout: the graph is to find the same.
         self._at_once = isinstance(actor, NumpyActor)
         self._staged: list[Tensor] | None = None
@@ -398,7 +371,7 @@ class StepWriter:
 
     def compile(self) -> bool:
         """Have the graph made now, before any thread runs; tell whether there is one."""
-        return self.steps.graph(self._noise_of[0], self._staged or self._slots[0]) is not None
+        return self.steps.graph(self._staged or self._slots[0]) is not None
 
     def begin(self, generator: torch.Generator, start: int) -> None:
         """Take up weights and noise, for slot `start` and those that follow."""
@@ -412,8 +385,9 @@ class StepWriter:
         if self._plain:
             self.actor.begin(generator, start)
         elif self._at_once:
-            for draw, noise in zip(self.steps.draws, self._noise, strict=True):
-                draw.fill(noise[start:], generator)
+            shape = len(self._slots) - start, len(self.steps.noise)
+            noise = self.steps.policy.draw_noise(shape, generator)
+            self._noise = dict(enumerate(noise.unbind(0), start))
 
     def act(self, t: int) -> None:
         """Take the steps from t on, as many as may be taken at once; see `step`."""
@@ -431,20 +405,20 @@ class StepWriter:
         """Take steps; tell whether that could be done."""
         steps = self.steps
         places = self._staged or self._slots[t]
-        graph = steps.graph(self._noise_of[t], places)
+        graph = steps.graph(places)
         if graph is None:
             return False
         later = steps.restarts is Restarts.LATER
         carry = list(steps.carry.values())
         for i in range(t, t + steps.ahead):
-            noise = self._noise_of[i]
-            if not self._at_once:
-                for draw, place in zip(steps.draws, noise, strict=True):
-                    draw.fill(place, self._generator)
-            if self._staged is None:
-                (done,) = graph(*noise, *carry, *self._slots[i])
+            if self._at_once:
+                noise = self._noise[i]
             else:
-                (done,) = graph(*noise, *carry, *self._staged)
+                noise = steps.policy.draw_noise((len(steps.noise),), self._generator)
+            if self._staged is None:
+                (done,) = graph(noise, *carry, *self._slots[i])
+            else:
+                (done,) = graph(noise, *carry, *self._staged)
                 copy_all(self._slots[i], self._staged)
             if later:
                 steps.restart(done, self._observations[i + 1])
@@ -506,117 +480,6 @@ class CompiledStepper(RolloutStepper):
         return self._writer.finish()
 
 
-# --- draws ---
-
-
-class Draw(NamedTuple):
-    """One draw of random numbers in a step.
-
-    Attributes:
-        draw: fills a tensor.
-        like: what is filled.
-        numbers: further arguments, such as a mean and a deviation.
-        own: whether the rollout's generator draws, and not torch's global one.
-    """
-
-    draw: Any
-    like: Tensor
-    numbers: tuple[Any, ...]
-    own: bool
-
-    def empty(self, steps: int) -> Tensor:
-        """Return room for the draws of S steps, [S, ...]."""
-        return self.like.new_empty((steps, *self.like.shape))
-
-    def fill(self, noise: Tensor, generator: torch.Generator) -> None:
-        """Draw into a tensor `noise` [...], in place."""
-        self.draw(noise, *self.numbers, generator=generator if self.own else None)
-
-
-def _is_random(function: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
-
-
-class _RecordsDraws(TorchDispatchMode):
-    """Note how a policy draws."""
-
-    def __init__(self, sentinel: torch.Generator) -> None:
-        super().__init__()
-        self._sentinel = sentinel
-        self.found: list[Draw] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not _is_random(function):
-            return function(*args, **kwargs)
-        if function not in DRAWS:
-            raise UntraceableError(
-                f"the policy draws by {function}, which a graph cannot do with a generator; "
-                "draw by normal_, exponential_, uniform_, rand or randn"
-            )
-        result = function(*args, **kwargs)
-        in_place = DRAWS[function] is function
-        numbers = tuple(args[1:]) if in_place else ()
-        given = kwargs.get("generator")
-        own = given is not None
-        if own and given.initial_seed() != self._sentinel.initial_seed():
-            raise UntraceableError("the policy draws by a generator of its own")
-        self.found.append(Draw(DRAWS[function], torch.empty_like(result), numbers, own))
-        return result
-
-
-class _ReplaysDraws(TorchDispatchMode):
-    """Have a policy find what was drawn before."""
-
-    def __init__(self, noise: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._noise = list(noise)
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if not _is_random(function):
-            return function(*args, **(kwargs or {}))
-        drawn = self._noise.pop(0)
-        return args[0].copy_(drawn) if DRAWS[function] is function else drawn.clone()
-
-
-class _RefusesDraws(TorchDispatchMode):
-    """Refuse an env that draws in another way than by `uniform`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if _is_random(function):
-            raise UntraceableError(
-                f"{self._name} draws random numbers by {function}, which depend on how many were "
-                "drawn before: draw by self.uniform(count)"
-            )
-        return function(*args, **(kwargs or {}))
-
-
-class _LargestPerRow(TorchDispatchMode):
-    """Find the largest tensor that something is made of, in numbers per row."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self._rows, self.size = rows, 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.size = max(self.size, result.numel() // self._rows)
-        return result
-
-
 # --- trees and attributes ---
 
 
@@ -641,6 +504,20 @@ def _nested(leaves: dict[Keys, Tensor]) -> Any:
             place = place.setdefault(parent, {})
         place[last] = leaf
     return tree
+
+
+def _numbers_of_a_start(env: TorchEnv) -> int:
+    """Return how many numbers per env the largest tensor has from which a start is made."""
+
+    def start(key: Tensor, episode: Tensor) -> list[Tensor]:
+        return list(_leaves(env.observed(env.starts_of(key, episode))).values())
+
+    try:
+        traced = make_fx(start)(env.stream_key, env.episode)
+    except Exception:  # what cannot be traced is made outside of the graph
+        return sys.maxsize
+    made = [node.meta.get("val") for node in traced.graph.nodes]
+    return max(x.numel() for x in made if isinstance(x, Tensor)) // env.num_envs
 
 
 def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:

@@ -14,13 +14,16 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_rl.policies.distributions.base import NEVER
-from lightning_rl.policies.distributions.gumbel import gumbel_
+from lightning_rl.policies.distributions.gumbel import gumbel_noise
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.torch_private import version_of
+
+NOISE = "action_noise"
+"""The key under which `forward` finds noise that was drawn before."""
 
 
 class Policy(nn.Module, ABC, Constructed):
@@ -146,6 +149,19 @@ class Policy(nn.Module, ABC, Constructed):
                 one.
         """
 
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw the noise [*batch, Z] that `forward` acts with.
+
+        What steps an env by a graph draws here, and hands it to `forward` as `action_noise` of its
+        TensorDict (`noise_for`). A policy that draws in `forward` has none, Z = 0, and its steps
+        are not compiled.
+
+        Args:
+            batch: N, or T and N for a whole rollout.
+            generator: None draws by torch's global one.
+        """
+        return torch.empty(*batch, 0, device=self.version.device)
+
     @abstractmethod
     def get_value(self, td: TensorDict) -> TensorDict:
         """Write `value` [B] of `observation` into `td`, and return it.
@@ -267,6 +283,19 @@ def _refuse_unread(
         f"ignored: ignore_keys: [{', '.join(unread)}]. (A VLA's backbone names in its attribute "
         "reads what it reads.)",
     )
+
+
+def noise_for(
+    policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
+) -> Tensor | None:
+    """Return what a call of `forward` acts with: the noise [N, Z] of `td`, or else newly drawn.
+
+    None for the mode of the distribution. The policy has `draw_noise`.
+    """
+    if deterministic:
+        return None
+    noise: Tensor | None = td.get(NOISE, None)
+    return policy.draw_noise(td.batch_size, generator) if noise is None else noise
 
 
 def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
@@ -471,7 +500,7 @@ class UniformActor(RolloutActor):
         if self._policy.masks_actions:  # of what is observed as it comes
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
-            gumbel_(self._noise[start:], generator)
+            self._noise[start:] = gumbel_noise(self._noise[start:].shape, actions.device, generator)
             return
         drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
         drawn = self._low + drawn * self._range

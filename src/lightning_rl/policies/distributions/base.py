@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.gumbel import draw_category
+from lightning_rl.policies.distributions.gumbel import choose, gumbel_noise
 from lightning_rl.rollout.contract import FieldSpec
 
 NEVER = -1e30
@@ -22,6 +22,9 @@ class ActionDistribution(nn.Module, ABC):
     num_outputs: int
     """How many numbers the network gives per sample."""
 
+    noise_size: int
+    """Z, how many random numbers make an action."""
+
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
@@ -32,17 +35,25 @@ class ActionDistribution(nn.Module, ABC):
         """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
         return output.masked_fill(mask == 0, NEVER)
 
+    def draw_noise(
+        self, batch: Sequence[int], device: torch.device, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw the noise [*batch, Z] that `sample` takes; None draws by torch's global generator.
+
+        It is standard normal, unless a family overrides this.
+        """
+        return torch.empty(*batch, self.noise_size, device=device).normal_(generator=generator)
+
     @abstractmethod
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        The last of a `state` [B, S], zeros in an episode's beginning; `output` [B, num_outputs].
+        Args:
+            output: [B, num_outputs].
+            noise: [B, Z], of `draw_noise`; None for the mode.
+            state: [B, S], zeros where an episode begins.
         """
 
     @abstractmethod
@@ -77,6 +88,7 @@ class Categorical(ActionDistribution):
         self.num_outputs = self.num_choices = sum(sizes)
         self.padded = len(set(sizes)) > 1
         self.rows, self.width = len(sizes), max(sizes)
+        self.noise_size = self.rows * self.width
         columns = torch.full((self.rows, self.width), self.num_outputs)
         start = 0
         for row, size in enumerate(sizes):
@@ -84,15 +96,16 @@ class Categorical(ActionDistribution):
             start += size
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
+    def draw_noise(
+        self, batch: Sequence[int], device: torch.device, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return gumbel_noise((*batch, self.noise_size), device, generator)
+
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         log_probs = self._log_probs(output)
-        index = draw_category(log_probs, deterministic, generator)
+        index = choose(log_probs, noise)
         return {
             "action": index if self.shape else index.squeeze(-1),
             "sample_log_prob": self._gather(log_probs, index),

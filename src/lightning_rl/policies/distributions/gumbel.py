@@ -1,13 +1,13 @@
 """Draw categories by the Gumbel-max trick."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def draw_category(
-    log_probs: Tensor, deterministic: bool, generator: torch.Generator | None
-) -> Tensor:
-    """Return the index [B] of one of n categories, or of the likeliest where `deterministic`.
+def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+    """Return the index [B] of one of n categories; the likeliest one without noise.
 
     By the Gumbel-max trick, argmax(log p + g): one pass, where `multinomial` needs the sums of the
     probabilities, and looks at them, which an accelerator waits for.
@@ -16,14 +16,14 @@ def draw_category(
 
     Args:
         log_probs: [B, n], up to a constant for each of B.
-        deterministic: take the likeliest.
-        generator: of the draw.
+        noise: as many numbers of `gumbel_noise`, in any shape.
     """
-    if deterministic:
-        return log_probs.argmax(-1)
-    return (log_probs + gumbel_(torch.empty_like(log_probs), generator)).argmax(-1)
+    keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
+    return keys.argmax(-1)
 
 
-def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Fill `noise` [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
-    return noise.exponential_(generator=generator).log_().neg_()
+def gumbel_noise(
+    shape: Sequence[int], device: torch.device, generator: torch.Generator | None
+) -> Tensor:
+    """Return draws [*shape] of Gumbel's distribution, -log(E), E ~ Exp(1)."""
+    return torch.empty(*shape, device=device).exponential_(generator=generator).log_().neg_()
