@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import (
     GRPO,
@@ -64,6 +65,12 @@ def make_update(module, *, compile, optimizer=None):
     if compile:
         return CompiledUpdate(objective, optimizer, graphs.Graphs(module, torch.device("cpu")))
     return Update(objective, optimizer)
+
+
+def compile_function(function, inputs, products=None):
+    """A function of tensors as a graph."""
+    traced = make_fx(function)(*inputs)
+    return graphs.compile_graph(traced, graphs.lift_tensors(traced), inputs, products=products)
 
 
 def draw_from(distribution, output, generator, state=None):

@@ -19,6 +19,7 @@ import torch
 from common import W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.graphs import compile_graph
@@ -186,9 +187,8 @@ def graph(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
     inputs = [matrix for pair in pairs for matrix in pair]
     choice = Choice(True, None)
     choose_products(choice)
-    calls = compile_graph(
-        lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs, products=choice.products
-    )
+    traced = make_fx(lambda *m: list(map(torch.mm, m[::2], m[1::2])))(*inputs)
+    calls = compile_graph(traced, [], inputs, products=choice.products)
     return lambda: calls(*inputs)
 
 

@@ -15,7 +15,15 @@ from lightning_rl.compiled import graphs
 from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
-from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
+from tests.helpers import (
+    compile_function,
+    count_graphs,
+    make_data,
+    make_ppo,
+    make_update,
+    scalars_of,
+    train,
+)
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -207,7 +215,7 @@ def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path):
 
 def test_a_tensor_that_the_loss_holds_is_read_at_each_call():
     held = torch.tensor([1.0])
-    graph = graphs.compile_graph(lambda x: [x * held], [torch.ones(1)])
+    graph = compile_function(lambda x: [x * held], [torch.ones(1)])
     held.fill_(3.0)
     assert graph(torch.full((1,), 2.0))[0].item() == 6.0
 

@@ -6,7 +6,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lightning_rl.compiled import graphs, onednn
+from lightning_rl.compiled import onednn
+from tests.helpers import compile_function
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_the_products_of_a_graph_go_to_onednn_and_give_the_same(product, samples
     traced = make_fx(function)(*inputs)
     assert onednn.route_products(traced) == 5
     for way in ("onednn", "mkl"):
-        compiled = graphs.compile_graph(function, inputs, products=way)(*inputs)
+        compiled = compile_function(function, inputs, way)(*inputs)
         for found, value in zip(compiled, expected, strict=True):
             torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-6)
     for found, value in zip(traced(*inputs), expected, strict=True):

@@ -77,6 +77,15 @@ RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
 
 
+READ_BY_NO_LOSS = (frozenset(vars(LightningModule())) - {"training"}) | {
+    *("compilation", "env_steps", "evaluation", "generator", "metrics", "objectives", "phase"),
+    *("statistics", "step_compilation", "update", "updates", "watch", "learning_starts"),
+    *("_computed_before", "_counted_from", "_episodes", "_graphs", "_iterations", "_ratio_checked"),
+    *("_restored", "_steps_before", "_told_of_cuts"),
+}
+"""Attributes of an algorithm whose changes no compiled graph needs to look at."""
+
+
 class TrainingData(Protocol):
     """What an algorithm wants to know of the data module."""
 
@@ -381,8 +390,10 @@ class Algorithm(LightningModule, ABC, Constructed):
                 raise FloatingPointError(objective.guard.message(sources))
         for update in self.updates.values():
             update.first_iteration_done()
-        if self._graphs is not None and self._graphs.have_served:
-            self.compilation.say()
+        if self._graphs is not None:
+            self._graphs.look_again()
+            if self._graphs.have_served:
+                self.compilation.say()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
             steps = without_padding(rollout)
@@ -462,7 +473,8 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
             choice.give_up(why, f"compile: true has no effect: {why}.")
         self.compilation = choice
-        self._graphs = Graphs(self, self.device, choice) if choice.compiled else None
+        left_out = {(id(self), name) for name in READ_BY_NO_LOSS}
+        self._graphs = Graphs(self, self.device, choice, left_out) if choice.compiled else None
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
         self.updates = {
             name: Update(objective, optimizer, hooks, self.phase)

@@ -13,12 +13,12 @@ from torch import Tensor
 from lightning_rl.buffers import Segment
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.compiled.choice import StepsChoice
+from lightning_rl.compiled.graphs import NoGraphError
 from lightning_rl.compiled.steps import (
     CompiledActor,
     CompiledStepper,
     CompiledSteps,
     StepWriter,
-    UntraceableError,
 )
 from lightning_rl.envs import RestoreError, TorchEnv, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
@@ -295,7 +295,7 @@ class RolloutLoop:
                     StepWriter(steps, segment.rollout, plain.actor, plain.stepper)
                     for segment, plain in zip(segments, self._plain, strict=True)
                 ]
-            except UntraceableError as error:
+            except NoGraphError as error:
                 choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
                 return self._plain
             if not all(writer.compile() for writer in writers):

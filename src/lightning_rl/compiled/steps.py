@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from lightning_rl.collectors.statistics import said_of
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.compiled.graphs import Function, Graphs, layout
-from lightning_rl.compiled.reads import frozen, same
+from lightning_rl.compiled.constants import Attribute, Snapshot, same
+from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.torch.torch_env import Restarts
 from lightning_rl.envs.vector_env import RESULTS, RolloutStepper, StepReports, check_results
@@ -62,10 +62,6 @@ CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise
 """Of random numbers that a graph would draw."""
 
 
-class UntraceableError(RuntimeError):
-    """A step cannot be a graph; the message says why."""
-
-
 class CompiledSteps:
     """The steps of a policy in a torch env, as graphs; of all segments that they are written to.
 
@@ -77,7 +73,7 @@ class CompiledSteps:
         ahead: whether steps may be taken before what came of the last one has been looked at.
 
     Raises:
-        UntraceableError: where there can be no graph.
+        NoGraphError: where there can be no graph.
     """
 
     def __init__(
@@ -105,6 +101,7 @@ class CompiledSteps:
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
         self._graphs = Graphs(self._root, self._device, choice, driven, CURE_OF_DRAWS)
+        self.look_again = self._graphs.look_again
         size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
@@ -117,19 +114,19 @@ class CompiledSteps:
         """Take a step in a copy of the env, and see what it takes and what it leaves.
 
         Raises:
-            UntraceableError: where a step changes what is not the env's state.
+            NoGraphError: where a step changes what is not the env's state.
         """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
-                raise UntraceableError(f"{type(env).__name__} has a {name} of its own")
+                raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
         if env.extra_fields:
-            raise UntraceableError(
+            raise NoGraphError(
                 f"{type(env).__name__} says of each step {', '.join(env.extra_fields)}"
             )
         try:
             trial = copy.deepcopy(env)
         except Exception as error:
-            raise UntraceableError(f"{type(env).__name__} cannot be copied ({error})") from error
+            raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
         TorchEnv.reset(trial, seed=0)  # by the class, as below
         everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
@@ -139,18 +136,18 @@ class CompiledSteps:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.restarts = Restarts.LATER  # so that its state is what the transition has made
-        held = _Held(trial, self.policy)
         trial_root = _Root(self.policy, trial)
+        held = _Held(trial_root)
         try:
             played = self._played(trial_root, dict(self.carry), self.noise)
             changed = held.changed()
         finally:
             held.put_back()
         if changed is not None:
-            raise UntraceableError(changed)
+            raise NoGraphError(changed)
         after = {key: played.carry[key] for key in self.carry}
         if _shapes(after) != _shapes(self.carry):
-            raise UntraceableError(
+            raise NoGraphError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
         self.names, self.reports_success = tuple(played.said), played.success is not None
@@ -170,14 +167,14 @@ class CompiledSteps:
         with self._precision:
             result = root.policy(td)
         if not isinstance(result, TensorDictBase):
-            raise UntraceableError("what the policy returns is no TensorDict")
+            raise NoGraphError("what the policy returns is no TensorDict")
         wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
         for key in wanted:
             value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
             if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
-                raise UntraceableError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
             if key in fields and value is fields[key] and version_of(value) == versions[key]:
-                raise UntraceableError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
@@ -378,6 +375,7 @@ class StepWriter:
         self._generator = generator
         if start == 0:
             self.steps.policy.put_in_eval_mode()
+            self.steps.look_again()
             self._plain, self._taken = False, 0
             self.steps.load(self._first)
             for key in SUMS:
@@ -525,63 +523,54 @@ def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
 
 
 class _Held:
-    """What an env and the modules of a policy hold beside what a step writes, before one is taken.
+    """What an env and a policy hold beside what a step writes, before one is taken.
 
     Args:
-        env: a copy, which is left as the step leaves it.
-        policy: acts with its own modules, as a copy of a large one would take as much memory.
+        root: an env that is a copy, which is left as the step leaves it; and a policy itself, since
+            a copy of a large one would take as much memory.
     """
 
-    def __init__(self, env: TorchEnv, policy: Policy) -> None:
-        self._env, self._policy = env, policy
-        self._owners: list[Any] = [env, *policy.modules()]
-        self._before = [_attributes_of(owner) for owner in self._owners]
-        self._tensors = [
-            (tensor, version_of(tensor), None if owner is env else tensor.clone())
-            for owner, attributes in zip(self._owners, self._before, strict=True)
-            for tensor in attributes.values()
-            if isinstance(tensor, Tensor)
-        ]
+    def __init__(self, root: "_Root") -> None:
+        self._root = root
+        self._before = self._look()
+        self._tensors = {
+            path: (one.value, version_of(one.value), one.value.clone())
+            for path, one in self._before.items()
+            if isinstance(one.value, Tensor) and not isinstance(one.value, nn.Parameter)
+        }
+
+    def _look(self) -> dict[str, Attribute]:
+        return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
         """Return what a step has changed that it must not, and where that belongs; None if none."""
-        written = {
-            id(tensor) for tensor, version, _ in self._tensors if version_of(tensor) != version
-        }
-        for owner, before in zip(self._owners, self._before, strict=True):
-            for name, value in sorted(_attributes_of(owner).items()):
-                if name in before and same(value, before[name]) and id(value) not in written:
-                    continue
-                what = (
-                    f"a step changes {type(owner).__name__}.{name}, which is no part of its state: "
+        for path, one in sorted(self._look().items()):
+            tensor, version, _ = self._tensors.get(path, (None, 0, None))
+            written = tensor is one.value and tensor is not None and version_of(tensor) != version
+            before = self._before.get(path)
+            if before is not None and same(one.value, before.value) and not written:
+                continue
+            what = f"a step changes {one.label}, which is no part of its state: "
+            if path.startswith(".env"):
+                return (
+                    f"{what}what changes from step to step belongs into the TensorDict that "
+                    "`transition` returns"
                 )
-                if owner is self._env:
-                    return (
-                        f"{what}what changes from step to step belongs into the TensorDict that "
-                        "`transition` returns"
-                    )
-                return f"{what}what a policy remembers is data, see `extra_fields`"
+            return f"{what}what a policy remembers is data, see `extra_fields`"
         return None
 
     def put_back(self) -> None:
         """Have the policy hold what it held before."""
-        for owner, before in zip(self._owners[1:], self._before[1:], strict=True):
-            for name in _attributes_of(owner).keys() - before.keys():
-                delattr(owner, name)
-            for name, value in before.items():
-                if not same(getattr(owner, name), value):
-                    setattr(owner, name, value)
-        for tensor, version, copied in self._tensors:
-            if copied is not None and version_of(tensor) != version:
+        for path, now in self._look().items():
+            if not path.startswith(".env"):
+                before, holder = self._before.get(path), cast(Any, now.holder)
+                if before is None:
+                    del holder[now.name]
+                elif not same(now.value, before.value):
+                    holder[now.name] = before.value
+        for tensor, version, copied in self._tensors.values():
+            if version_of(tensor) != version:
                 tensor.copy_(copied)
-
-
-def _attributes_of(owner: Any) -> dict[str, Any]:
-    """Copy what an env or a module holds, without parameters, and tensors as they are."""
-    is_module = isinstance(owner, nn.Module)
-    left_out = ("_parameters", "_modules", "_buffers") if is_module else DRIVEN
-    held = {key: frozen(value) for key, value in vars(owner).items() if key not in left_out}
-    return held | dict(owner.named_buffers(recurse=False)) if is_module else held
 
 
 def _line_behind(error: BaseException, name: str) -> str:

@@ -13,8 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import NEVER
-from lightning_rl.policies.distributions.gumbel import gumbel_noise
+from lightning_rl.policies.distributions.base import NEVER, gumbel_noise
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
 from lightning_rl.rollout.structured_actions import flat_actions

@@ -20,7 +20,6 @@ __all__ = [
     "MODULE_INTERNALS",
     "READ_NUMBER",
     "TorchDispatchMode",
-    "buffers_and_modules_of",
     "copy_all",
     "flatten",
     "list_options",
@@ -72,15 +71,6 @@ def timeout_of(group: Any) -> float:
 def version_of(tensor: torch.Tensor) -> int:
     """Return a number that every write into a tensor's storage raises."""
     return tensor._version
-
-
-def buffers_and_modules_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the dicts in which a module keeps its buffers, and the modules in it.
-
-    By way of `object`: whoever watches what is read of the module does not notice.
-    """
-    own = object.__getattribute__(module, "__dict__")
-    return own["_buffers"], own["_modules"]
 
 
 def non_persistent_buffers_of(module: torch.nn.Module) -> list[str]:

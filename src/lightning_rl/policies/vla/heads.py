@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.distributions.gumbel import choose, gumbel_noise
+from lightning_rl.policies.distributions.base import choose, gumbel_noise
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_text
