@@ -77,14 +77,15 @@ def draw_from(distribution, output, generator, state=None):
     """What a distribution draws by a generator; its mode with None."""
     noise = None
     if generator is not None:
-        noise = distribution.draw_noise(output.shape[:-1], output.device, generator)
+        noise = output.new_empty(*output.shape[:-1], distribution.noise_size)
+        distribution.fill_noise(noise, generator)
     return distribution.sample(output, noise, state)
 
 
 def scalars_of(update, minibatch):
     """What an update reports of a minibatch, by name."""
     update(minibatch.clone())
-    return update.objective.statistics.means()
+    return update.objective.statistics.close()
 
 
 def count_graphs(update, kind):

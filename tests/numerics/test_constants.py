@@ -166,6 +166,38 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp
     assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
 
 
+class ReadsTheTrainer(MyAlgorithm):
+    """It asks Lightning, in the loss itself, how far the run is."""
+
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return loss * (1.0 + self.current_epoch + self.iterations_done), scalars
+
+
+class ReadsACounter(MyAlgorithm):
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return loss * (1.0 + self.env_steps), scalars
+
+
+@pytest.mark.parametrize("algorithm", [ReadsTheTrainer, ReadsACounter])
+def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, traced_only):
+    kwargs = {
+        "data": {"total_env_steps": 4 * 16 * 3, "iterations_per_epoch": 1},
+        "model": {"algorithm": algorithm, "n_epochs": 1, "batch_size": 64},
+        "trainer": {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
+    }
+    eager, _, _ = train(tmp_path / "eager", **kwargs)
+    kwargs["model"]["compile"] = True
+    if algorithm is ReadsTheTrainer:
+        with pytest.warns(UserWarning, match=r"a loss cannot be a graph: it reads trainer, whose"):
+            compiled, _, _ = train(tmp_path / "compiled", **kwargs)
+    else:
+        compiled, _, _ = train(tmp_path / "compiled", **kwargs)
+        assert compiled.compilation.compiled
+    assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
+
+
 class Deciding(PPO):
     step = 0
 

@@ -1,14 +1,13 @@
 """Compile functions of tensors to graphs, and call them with as little Python as that takes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from lightning_rl.compiled.choice import Choice
-from lightning_rl.compiled.constants import (
+from lightning_rl.compiled.attributes import (
     MISSING,
     Attribute,
     NotesTensorReads,
@@ -17,6 +16,7 @@ from lightning_rl.compiled.constants import (
     replaced,
     same,
 )
+from lightning_rl.compiled.choice import Choice
 from lightning_rl.compiled.cuda_graphs import CapturedGraph, is_worth_capturing
 from lightning_rl.compiled.onednn import route_products
 from lightning_rl.compiled.products import choose_products
@@ -53,7 +53,8 @@ class Graphs:
         root: the algorithm.
         device: where it computes.
         choice: of the run, which hears where graphs are not to be had.
-        left_out: attributes that the functions do not read, or set before they read them.
+        left_out: attributes that are not compared: constant, or set by the functions themselves.
+        hidden: attributes of the algorithm that are not compared, and may not be read.
         cure_of_draws: how a function comes by random numbers instead, which it then may not draw.
 
     Attributes:
@@ -69,11 +70,13 @@ class Graphs:
         device: torch.device,
         choice: Choice | None = None,
         left_out: Collection[Place] = (),
+        hidden: Collection[str] = (),
         cure_of_draws: str = "",
     ) -> None:
         self.available = True
         self._choice = choice or Choice(True, None)
-        self._left_out = left_out
+        self._left_out = {*left_out, *((id(root), name) for name in hidden)}
+        self._hidden = hidden
         self._cure_of_draws = cure_of_draws
         if device.type == "cpu" and self._choice.products is None:
             choose_products(
@@ -105,7 +108,7 @@ class Graphs:
         try:
             return call()
         except NoGraphError as error:
-            self.give_up(f"{self._choice.traced}: {error}")
+            self.give_up(f"{self._choice.traced} cannot be a graph: {error}")
         except Exception as error:
             if self.have_served:
                 raise
@@ -223,12 +226,15 @@ class Graphs:
         for path in absent:
             if not isinstance(found[path].holder, MutableMapping):
                 raise RuntimeError(f"{found[path].label} belongs to a class")
+        own = vars(self._root)
+        values = [(found[p].holder, found[p].name, v) for p, v in (numbers | absent).items()]
+        values += [(own, name, _Hidden(name)) for name in self._hidden if name in own]
         function, noted = make()
         # Tracing runs the function, which may move running statistics: the graph is to move them.
         kept = [(buffer, buffer.clone()) for buffer in self._root.buffers()]
         copies = [tensor.detach().clone() for tensor in inputs]
         try:
-            with replaced(found, numbers | absent), NotesTensorReads() as reads:
+            with replaced(values), NotesTensorReads() as reads:
                 traced = make_fx(function)(*copies)
         finally:
             for buffer, value in kept:
@@ -246,6 +252,22 @@ class Graphs:
 
 class NoGraphError(RuntimeError):
     """There can be no graph; the message says why."""
+
+
+class _Hidden:
+    """Stands for an attribute of which a graph could not tell that it changes."""
+
+    def __init__(self, name: str) -> None:
+        vars(self)["name"] = name
+
+    def _refuse(self, *args: Any) -> NoReturn:
+        told = ".".join([self.name.lstrip("_"), *(arg for arg in args if isinstance(arg, str))])
+        raise NoGraphError(
+            f"it reads {told}, whose value would be compiled in: set an attribute from it in "
+            "training_step, and read that"
+        )
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __bool__ = __call__ = _refuse
 
 
 class _Trace(NamedTuple):
@@ -371,7 +393,7 @@ def compile_graph(
         options={"config_patches": options},
     )
 
-    graph: Graph = compiled
+    graph = cast(Graph, compiled)
     if is_worth_capturing((*inputs, *held)):
         # What is held is among its inputs: it begins again where another tensor takes its place.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))

@@ -18,17 +18,24 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_rl.collectors.statistics import said_of
+from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.compiled.constants import Attribute, Snapshot, same
 from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.torch.torch_env import Restarts
-from lightning_rl.envs.vector_env import RESULTS, RolloutStepper, StepReports, check_results
+from lightning_rl.envs.vector_env import (
+    RESULTS,
+    RolloutStepper,
+    StepReports,
+    VectorEnv,
+    check_results,
+)
 from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor
 from lightning_rl.policies.base import NOISE, RolloutActor
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, time_major
+from lightning_rl.system.machine import settings
 from lightning_rl.system.torch_private import copy_all, make_fx, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
@@ -100,8 +107,7 @@ class CompiledSteps:
         self._look_at(env)
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
-        self._graphs = Graphs(self._root, self._device, choice, driven, CURE_OF_DRAWS)
-        self.look_again = self._graphs.look_again
+        self._graphs = Graphs(self._root, self._device, choice, driven, cure_of_draws=CURE_OF_DRAWS)
         size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
@@ -267,7 +273,12 @@ class CompiledSteps:
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
     def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
-        """Return the graph that is right for what env and policy are now; None where none is."""
+        """Return the graph that is right for what env and policy are now; None where none is.
+
+        Args:
+            slots: that it writes, or others in the same layout.
+        """
+        self._graphs.look_again()
         inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
         made = self._graphs.attempt(
@@ -287,6 +298,8 @@ class CompiledSteps:
             carry[name,].copy_(getattr(env, name))
         if MEMORY in carry:
             carry[MEMORY].copy_(first["state"])
+        for key in SUMS:
+            carry[key].zero_()
 
     def restart(self, done: Tensor, observation: Any) -> None:
         """Begin the next episode of the rows that finished, where the graph has not.
@@ -363,49 +376,40 @@ class StepWriter:
         if self._first.device is not None and self._first.device.type != "cpu":
             # A CUDA graph writes to the same place each time.
             self._staged = [torch.empty_like(slot) for slot in self._slots[0]]
-        self._plain = False
-        self._taken = 0
-
-    def compile(self) -> bool:
-        """Have the graph made now, before any thread runs; tell whether there is one."""
-        return self.steps.graph(self._staged or self._slots[0]) is not None
+        self.places = self._staged or self._slots[0]
+        self.graph: Callable[..., Any] | None = None
 
     def begin(self, generator: torch.Generator, start: int) -> None:
         """Take up weights and noise, for slot `start` and those that follow."""
+        steps = self.steps
         self._generator = generator
         if start == 0:
-            self.steps.policy.put_in_eval_mode()
-            self.steps.look_again()
-            self._plain, self._taken = False, 0
-            self.steps.load(self._first)
-            for key in SUMS:
-                self.steps.carry[key].zero_()
-        if self._plain:
+            steps.policy.put_in_eval_mode()
+            self._taken = 0
+            self.graph = steps.graph(self.places)
+            if self.graph is not None:
+                steps.load(self._first)
+        if self.graph is None:
             self.actor.begin(generator, start)
         elif self._at_once:
-            shape = len(self._slots) - start, len(self.steps.noise)
-            noise = self.steps.policy.draw_noise(shape, generator)
+            shape = len(self._slots) - start, len(steps.noise)
+            noise = steps.policy.draw_noise(shape, generator)
             self._noise = dict(enumerate(noise.unbind(0), start))
 
     def act(self, t: int) -> None:
         """Take the steps from t on, as many as may be taken at once; see `step`."""
-        if self._plain:
+        if self.graph is None:
             self.actor.act(t)
-        elif t == self._taken and not self._take_from(t):
-            self._go_on_plainly(t)
-            self.actor.act(t)
+        elif t == self._taken:
+            self._take_from(t, self.graph)
 
     def step(self, t: int) -> dict[str, Any]:
         """Return the info of step t, which has been taken."""
-        return self.stepper.step(t) if self._plain else {}
+        return self.stepper.step(t) if self.graph is None else {}
 
-    def _take_from(self, t: int) -> bool:
-        """Take steps; tell whether that could be done."""
+    def _take_from(self, t: int, graph: Callable[..., Any]) -> None:
+        """Take steps."""
         steps = self.steps
-        places = self._staged or self._slots[t]
-        graph = steps.graph(places)
-        if graph is None:
-            return False
         later = steps.restarts is Restarts.LATER
         carry = list(steps.carry.values())
         for i in range(t, t + steps.ahead):
@@ -413,40 +417,73 @@ class StepWriter:
                 noise = self._noise[i]
             else:
                 noise = steps.policy.draw_noise((len(steps.noise),), self._generator)
-            if self._staged is None:
-                (done,) = graph(noise, *carry, *self._slots[i])
-            else:
-                (done,) = graph(noise, *carry, *self._staged)
+            (done,) = graph(noise, *carry, *(self._staged or self._slots[i]))
+            if self._staged is not None:
                 copy_all(self._slots[i], self._staged)
             if later:
                 steps.restart(done, self._observations[i + 1])
         self._writer.write_all(t, steps.ahead, _nested(steps.finals))
         self._taken = t + steps.ahead
-        return True
-
-    def _go_on_plainly(self, t: int) -> None:
-        self._plain = True
-        self.steps.store()
-        self.actor.begin(self._generator, t)
 
     def finish_acting(self, start: int, stop: int) -> None:
         """Write what plain acting leaves for the end."""
-        if self._plain:
+        if self.graph is None:
             self.actor.finish(start, stop)
 
     def finish(self) -> StepReports | None:
         """Leave the env where the rollout ends; return what it said of its steps."""
-        if self._plain:
-            said = self.stepper.finish()
-        else:
-            self.steps.store()
-            self._writer.finish()
-            said = None
-        if not self._taken:
-            return said
+        if self.graph is None:
+            return self.stepper.finish()
+        self.steps.store()
+        self._writer.finish()
         carry = self.steps.carry
         sums = (carry[TOTAL].clone(), carry[COUNT].clone())
         return StepReports(self.steps.names, *sums, self.steps.reports_success)
+
+
+@torch.no_grad()
+def compile_steps(
+    env: VectorEnv,
+    policy: Policy,
+    rollouts: Sequence[TensorDict],
+    plain: Sequence[tuple[RolloutActor, RolloutStepper]],
+    choice: StepsChoice,
+    ahead: bool,
+) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
+    """Return what acts and steps by graphs, one for each rollout [N, T+1]; else what does plainly.
+
+    Graphs are made now, before any thread runs; `choice` hears where there are none.
+
+    Args:
+        env: is stepped.
+        policy: acts.
+        rollouts: that are written.
+        plain: acts and steps where there is no graph.
+        choice: of the run.
+        ahead: see `CompiledSteps`.
+    """
+    if not isinstance(env, TorchEnv):
+        choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
+    elif not settings().compiled_steps:
+        choice.does_not_apply("trainer.machine.compiled_steps: false")
+    if not choice.compiled or not isinstance(env, TorchEnv):
+        return plain
+    device = policy.version.device
+    # What draws by torch's global generator is refused, and is not to have drawn.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            steps = CompiledSteps(env, policy, rollouts[0], choice, ahead)
+            writers = [
+                StepWriter(steps, rollout, *pair)
+                for rollout, pair in zip(rollouts, plain, strict=True)
+            ]
+        except NoGraphError as error:
+            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
+            return plain
+        if any(steps.graph(writer.places) is None for writer in writers):
+            return plain
+    choice.say()
+    return [(CompiledActor(writer), CompiledStepper(writer)) for writer in writers]
 
 
 class CompiledActor(RolloutActor):

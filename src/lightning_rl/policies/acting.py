@@ -5,7 +5,7 @@ faster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from types import MethodType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -141,7 +141,7 @@ class NumpyActor(RolloutActor):
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
-        self._draw = partial(self.DRAWS[type(distribution)], self)
+        self._draw = MethodType(self.DRAWS[type(distribution)], self)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         policy = self._policy

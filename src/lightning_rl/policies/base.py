@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import NEVER, gumbel_noise
+from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
 from lightning_rl.rollout.structured_actions import flat_actions
@@ -287,13 +287,20 @@ def _refuse_unread(
 def noise_for(
     policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
 ) -> Tensor | None:
-    """Return what a call of `forward` acts with: the noise [N, Z] of `td`, or else newly drawn.
+    """Return the noise [N, Z] of a call of `forward`; None for the mode of the distribution.
 
-    None for the mode of the distribution. The policy has `draw_noise`.
+    A generator draws it. Without one, noise that was drawn before is taken from `td` (`NOISE`);
+    where there is none, torch's global generator draws.
+
+    Args:
+        policy: has `draw_noise`.
+        td: [N], as `forward` got it.
+        deterministic: whether the mode is wanted.
+        generator: as `forward` got it.
     """
     if deterministic:
         return None
-    noise: Tensor | None = td.get(NOISE, None)
+    noise: Tensor | None = td.get(NOISE, None) if generator is None else None
     return policy.draw_noise(td.batch_size, generator) if noise is None else noise
 
 
@@ -499,7 +506,7 @@ class UniformActor(RolloutActor):
         if self._policy.masks_actions:  # of what is observed as it comes
             shape = len(self._storage) - 1, self._storage.batch_size[1], sum(self._sizes)
             self._noise = torch.empty(shape, device=actions.device)
-            self._noise[start:] = gumbel_noise(self._noise[start:].shape, actions.device, generator)
+            gumbel_(self._noise[start:], generator)
             return
         drawn = torch.rand(actions.shape, generator=generator, device=actions.device)
         drawn = self._low + drawn * self._range

@@ -197,7 +197,8 @@ class PerceptronPolicy(Policy):
         return td
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        return self.distribution.draw_noise(batch, self.version.device, generator)
+        size, device = self.distribution.noise_size, self.version.device
+        return self.distribution.fill_noise(torch.empty(*batch, size, device=device), generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         # In bfloat16 NumPy has no way; and of a subclass only what it says itself counts, since

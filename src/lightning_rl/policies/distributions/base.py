@@ -34,14 +34,9 @@ class ActionDistribution(nn.Module, ABC):
         """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
         return output.masked_fill(mask == 0, NEVER)
 
-    def draw_noise(
-        self, batch: Sequence[int], device: torch.device, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """Draw the noise [*batch, Z] that `sample` takes; None draws by torch's global generator.
-
-        It is standard normal, unless a family overrides this.
-        """
-        return torch.empty(*batch, self.noise_size, device=device).normal_(generator=generator)
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw what `sample` takes into noise [..., Z]: standard normal, if not overridden."""
+        return noise.normal_(generator=generator)
 
     @abstractmethod
     def sample(
@@ -49,10 +44,8 @@ class ActionDistribution(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        Args:
-            output: [B, num_outputs].
-            noise: [B, Z], of `draw_noise`; None for the mode.
-            state: [B, S], zeros where an episode begins.
+        Of an output [B, num_outputs], noise [B, Z] or None for the mode, and a state [B, S], which
+        is zero where an episode begins.
         """
 
     @abstractmethod
@@ -95,10 +88,8 @@ class Categorical(ActionDistribution):
             start += size
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
-    def draw_noise(
-        self, batch: Sequence[int], device: torch.device, generator: torch.Generator | None = None
-    ) -> Tensor:
-        return gumbel_noise((*batch, self.noise_size), device, generator)
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        return gumbel_(noise, generator)
 
     def sample(
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
@@ -146,23 +137,15 @@ def widened(output: Tensor) -> Tensor:
 
 
 def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
-    """Return the index [B] of one of n categories; the likeliest one without noise.
+    """Return one of n categories [B] by their log-probs [B, n]; the likeliest one without noise.
 
-    By the Gumbel-max trick, argmax(log p + g): one pass, where `multinomial` needs the sums of the
-    probabilities, and looks at them, which an accelerator waits for.
-
-    Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
-
-    Args:
-        log_probs: [B, n], up to a constant for each of B.
-        noise: as many numbers of `gumbel_noise`, in any shape.
+    By the Gumbel-max trick, argmax(log p + g) with noise g of `gumbel_`: `multinomial` would wait
+    for an accelerator. Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
     """
     keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
     return keys.argmax(-1)
 
 
-def gumbel_noise(
-    shape: Sequence[int], device: torch.device, generator: torch.Generator | None
-) -> Tensor:
-    """Return draws [*shape] of Gumbel's distribution, -log(E), E ~ Exp(1)."""
-    return torch.empty(*shape, device=device).exponential_(generator=generator).log_().neg_()
+def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Fill noise [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
+    return noise.exponential_(generator=generator).log_().neg_()

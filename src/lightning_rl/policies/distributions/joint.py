@@ -49,11 +49,10 @@ class JointDistribution(ActionDistribution):
                 outputs[i] = part.masked(outputs[i], masks[i])
         return torch.cat(outputs, -1)
 
-    def draw_noise(
-        self, batch: Sequence[int], device: torch.device, generator: torch.Generator | None = None
-    ) -> Tensor:
-        parts = [part.draw_noise(batch, device, generator) for part in self._parts()]
-        return torch.cat(parts, -1)
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        for part, one in zip(self._parts(), noise.split(self.noise_sizes, -1), strict=True):
+            one.copy_(part.fill_noise(one.clone(memory_format=torch.contiguous_format), generator))
+        return noise
 
     def sample(
         self, output: Tensor, noise: Tensor | None, state: Tensor | None = None

@@ -11,8 +11,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.policies.distributions.base import choose, gumbel_
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.distributions.base import choose, gumbel_noise
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_text
@@ -124,8 +124,8 @@ class TokenHead(ActionHead):
         return {"action_tokens": ((self.num_slots,), torch.int64)}
 
     def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        shape = (*batch, self.num_slots * self.num_bins)
-        return gumbel_noise(shape, self.center.device, generator)
+        size = self.num_slots * self.num_bins
+        return gumbel_(torch.empty(*batch, size, device=self.center.device), generator)
 
     def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         log_probs = self._log_probs(slots)
