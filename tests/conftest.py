@@ -15,6 +15,8 @@ import pytest
 import xdist
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.slow_cases import is_slow
+
 # What a run finds out about the machine is asked once, and not left in the user's own cache.
 os.environ.setdefault("LIGHTNING_RL_CACHE", f"{tempfile.gettempdir()}/lightning_rl_tests")
 
@@ -107,6 +109,13 @@ def pytest_sessionstart(session):
 
         # Two threads that wait for each other on a busy machine of two cores are slower than one.
         torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

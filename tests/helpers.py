@@ -42,6 +42,7 @@ def make_data(env="CartPole-v1", **kwargs):
         "total_env_steps": 4 * 16 * 6,
         "iterations_per_epoch": 3,
         "num_eval_episodes": 2,
+        "max_eval_episode_steps": 24,
     }
     return RLDataModule(factory, **settings | kwargs)
 

@@ -26,6 +26,7 @@ from lightning_rl.system.lightning_private import (
     skip_signal_exchange,
 )
 from tests.helpers import train
+from tests.slow_cases import SLOW_CASES, is_slow
 
 SOURCE = Path(__file__).parents[1] / "src" / "lightning_rl"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -443,3 +444,18 @@ def test_every_package_has_a_defect_among_the_mutations(mutations):
     found = {mutation.package for mutation in mutations.MUTATIONS}
     packages = {path.parent.relative_to(SOURCE).as_posix() for path in FILES} - {"."}
     assert packages <= found
+
+
+def test_the_slow_cases_and_the_quick_ones_that_protect_the_same_are_there():
+    offenders = []
+    for test, cases in SLOW_CASES.items():
+        file = test.split("::")[0]
+        quick = [case if not case.startswith("[") else test + case for case in cases.values()]
+        for name in (test, *quick):
+            home, _, function = name.rpartition("::")
+            path = SOURCE.parents[1] / "tests" / (home or file)
+            if f"def {function.split('[')[0]}(" not in path.read_text():
+                offenders.append(name)
+            if name != test and is_slow(name if home else f"{file}::{name}"):
+                offenders.append(f"{name} is slow too")
+    none(offenders)

@@ -140,9 +140,13 @@ def test_returns_and_advantages_are_not_rounded():
         assert all(torch.equal(a, b) for a, b in zip(targets(), expected, strict=True))
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_it_learns(compile, tmp_path):
-    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * 40}
+@pytest.mark.parametrize(
+    ("compile", "iterations"),
+    [(False, 40), (True, 3), pytest.param(True, 40, marks=pytest.mark.slow)],
+)
+def test_it_learns(compile, iterations, tmp_path):
+    """A CPU without bfloat16 takes half a second for each compiled iteration."""
+    data = {"num_envs": 16, "buffer_size": 32, "total_env_steps": 16 * 32 * iterations}
     model = {"learning_rate": 3e-3, "n_epochs": 4, "batch_size": 128, "lr_schedule": "constant"}
     module = train(
         tmp_path,
@@ -154,8 +158,8 @@ def test_it_learns(compile, tmp_path):
     assert (module._graphs is not None) is compile
     asked = TensorDict({"observation": torch.tensor([[1.0], [-1.0]])}, [2])
     td = module.policy.get_action(asked, deterministic=True)
-    assert td["action"].tolist() == [1, 0]
-    assert module.policy.evaluate_actions(td)["sample_log_prob"].exp().min() > 0.95
+    probability = module.policy.evaluate_actions(td)["sample_log_prob"].exp().min()
+    assert iterations < 40 or (td["action"].tolist() == [1, 0] and probability > 0.95)
     assert all(p.dtype == torch.float32 for p in module.policy.parameters())
 
 

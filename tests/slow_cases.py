@@ -1,0 +1,151 @@
+"""Cases that only `pytest -m slow` runs, beside the quick tests that protect the same.
+
+A quick run takes one case for each thing that a test protects. The keys are cases, the values name
+the quick test or case that notices the same defects (`[...]`: another case of the same test).
+"""
+
+SLOW_CASES = {
+    # --- graphs: each feature is compiled once ---
+    "equivalence/test_off_policy.py::test_compiled_it_follows_the_eager_run": {
+        "SAC that remembers": "[TD3 that remembers, in chunks]",
+        "SAC on a torch task": "[SAC, all at once]",
+        "CrossQ": "test_renormalised_critics_are_compiled_and_resumed_alike[CrossQ]",
+        "CrossQ that remembers": "[TD3 that remembers, in chunks]",
+    },
+    "equivalence/test_compiled_steps.py::test_starts_of_many_numbers_are_made_of_the_rows_that_need_one": {
+        "PointMass": "[PushCube]",
+        "pictures": "[PushBlocks]",
+    },
+    "equivalence/test_allowed.py::test_compiled_it_follows_the_eager_run": {
+        "noise, SAC": "[parts, noise]",
+    },
+    "numerics/test_sac.py::test_twenty_updates_of_sac_are_those_of_the_reference": {
+        "clamped-dtype1-True": "[four critics, two of them-dtype1-True]",
+        "plain-dtype1-True": "[four critics, two of them-dtype1-True]",
+    },
+    "numerics/test_sac.py::test_twenty_updates_of_an_arm_with_a_gripper_are_those_of_the_reference": {
+        "1-dtype1-True": "[2-dtype1-True]",
+    },
+    "numerics/test_critics.py::test_twenty_updates_of_discrete_actions_are_those_of_the_reference": {
+        "False-2-True": "[True-4-True]",
+    },
+    # --- resume, background: settings that another case has ---
+    "equivalence/test_off_policy.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {
+        "SAC": "[SAC, all at once]",
+        "SAC on a torch task": "[SAC, all at once]",
+        "SAC in chunks": "[TD3, categorical, in chunks]",
+        "SAC, categorical and residual": "[TD3, categorical, in chunks]",
+        "TD3": "[TD3, categorical, in chunks]",
+        "CrossQ": "[CrossQ that remembers]",
+    },
+    "equivalence/test_off_policy.py::test_in_the_background_without_lag_it_is_what_it_is_in_the_foreground": {
+        "SAC": "[SAC that remembers]",
+        "CrossQ": "[SAC that remembers]",
+    },
+    "equivalence/test_own_algorithms.py::test_it_trains_is_saved_and_resumes_bit_for_bit": {
+        "off-false": "[off-true]",
+        "on-false": "[on-true]",
+    },
+    "equivalence/test_resume.py::test_resume_is_exact_for": {
+        "Acrobot": "[CartPole]",
+        "MountainCar": "[CartPole]",
+        "torch-native discrete": "[torch-native]",
+    },
+    "equivalence/test_resume.py::test_resume_is_exact_for_mujoco": {"HalfCheetah-v5": "[Hopper-v5]"},
+    "equivalence/test_async.py::test_without_lag_background_is_foreground_bit_for_bit": {
+        "PPO torch": "[GRPO torch]",
+        "PPO Pendulum-v1": "[PPO CartPole-v1]",
+    },
+    "equivalence/test_async.py::test_resume_without_lag_is_exact": {"PPO torch-1": "[PPO torch-0]"},
+    "equivalence/test_allowed.py::test_resume_is_exact_for": {"noise, SAC": "[parts, noise]"},
+    "equivalence/test_ray.py::test_one_collector_without_lag_is_the_foreground_bit_for_bit": {
+        "PPO torch": "[PPO]",
+        "PPO recurrent": "[chunks, partial info, warm-up, normalisers, policy and algorithm of one's own]",
+    },
+    "numerics/test_encoders.py::test_a_run_that_is_stopped_and_resumed_ends_as_uninterrupted": {
+        "SAC": "[SAC, critics that know more]",
+        "PPO": "[PPO, a critic that knows more]",
+    },
+    "numerics/test_gripper.py::test_penalties_reach_the_loss_of_each_update": {
+        "0.5": "[2.0]",
+        "1.0": "[2.0]",
+    },
+    "numerics/test_teacher.py::test_stopped_while_both_act_it_ends_as_uninterrupted": {
+        "in the foreground": "[in the background]",
+    },
+    "numerics/test_reward_classifier.py::test_a_policy_learns_by_it_and_resumes_exactly": {
+        "SAC": "[PPO]",
+    },
+    "numerics/test_datasets.py::test_a_replay_written_out_and_back_gives_the_same_transitions_bit_for_bit": {
+        "vector, padding": "[tree]",
+    },
+    # --- export ---
+    "equivalence/test_export.py::test_each_policy_acts_as_in_torch": {
+        "SAC, residual, noise, GRU": "[LSTM, noise, chunks]",
+        "points in pictures": "[pictures, choices and numbers]",
+    },
+    # --- kills and schedules at random: as many as find the defects of scripts/mutations.py ---
+    "numerics/test_labels.py::test_a_kill_leaves_the_old_dataset_or_the_new_one": {
+        "rmdir-5": "[replace-2]",
+        "unlink-7": "[replace-2]",
+        "fsync-17": "[replace-2]",
+    },
+    "faults/test_recording.py::test_killed_at_any_moment_all_finished_episodes_open_and_recording_goes_on": {
+        "copyfile-3-3": "[replace-5-10]",
+        "fsync-19-4": "[unlink-17-3]",
+    },
+    "faults/test_replay_files.py::test_killed_at_any_moment_of_a_save_it_goes_on_bit_for_bit": {
+        "fsync": "[replace]",
+    },
+    "faults/test_remote_collectors.py::test_a_thousand_schedules_never_exceed_the_bound_and_account_for_every_rollout": {
+        "overwrite": "[block]",
+    },
+    "numerics/test_mixed_replay.py::test_over_random_schedules_the_counts_add_up_and_both_hold_the_same": {
+        "space0": "[space1]",
+    },
+    "reports/test_env_returns.py::test_a_spawned_worker_does_what_one_in_line_does": {
+        "": "test_every_kind_of_return_is_taken_or_refused_alike_in_line_and_in_workers",
+    },
+    # --- learning: one learner for each kind of answer; the formulas have references ---
+    "learning/test_off_policy.py::test_the_actor_learns_a_continuous_action": {
+        "CrossQ": "[SAC]",
+    },
+    "learning/test_probes.py::test_the_critic_learns_the_value_of_an_observation": {"3": "[1]"},
+    "learning/test_probes.py::test_the_actor_learns_a_continuous_action": {
+        "True": "learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one",
+    },
+    "learning/test_probes.py::test_the_actor_learns_from_pictures_which_action_is_asked_for": {
+        "encoder1": "[encoder0]",
+    },
+    "learning/test_probes.py::test_sac_learns_from_pictures_which_action_is_asked_for": {
+        "False": "[True]",
+    },
+    "learning/test_action_bounds.py::test_any_bounds_are_learnt_as_well_as_minus_one_and_one": {
+        "bf16": "numerics/test_precision.py::test_it_learns",
+        "torch": "[plain]",
+    },
+    # --- the command line: what differs is a class or a file, and not a mechanism ---
+    "cli/test_wrappers.py::test_a_wrapper_with_arguments_trains_and_resumes": {
+        "ClipReward": "[FrameStackObservation]",
+        "DiscretizeAction": "[RescaleObservation]",
+        "TimeLimit": "[FrameStackObservation]",
+        "RescaleAction": "[RescaleAction of each entry]",
+    },
+    "cli/test_commands.py::test_every_shipped_config_trains_two_iterations_with_a_first_ratio_of_one": {
+        "tuned/ppo_ant.yaml": "[tuned/ppo_hopper.yaml]",
+        "tuned/ppo_humanoid.yaml": "[tuned/ppo_hopper.yaml]",
+        "tuned/ppo_half_cheetah.yaml": "[ppo_mujoco.yaml]",
+    },
+    "cli/test_gpu_check.py::test_it_runs_small_on_a_cpu": {
+        "": "test_compiled_steps_are_compared_with_eager_ones_over_ends_and_new_starts",
+    },
+    "cli/test_pages.py::test_the_algorithm_that_is_shown_solves_cartpole": {
+        "": "test_a_page_can_be_followed[docs/extending.md]",
+    },
+}
+
+
+def is_slow(nodeid):
+    """Whether a test, `tests/room/file.py::name[case]`, runs with the slow ones only."""
+    name, _, case = nodeid.removeprefix("tests/").partition("[")
+    return case.removesuffix("]") in SLOW_CASES.get(name, {})
