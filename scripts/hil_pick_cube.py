@@ -39,7 +39,7 @@ from lightning_rl import (
 )
 from lightning_rl.cli.app import run
 from lightning_rl.collectors.evaluation import run_episodes
-from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs.people.gym_hil import PickCube, PickCubeExpert
 
 CONFIGS = Path(__file__).parents[1] / "configs"

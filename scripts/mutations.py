@@ -791,8 +791,8 @@ MUTATIONS = (
     Mutation(
         "datasets/record.py",
         "a frame holds the observation after the step",
-        "                player.acted_on,",
-        "                map_tree(lambda leaf: leaf[0], player.observation),",
+        "                self._acted_on,",
+        "                map_tree(lambda leaf: leaf[0], self.observation),",
         "cli/test_record.py",
     ),
     Mutation(
@@ -941,14 +941,14 @@ MUTATIONS = (
         "numerics/test_normalization.py numerics/test_vla.py",
     ),
     Mutation(
-        "datasets/episodes.py",
+        "datasets/writer.py",
         "an episode that is said to be finished is not in the table",
         "        self._write_row(recording, finals, success, list(videos))\n",
         "",
         "faults/test_recording.py numerics/test_datasets.py",
     ),
     Mutation(
-        "datasets/joining.py",
+        "datasets/directory.py",
         "joined folders take the others' place before they are whole",
         "    target = path / UNFINISHED\n",
         "    target = path / FINISHED\n",
@@ -962,17 +962,17 @@ MUTATIONS = (
         "numerics/test_labels.py",
     ),
     Mutation(
-        "datasets/recording.py",
+        "datasets/episode_files.py",
         "a recording that was cut off has no end",
         'self._pending["next.truncated"][-1] = np.array(True)',
         "pass",
         "numerics/test_datasets.py",
     ),
     Mutation(
-        "datasets/replays.py",
+        "datasets/episode.py",
         "the last step of an episode goes on from an observation that nobody saw",
-        "known = episode.final_known or bool(episode.terminated[-1])",
-        "known = True",
+        "if self.final_known or bool(self.terminated[-1:].any()):",
+        "if True:",
         "numerics/test_datasets.py",
     ),
     # --- algorithms ---

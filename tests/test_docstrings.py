@@ -31,8 +31,11 @@ INTERNAL = (
     *(f"envs/gymnasium/{name}.py" for name in ("replay", "workers")),
     "compiled/[!cs]*",
     "compiled/cuda_graphs.py",
-    *(f"datasets/{name}.py" for name in ("joining", "lerobot_format", "minari_format")),
-    *(f"datasets/{name}.py" for name in ("pictures", "recording", "statistics", "tables")),
+    *(
+        f"datasets/{name}.py"
+        for name in ("directory", "joining", "lerobot_format", "lerobot_reader")
+    ),
+    *(f"datasets/{name}.py" for name in ("episode_files", "pictures", "statistics", "tables")),
     *(f"policies/{name}.py" for name in ("description", "acting", "precision", "spaces")),
 )
 """Files of which the reference has no page. A file that is not among these has to be on one."""

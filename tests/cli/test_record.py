@@ -392,6 +392,32 @@ def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.parametrize(
+    "at",
+    [
+        "cli.record.make_env",
+        "datasets.writer.is_begun",
+        "datasets.writer.write_atomically",
+        "datasets.writer.lock_dataset",
+        "datasets.directory.lock_file",
+        "datasets.writer.complete_join",
+        "datasets.writer.EpisodeWriter._remove_first_episode",
+    ],
+)
+def test_interrupted_before_it_records_it_leaves_what_the_next_run_takes(at, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(f"lightning_rl.{at}", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        run(["record", "--path", "data", *SHOWS, *STRAIGHTLY])
+    assert stop.value.code == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    run(["record", "--path", "data", *SHOWS, *STRAIGHTLY, "--episodes", "1"])
+    assert len(read_episodes("data")) == 1
+
+
 class Breaks(Shows):
     def step(self, action):
         if self.age == 3 and self.np_random.random() < 0.5:

@@ -341,6 +341,21 @@ def test_the_control_period_is_that_of_the_env(env, period):
     assert (said["evaluation"], said["env"], said["run"]["name"]) == (None, None, "nowhere")
 
 
+def test_damaged_files_of_a_run_are_told_and_left_out(tmp_path):
+    env = PushCube(2)
+    policy = ActorCritic(env.single_observation_space, env.single_action_space)
+    content = {"lightning_rl": {"env_steps": 3}, "state_dict": {"policy.version": torch.tensor(1)}}
+    (tmp_path / "run.json").write_text('{"seed": 1')
+    os.mkfifo(tmp_path / "evaluation.json")
+    with pytest.warns(UserWarning, match="What is exported lacks it") as seen:
+        said = metadata_of(policy, ports_of(policy), tmp_path / "x.ckpt", content, {}, None)
+    assert [Path(str(one.message).split()[0]).name for one in seen][:2] == [
+        "run.json",
+        "evaluation.json",
+    ]
+    assert (said["run"]["seed"], said["evaluation"]) == (None, None)
+
+
 def test_weights_are_read_again_by_load_policy(arm_run, tmp_path, capsys):
     path = tmp_path / "walker.safetensors"
     (arm_run / "evaluation.json").unlink(missing_ok=True)

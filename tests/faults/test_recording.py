@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict
 
-from lightning_rl.datasets.episodes import EpisodeWriter, read_episodes
+from lightning_rl.datasets.reader import read_episodes
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 
 pytest.importorskip("pyarrow", reason="needs the extra data")

@@ -13,8 +13,10 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, Tuple
 
 from lightning_rl import ActorCritic, Demonstrations, GymnasiumEnv, ReplayBuffer
-from lightning_rl.datasets.episodes import EpisodeWriter, read_episodes, write_minari
+from lightning_rl.datasets.minari import write_minari
+from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.datasets.replays import read_replay, write_replay
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.rollout.contract import successors
 from lightning_rl.system.errors import ConfigurationError
 from tests.numerics.test_replay import ACTION as OF_STREAMS
@@ -323,7 +325,7 @@ def old(path):
         (break_video, r"The video .*mp4 cannot be read .*Restore the file, or leave the camera out: name the observations to be read by keys"),
         (shorten_video, r"The video .* is broken: it has no frame at 0.160 seconds. Restore the file"),
         (remove("*.mp4"), "The video .* cannot be read .*No such file"),
-        (remove("info.json"), "info.json cannot be read .* and a LeRobotDataset has one: restore it"),
+        (remove("info.json"), "info.json cannot be read: it is missing, and a dataset has one: restore it"),
         (cut("data/*/*.parquet"), "file-000.parquet cannot be read .*restore it, or give another dataset"),
         (cut("episodes/*/*.parquet"), "file-000.parquet cannot be read"),
         (remove("episodes/*/*.parquet"), "holds no finished episode: record one"),
@@ -697,7 +699,7 @@ def test_what_a_replay_cannot_learn_from_is_refused_or_left_out(tmp_path):
     for ends, expected in {"success": False, "terminated": True, "truncated": False}.items():
         episodes = read_episodes(tmp_path / "data", ends=ends)
         assert bool(episodes[0].terminated[-1]) is expected
-    with pytest.raises(ConfigurationError, match=r"has no rewards.*keys: {<column>: reward}"):
+    with pytest.raises(ConfigurationError, match=r"holds no rewards.*keys: {<column>: reward}"):
         read_replay(episodes, space, space)
     chunked = ReplayBuffer(VECTOR, Box(-1, 1, (2, 2)), 1, capacity=10)
     chunked.extend(Stream(VECTOR, 1, seed=1, action=Box(-1, 1, (2, 2)), chunk=2).next(3))

@@ -12,7 +12,13 @@ from gymnasium.spaces import Box, Dict
 
 from lightning_rl import ActorCritic, Conditioned, Demonstrations, EpisodeWriter, GymnasiumEnv
 from lightning_rl.cli.app import run
-from lightning_rl.datasets import LabelSettings, label_dataset, read_episodes, write_minari
+from lightning_rl.datasets import (
+    LabelSettings,
+    MixedReplay,
+    label_dataset,
+    read_episodes,
+    write_minari,
+)
 from lightning_rl.datasets.label import (
     fit_values,
     positive_steps,
@@ -20,7 +26,6 @@ from lightning_rl.datasets.label import (
     step_advantage,
     success_reward,
 )
-from lightning_rl.datasets.mixed_replay import _Dataset
 from lightning_rl.envs.wrappers.condition import conditioned, unconditioned, with_condition
 from lightning_rl.system.errors import ConfigurationError
 
@@ -274,13 +279,14 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record("data", success=[None] * 5, reward=np.nan)
     with pytest.raises(ConfigurationError, match="holds no rewards"):
-        _Dataset("data", {}, None, *SPACES)
+        MixedReplay(*SPACES, 1, demonstrations="data")
     run(["label", "data", "--success", "0", "3", "--failure=all", "--epochs", "2"])
     out = capsys.readouterr().out
     assert "5 episodes (success 2, failure 3), 20 steps: " in out
     assert "Dataset: data" in out
-    source = _Dataset("data", {"keys": {"complementary_info.reward": "reward"}}, None, *SPACES)
-    assert len(list(source)) == 5, "what a replay refused it takes with these rewards"
+    keys = {"complementary_info.reward": "reward"}
+    replay = MixedReplay(*SPACES, 1, demonstrations="data", keys=keys)
+    assert len(list(replay._source)) == 5, "what a replay refused it takes with these rewards"
     with pytest.raises(SystemExit) as stop:
         run(["label", "data", "--successes", "1"])
     assert stop.value.code == 2

@@ -7,7 +7,7 @@ import torch
 
 from lightning_rl import PPO, AsyncCollector, BehaviorCloning, Demonstrations, SyncCollector
 from lightning_rl.collectors import EpisodePlan
-from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.policies import ObservationNormalizer, RewardNormalizer
 from lightning_rl.policies.normalization import RunningMoments
 from tests.helpers import assert_same, make_data, train

@@ -9,7 +9,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from lightning_rl import EpisodeWriter, read_episodes, read_replay, write_minari
-from lightning_rl.datasets.episodes import Episode, Episodes
+from lightning_rl.datasets.episode import Episode, Episodes
 from lightning_rl.system.errors import ConfigurationError
 from tests.reports.datasets import ACTION, STATE, film, greys, make, numbers, refused
 
@@ -219,13 +219,30 @@ def test_a_copy_does_not_know_more_than_its_source(tmp_path, pictures):
             assert other.reward.isnan().all()
 
 
+def test_a_copy_names_the_rule_by_which_its_ends_were_read(tmp_path, caplog):
+    make(tmp_path / "source", columns=numbers(7, **{"next.reward": DENSE}))
+    copied = tmp_path / "source"
+    for name in ("copy", "again"):
+        writer = EpisodeWriter(tmp_path / name, STATE, ACTION, 10)
+        for episode in read_episodes(copied, ends=None if name == "again" else "truncated"):
+            writer.write(episode)
+        writer.finalise()
+        copied = tmp_path / name
+        caplog.clear()
+        assert read_episodes(copied)[0].end_rule == "every end is truncated (ends)"
+        assert caplog.messages[0].endswith("before it was copied: every end is truncated (ends)).")
+    pytest.importorskip("minari", reason="needs the extra data")
+    write_minari(tmp_path / "minari", read_episodes(copied), STATE, ACTION)
+    assert read_episodes(tmp_path / "minari")[0].end_rule == "every end is truncated (ends)"
+
+
 # --- Minari ---
 
 
 def by_minari(path, **fields):
     """Write one episode of five steps as Minari's buffer would, with fields that deviate."""
-    pytest.importorskip("minari", reason="needs the extra data")
-    from lightning_rl.datasets.minari_format import write_minari_files
+    storage = pytest.importorskip("minari.dataset.minari_storage", reason="needs the extra data")
+    from minari.data_collector.episode_buffer import EpisodeBuffer
 
     episode = {
         "observations": np.zeros((6, 2), np.float32),
@@ -234,13 +251,11 @@ def by_minari(path, **fields):
         "terminations": np.zeros(5, bool),
         "truncations": np.arange(5) == 4,
         "infos": {},
-        "task": "",
-        "tasks": (),
-        "names": {},
-        "final_known": True,
         **fields,
     }
-    write_minari_files(path, [episode], STATE, ACTION)
+    path.mkdir()
+    made = storage.MinariStorage.new(path / "data", STATE, ACTION)
+    made.update_episodes([EpisodeBuffer(id=0, **episode)])
     return path
 
 
@@ -271,6 +286,14 @@ def test_of_minari_an_episode_without_a_flag_was_cut_and_columns_of_one_are_numb
     assert episode.truncated.tolist() == [False] * 4 + [True]
     with pytest.raises(ConfigurationError, match="leave ends out"):
         read_episodes(path, ends="terminated")
+
+
+def test_infos_of_minari_that_are_not_read_are_named_once(tmp_path):
+    infos = {"note": ["a", "b", "c", "d", "e"], "height": np.ones(5), "few": np.ones(2)}
+    episodes = read_episodes(by_minari(tmp_path / "data", infos=infos))
+    with pytest.warns(UserWarning, match="no number for each step: few, note") as seen:
+        assert [set(episode.extra) for episode in [*episodes, *episodes]] == [{"height"}] * 2
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from lightning_rl import (
 )
 from lightning_rl.algorithms.base import IterationScalars
 from lightning_rl.datasets import EpisodeWriter
-from lightning_rl.datasets.episodes import Episode
+from lightning_rl.datasets.episode import Episode
 from lightning_rl.policies.networks.encoders import NatureCNN
 from lightning_rl.policies.networks.q_networks import ValueAtoms
 from lightning_rl.policies.normalization import ObservationNormalizer, ReturnNormalizer

@@ -3,15 +3,22 @@
 import io
 import json
 import os
+import shutil
 import socket
+import tempfile
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lightning_rl.datasets.episodes import Episode, EpisodeWriter, read_episodes, write_minari
+from lightning_rl.datasets.episode import Episode
 from lightning_rl.datasets.label import label_dataset
+from lightning_rl.datasets.minari import write_minari
+from lightning_rl.datasets.reader import read_episodes
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 from tests.reports.datasets import film, greys, make, pa, pq, refused
 
@@ -42,6 +49,26 @@ def record(path, **settings):
     step(writer, last=True)
     writer.end_episode(np.ones(2, np.float32), success=True)
     writer.finalise()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A dataset of one episode, to be copied."""
+    record(path := tmp_path_factory.mktemp("recorded") / "data")
+    return path
+
+
+@cache
+def frames_of_a_film(container="mp4"):
+    """The bytes of a film of four frames, each of a level of grey."""
+    with tempfile.TemporaryDirectory() as folder:
+        film(path := Path(folder) / f"a.{container}", greys(0, 50, 100, 150))
+        return path.read_bytes()
+
+
+def put_film(path, container="mp4"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(frames_of_a_film(container))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +143,9 @@ LINKS += ["meta/info.json", "meta/episodes/chunk-000/file-000.parquet", "meta/st
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_links_inside_a_dataset_are_refused_for_writing(name, tmp_path):
+def test_links_inside_a_dataset_are_refused_for_writing(name, recorded, tmp_path):
     victim, path = tmp_path / "victim", tmp_path / "data"
-    record(path)
+    shutil.copytree(recorded, path)
     place = path / name
     if place.exists():
         os.rename(place, victim)
@@ -140,8 +167,8 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     assert (tmp_path / "victim").read_text() == "secret"
 
 
-def test_a_dataset_behind_a_link_that_the_user_names_is_extended(tmp_path):
-    record(tmp_path / "data")
+def test_a_dataset_behind_a_link_that_the_user_names_is_extended(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "data")
     (tmp_path / "link").symlink_to(tmp_path / "data")
     record(tmp_path / "link")
     assert len(read_episodes(tmp_path / "data")) == 2
@@ -168,6 +195,11 @@ def png(pixels):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+@cache
+def large_png():
+    return png(np.zeros((3000, 3000, 3), np.uint8))
 
 
 def texts(port):
@@ -222,8 +254,7 @@ def test_pictures_and_films_are_read(tmp_path):
     np.testing.assert_array_equal(found[:2], levels)
     for container in ("mp4", "mkv"):
         path = tmp_path / f"b: 100% {container}"
-        film(place := with_film(path).with_suffix(f".{container}"), greys(0, 50, 100, 150))
-        place.rename(place.with_suffix(".mp4"))
+        put_film(with_film(path), container)
         means = read_episodes(path)[1].observation.float().mean((1, 2, 3)).tolist()
         np.testing.assert_allclose(means, [100, 150, 150], atol=4)
 
@@ -251,13 +282,13 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", ["data_path", "video_path"])
 def test_paths_have_a_fixed_grammar_and_stay_inside(name, path, port, tmp_path):
-    film(with_film(tmp_path, info={name: path.format(port=port)}), greys(0, 50, 100, 150))
+    put_film(with_film(tmp_path, info={name: path.format(port=port)}))
     refused(lambda: read_episodes(tmp_path)[0], name, "Restore info.json")
 
 
 def test_a_camera_whose_name_leads_outside_is_refused(tmp_path):
     path = tmp_path / "data"
-    film(with_film(path), greys(0, 50, 100, 150))
+    put_film(with_film(path))
     for file in [path / "meta/info.json"]:
         file.write_text(file.read_text().replace(CAMERA, "observation.images/../../../x"))
     refused(lambda: read_episodes(path)[0], "x")
@@ -267,7 +298,7 @@ def test_a_camera_whose_name_leads_outside_is_refused(tmp_path):
 def test_sizes_of_pictures_are_checked_before_they_are_decoded(said, tmp_path, monkeypatch):
     from PIL import Image
 
-    with_pictures(tmp_path / "a", [png(np.zeros((3000, 3000, 3), np.uint8))] * 2, said)
+    with_pictures(tmp_path / "a", [large_png()] * 2, said)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     refused(lambda: read_episodes(tmp_path / "a")[0], "3000 x 3000", "info.json says")
     film(with_film(tmp_path / "b", said), np.zeros((4, 128, 64, 3), np.uint8))
@@ -328,14 +359,14 @@ def test_texts_that_recur_are_counted_as_often_as_they_recur(tmp_path, monkeypat
 
 def test_an_episode_of_more_pictures_than_the_memory_holds_is_refused(tmp_path, monkeypatch):
     with_pictures(tmp_path, [png(frame) for frame in greys(1, 2)])
-    monkeypatch.setattr("lightning_rl.datasets.episodes.available_bytes", lambda *_: 1000)
+    monkeypatch.setattr("lightning_rl.datasets.lerobot_reader.available_bytes", lambda *_: 1000)
     refused(lambda: read_episodes(tmp_path)[0], "2 pictures", CAMERA, "leave the camera out")
 
 
 @pytest.mark.parametrize("name", [INFO, DATA, EPISODES, TASKS, "videos"])
 def test_a_fifo_is_no_file(name, tmp_path):
     place = with_film(tmp_path)
-    film(place, greys(0, 50, 100, 150))
+    put_film(place)
     place = place if name == "videos" else tmp_path / name
     place.unlink()
     os.mkfifo(place)
@@ -382,8 +413,8 @@ def opened(path):
 
 @pytest.mark.parametrize("name", [INFO, "meta/lightning_rl.json"])
 @pytest.mark.filterwarnings("ignore")
-def test_changed_descriptions_are_read_or_one_message(name, tmp_path):
-    record(tmp_path)
+def test_changed_descriptions_are_read_or_one_message(name, recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     good = (tmp_path / name).read_text()
     found = []
     for number, at in enumerate(places(json.loads(good))):
@@ -428,13 +459,12 @@ def odd(count):
 
 @pytest.mark.parametrize("name", [DATA, EPISODES, TASKS])
 @pytest.mark.filterwarnings("ignore")
-def test_odd_tables_are_read_or_one_message(name, tmp_path):
-    record(tmp_path)
+def test_odd_tables_are_read_or_one_message(name, recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
     table = pq.read_table(tmp_path / name)
+    table = table.select([one for one in table.column_names if not one.startswith("stats/")])
     found = []
     for i, column in enumerate(table.column_names):
-        if column.startswith("stats/"):
-            continue
         kinds = list(odd(len(table)))
         tables = [table.set_column(i, column, kinds[(5 * i + j) % len(kinds)]) for j in range(2)]
         tables += [table.drop_columns([column])]
@@ -551,6 +581,58 @@ def test_odd_descriptions_of_minari_are_one_message(said, tmp_path):
     _, metadata = minari(tmp_path)
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | said))
     refused(lambda: read_episodes(tmp_path)[0], str(tmp_path))
+
+
+def in_tables(path, kind, space=SPACES[0]):
+    """An episode of Minari in the form of Arrow or Parquet; return its table and the file."""
+    storage = pytest.importorskip("minari.dataset.minari_storage", reason="needs the extra data")
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    made = storage.MinariStorage.new(path, space, SPACES[1], data_format=kind)
+    steps = {"actions": np.zeros((2, 1), np.float32), "rewards": np.zeros(2)}
+    ends = {"terminations": np.zeros(2, bool), "truncations": np.zeros(2, bool)}
+    seen = np.stack([space.sample()] * 3)
+    made.update_episodes([EpisodeBuffer(id=0, observations=seen, **steps, **ends, infos={})])
+    (file,) = (path / "0").glob("part-*")
+    read = pq.read_table if kind == "parquet" else lambda name: pa.ipc.open_file(name).read_all()
+    return read(file), file
+
+
+def rewrite(table, file, kind, **options):
+    if kind == "parquet":
+        return pq.write_table(table, file, **options)
+    with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+@pytest.mark.filterwarnings("ignore")
+def test_tables_of_minari_are_read_within_bounds(kind, tmp_path, monkeypatch):
+    table, file = in_tables(tmp_path, kind)
+    rewrite(table, file, kind)
+    assert len(read_episodes(tmp_path)[0]) == 2
+    many = pa.concat_tables([table] * 2000)
+    rewrite(many, file, kind, compression="zstd")
+    words = {"arrow": "its columns are compressed", "parquet": "GiB of memory"}
+    monkeypatch.setattr("lightning_rl.datasets.tables.MOST_BYTES", 2**12)
+    refused(lambda: read_episodes(tmp_path)[0], str(tmp_path), words[kind])
+    monkeypatch.undo()
+    monkeypatch.setattr("lightning_rl.datasets.minari.MOST_STEPS", 5000)
+    rewrite(many, file, kind)
+    refused(lambda: read_episodes(tmp_path)[0], "more than the 5,001 rows", "cannot be read")
+    monkeypatch.setattr("lightning_rl.datasets.minari.available_bytes", lambda *_: 10)
+    rewrite(table, file, kind)
+    refused(lambda: read_episodes(tmp_path)[0], "10 are free")
+
+
+def test_pictures_in_tables_of_minari_are_jpeg(tmp_path):
+    table, file = in_tables(tmp_path, "arrow", Box(0, 255, (16, 16, 3), np.uint8))
+    assert read_episodes(tmp_path)[0].observation.shape == (3, 16, 16, 3)
+    column = pa.array([texts(0)["eps"].encode()] * 3, pa.binary())
+    at = table.column_names.index("observations")
+    rewrite(table.set_column(at, "observations", column), file, "arrow")
+    refused(lambda: read_episodes(tmp_path)[0], "Minari", "cannot be read")
 
 
 def test_a_fifo_is_no_file_of_minari(tmp_path):

@@ -19,7 +19,8 @@ from lightning_rl import (
     RLTrainer,
     SquashedActorCritic,
 )
-from lightning_rl.datasets.episodes import Episode, EpisodeWriter
+from lightning_rl.datasets.episode import Episode
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.system.errors import ConfigurationError
 
 SEEN, CHUNKS = Box(-1, 1, (3,)), Box(-2, 2, (4, 2))

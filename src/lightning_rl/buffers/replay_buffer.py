@@ -27,7 +27,12 @@ from lightning_rl.buffers.columns import (
     reserve,
 )
 from lightning_rl.buffers.replay_files import CURE, Part, parts_of, read_part, write_part
-from lightning_rl.rollout.contract import FieldSpec, final_observations, validate
+from lightning_rl.rollout.contract import (
+    FieldSpec,
+    final_observations,
+    tree_of_leaves,
+    validate,
+)
 from lightning_rl.rollout.sequences import Sequences, with_sequences
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 
@@ -579,7 +584,7 @@ class ReplayBuffer(Replay):
                     piece = slots[first : last + 1]
                     kept = {n: self._by_slot[n][piece, env] for n in names if n in self._by_slot}
                     kept |= self._observations(piece, env, int(aside[last]))
-                    yield _as_tree({name: field.cpu() for name, field in kept.items()})
+                    yield tree_of_leaves({name: field.cpu() for name, field in kept.items()})
                     first = last + 1
 
     def _observations(self, slots: Tensor, env: int, aside: int) -> dict[Column, Tensor]:
@@ -903,17 +908,6 @@ def _finals(
     return {name: _at(finals, name) for name in names}
 
 
-def _as_tree(fields: Mapping[Column, Tensor]) -> dict[str, Any]:
-    """Return columns as dicts of tensors."""
-    tree: dict[str, Any] = {}
-    for (first, *below), value in fields.items():
-        if below:
-            tree.setdefault(first, {})[tuple(below)] = value
-        else:
-            tree[first] = value
-    return {k: _as_tree(v) if isinstance(v, dict) else v for k, v in tree.items()}
-
-
 def _as_tensordict(fields: Mapping[Column, Tensor], *size: int) -> TensorDict:
     """Return columns [*size, ...] as they lie in a minibatch."""
-    return TensorDict(_as_tree(fields), size)
+    return TensorDict(tree_of_leaves(fields), size)

@@ -24,8 +24,8 @@ from lightning_rl.cli.options import OptionParser, check_names, explained_refusa
 from lightning_rl.cli.parsing import check_classes, check_options, take_numpy_numbers
 from lightning_rl.collectors.evaluation import chooser_of
 from lightning_rl.collectors.loop import Chooser
-from lightning_rl.datasets.episodes import EpisodeWriter
 from lightning_rl.datasets.record import Recorded, Recorder, neutral_action, script_chooser
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.factories import EnvFactory, make_env
 from lightning_rl.system.errors import require
@@ -34,7 +34,7 @@ from lightning_rl.system.plain_yaml import read_yaml
 from lightning_rl.system.runs import find_checkpoint
 
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
-    "path": (str, None, "directory of the dataset; one that is there is gone on with"),
+    "path": (str, None, "directory of the dataset; an existing one is extended"),
     "data.env": (EnvFactory, None, "the env, where neither config nor checkpoint says which"),
     "source": (InterventionSource, None, "who may take over: Keyboard, Gamepad, SpaceMouse"),
     "script": (
@@ -67,23 +67,27 @@ def record(options: Sequence[str]) -> None:
         ConfigurationError: for options that do not fit together, and what env, policy, source and
             dataset refuse.
     """
-    options, configs = _without_configs(options)
-    check_options(options)
-    check_names("record", options, OPTIONS)
-    checkpoint = value_of("--ckpt_path", options)
-    trusted = is_trusted(options)
-    with nullcontext() if trusted else only_allowed_imports(options):
-        env = configs or _env_of(checkpoint, options, trusted)
-        settings = _parsed([*env, *options], options)
-        _record(settings)
+    interrupt = _Interrupt()
+    try:
+        options, configs = _without_configs(options)
+        check_options(options)
+        check_names("record", options, OPTIONS)
+        checkpoint = value_of("--ckpt_path", options)
+        trusted = is_trusted(options)
+        with nullcontext() if trusted else only_allowed_imports(options):
+            env = configs or _env_of(checkpoint, options, trusted)
+            _record(_parsed([*env, *options], options), interrupt)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        interrupt.close()
 
 
-def _record(settings: Namespace) -> None:
+def _record(settings: Namespace, interrupt: "_Interrupt") -> None:
     made = make_env(settings.data.env, 1, "data.env")
     env = cast(GymnasiumEnv, made)
     writer: EpisodeWriter | None = None
     kept = 0
-    interrupt = _Interrupt()
     try:
         acts = settings.ckpt_path is not None or settings.script is not None
         source = settings.source
@@ -110,20 +114,17 @@ def _record(settings: Namespace) -> None:
             for result in played:
                 kept += result.kept
                 print(_line(result, kept, settings.episodes), flush=True)
-    except KeyboardInterrupt:
-        sys.exit(130)
     finally:
         interrupt.hold()
         made.close()
         if writer is not None:
             writer.finalise()
-        interrupt.close()
         if kept:
             print(f"Dataset: {settings.path}", flush=True)
 
 
 class _Interrupt:
-    """Ctrl+C, not to be missed: Arrow swallows the exception while it looks for pandas."""
+    """Notes Ctrl+C: Arrow swallows the exception while it looks for pandas."""
 
     def __init__(self) -> None:
         self._came = self._holds = False
@@ -137,11 +138,11 @@ class _Interrupt:
         raise KeyboardInterrupt
 
     def hold(self) -> None:
-        """Interrupt nothing any more: the dataset is being finished."""
+        """Interrupt no more: the dataset is being finished."""
         self._holds = True
 
     def asked_before(self, choose_for: Callable[[int], Chooser]) -> Callable[[int], Chooser]:
-        """Return the same, but end the recording at its next step where the signal has come."""
+        """Return the same, but end the recording at its next step once the signal has come."""
 
         def choose_unless(choose: Chooser, *step: Any) -> Any:
             if self._came:
@@ -151,12 +152,12 @@ class _Interrupt:
         return lambda number: partial(choose_unless, choose_for(number))
 
     def close(self) -> None:
-        """Leave the signal to whoever had it."""
+        """Restore the handler of the signal."""
         signal.signal(signal.SIGINT, self._before)
 
 
 def _line(result: Recorded, kept: int, episodes: int) -> str:
-    """Say what became of an episode."""
+    """Return the line about an episode."""
     words = [f"{result.steps} steps", f"return {result.total:.4g}"]
     if result.success is not None:
         words.append("success" if result.success else "failure")

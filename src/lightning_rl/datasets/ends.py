@@ -1,6 +1,6 @@
 """Decide how recorded episodes ended, by what their dataset says, and refuse contradictions."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -27,16 +27,24 @@ class EndRule:
         ends: `terminated` or `truncated`: every episode; `success`: terminal where the episode
             succeeded, else by time. Default: `success`.
         path: of the dataset.
+        before: rules that decided ends before the dataset was copied, in words.
 
     Attributes:
         words: the rule, for a message.
-        assumed: whether the dataset itself does not say which ends are terminal.
+        assumed: whether neither the dataset nor `ends` says which ends are terminal.
+        decided: the rule that decided ends which the dataset itself does not say; else empty.
 
     Raises:
-        ConfigurationError: where `ends` is given and the dataset says it itself.
+        ConfigurationError: if `ends` is given and the dataset says it itself.
     """
 
-    def __init__(self, columns: Mapping[str, str], ends: Ends | None, path: object) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        ends: Ends | None,
+        path: object,
+        before: Iterable[str] = (),
+    ) -> None:
         said = [columns[name] for name in ("terminated", "truncated") if name in columns]
         require(
             ends is None or not said,
@@ -54,6 +62,9 @@ class EndRule:
             self.words = "an end is terminal where the episode succeeded, else by time"
         else:
             self.words = "every end is by time, as nothing says that one is terminal"
+        self.decided = "; ".join(before) if said else self.words
+        if said and self.decided:
+            self.words += f" (before it was copied: {self.decided})"
 
     def apply(
         self, length: int, flags: Mapping[str, np.ndarray], success: bool | None, name: str

@@ -7,7 +7,7 @@ from gymnasium.spaces import Discrete
 from tensordict import TensorDict
 from torch import Tensor
 
-from lightning_rl.datasets.episodes import read_episodes
+from lightning_rl.datasets.reader import read_episodes
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.vector_env import Observation
 from lightning_rl.policies.spaces import space_of

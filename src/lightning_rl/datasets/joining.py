@@ -1,26 +1,16 @@
-"""Write files of a LeRobotDataset v3.0 anew, as where those of single episodes become a few.
+"""Join the files of single episodes of a LeRobotDataset v3.0 into a few."""
 
-All is written beside what is there, and takes its place in the end: a folder at a time, for which
-`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
-"""
-
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.directory import keep_others, link, renewing
 from lightning_rl.datasets.pictures import join_videos
 from lightning_rl.datasets.statistics import joined_statistics
-from lightning_rl.datasets.tables import TableFile, read_table
-from lightning_rl.system.files import TEMPORARY, move, writing
-
-UNFINISHED, FINISHED = ".joining", ".finalised"
-"""The folders of what is being written anew, and of what is whole and about to take its place."""
-
-TOPS = ("data", "videos", "meta")
+from lightning_rl.datasets.tables import TableFile, read_table, with_column, write_tables
 
 MEBIBYTE = 2**20
 
@@ -30,37 +20,6 @@ EPISODES_AT_ONCE = 100
 Places = dict[int, tuple[int, int]]
 """By the number of a file that was joined: that of the new one, and the frame at which it begins
 there."""
-
-
-def part_of(path: Path, name: str) -> Path:
-    """Return where a file or folder of a dataset lies, even where writing it anew was."""
-    joined = path / FINISHED / Path(name).parts[0]
-    return path / (FINISHED if joined.exists() else "") / name
-
-
-def complete_join(path: Path) -> None:
-    """Finish what was interrupted: take up what is whole, and remove what is not."""
-    shutil.rmtree(path / UNFINISHED, ignore_errors=True)
-    for top in TOPS:
-        if (path / FINISHED / top).exists():
-            shutil.rmtree(path / top, ignore_errors=True)
-            move(path / FINISHED / top, path / top)
-    shutil.rmtree(path / FINISHED, ignore_errors=True)
-
-
-@contextmanager
-def renewing(path: Path) -> Iterator[Path]:
-    """Give a folder for what is written anew, which takes the place of the present one as a whole.
-
-    Raises:
-        WriteError: where the disk is full: there has to be room for a copy.
-    """
-    target = path / UNFINISHED
-    with writing(path):
-        yield target
-        _flush(target)
-    move(target, path / FINISHED)
-    complete_join(path)
 
 
 def join_files(path: Path) -> None:
@@ -85,21 +44,11 @@ def join_files(path: Path) -> None:
                 found, folder, info.get("video_files_size_in_mb", 200) * MEBIBYTE, join
             )
         meta = target / "meta"
-        statistics = _join_episodes(path, meta, most, data, places, info["fps"])
+        statistics = _join_episodes(path, meta, data, places, info["fps"])
         for name in (lerobot.INFO, lerobot.OURS, lerobot.TASKS):
             shutil.copyfile(path / name, target / name)
         lerobot.write_json(target / lerobot.STATISTICS, statistics)
         keep_others(path, target)
-
-
-def keep_others(path: Path, target: Path) -> None:
-    """Keep the files of a dataset that no episode is in, such as notes."""
-    for file in [one for top in TOPS for one in (path / top).rglob("*")]:
-        kept = target / file.relative_to(path)
-        temporary = file.name.startswith(TEMPORARY)
-        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            link(file, kept)
 
 
 def _join(
@@ -137,60 +86,31 @@ def _groups(sources: Sequence[Path], most: int) -> Iterator[list[Path]]:
         yield group
 
 
-def link(source: Path, target: Path) -> None:
-    """Give a file, which is never changed, another name; copy it where that is not possible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
 def _join_tables(sources: Sequence[Path], target: Path) -> list[int]:
-    parquet = lerobot.import_extra("pyarrow.parquet")
-    begins, frames = [], 0
-    writer: Any = None
-    for source in sources:
-        file = TableFile(source)
-        begins.append(frames)
-        for group in range(len(file.counts)):
-            table = file.group(group)
-            writer = writer or parquet.ParquetWriter(target, table.schema)
-            writer.write_table(table.select(writer.schema.names))  # labels may stand behind
-            frames += len(table)
-    writer.close()
-    return begins
+    write_tables(target, (table for source in sources for table in TableFile(source).groups()))
+    return [0, *accumulate(sum(TableFile(source, []).counts) for source in sources[:-1])]
 
 
 def _join_episodes(
-    path: Path, meta: Path, most: int, data: Places, videos: dict[str, Places], fps: float
+    path: Path, meta: Path, data: Places, videos: dict[str, Places], fps: float
 ) -> dict[str, Any]:
     """Write the table of episodes, which says where each lies now; return the statistics."""
     arrow = lerobot.import_extra("pyarrow")
-    parquet = lerobot.import_extra("pyarrow.parquet")
+    sources = lerobot.files_of(path / lerobot.EPISODES)
+    names = TableFile(sources[0], []).names  # labels may stand behind them
     found: dict[str, list[dict[str, Any]]] = {}
-    number, pending = 0, []
-    names: list[str] = []
-    writer: Any = None
-    sources = lerobot.files_of(path / "meta/episodes")
-    file = meta / "episodes" / lerobot.file_name(0, ".parquet")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for i, source in enumerate(sources):
-        table = _moved(read_table(source), data, videos, fps)
-        if file.exists() and file.stat().st_size > most:
-            writer, number = writer.close(), number + 1
-            file = meta / "episodes" / lerobot.file_name(number, ".parquet")
-            file.parent.mkdir(parents=True, exist_ok=True)
-        for name, value in lerobot.place_of(number).items():
-            table = _with(table, f"meta/episodes/{name}", [value] * len(table))
-        names = names or table.column_names
-        table = table.select(names)  # labels may stand behind
-        _collect(table, found)
-        pending.append(table)
-        if sum(map(len, pending)) >= EPISODES_AT_ONCE or i == len(sources) - 1:
-            writer = writer or parquet.ParquetWriter(file, table.schema)
-            writer.write_table(arrow.concat_tables(pending).combine_chunks())
-            pending = []
-    writer.close()
+
+    def tables() -> Iterator[Any]:
+        for first in range(0, len(sources), EPISODES_AT_ONCE):
+            some = sources[first : first + EPISODES_AT_ONCE]
+            rows = arrow.concat_tables([read_table(source, names).select(names) for source in some])
+            table = _moved(rows.combine_chunks(), data, videos, fps)
+            for name, value in lerobot.place_of(0).items():
+                table = _with(table, f"meta/episodes/{name}", [value] * len(table))
+            _collect(table, found)
+            yield table
+
+    write_tables(meta / "episodes" / lerobot.file_name(0, ".parquet"), tables())
     return {key: joined_statistics(parts) for key, parts in found.items()}
 
 
@@ -218,9 +138,8 @@ def _relocated(table: Any, prefix: str, places: Places) -> tuple[Any, list[int]]
 
 
 def _with(table: Any, name: str, values: list[Any]) -> Any:
-    arrow = lerobot.import_extra("pyarrow")
-    at = table.column_names.index(name)
-    return table.set_column(at, name, arrow.array(values, table.schema.field(name).type))
+    kind = table.schema.field(name).type
+    return with_column(table, name, lerobot.import_extra("pyarrow").array(values, kind))
 
 
 def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
@@ -234,11 +153,3 @@ def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
                 parts.setdefault(key, {})[kind] = value
         for key, part in parts.items():
             found.setdefault(key, []).append(part)
-
-
-def _flush(folder: Path) -> None:
-    """Have all files of a folder on the disk, before it takes the place of another."""
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())

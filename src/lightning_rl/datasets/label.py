@@ -5,7 +5,7 @@ success and failure, a value that is fitted to their returns, and advantages abo
 which a policy is conditioned; what somebody did who took over counts as good.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from lightning_rl.datasets import lerobot_format as lerobot
-from lightning_rl.datasets.episodes import LOCK, LeRobotEpisodes, lock_dataset, read_numbers
-from lightning_rl.datasets.joining import complete_join, link, renewing
-from lightning_rl.datasets.minari_format import minari_folder
+from lightning_rl.datasets.directory import (
+    LOCK,
+    complete_join,
+    keep_others,
+    lock_dataset,
+    renewing,
+)
+from lightning_rl.datasets.episode import Episode
+from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
+from lightning_rl.datasets.minari import minari_folder
 from lightning_rl.datasets.statistics import STATISTICS, ColumnStatistics, joined_statistics
-from lightning_rl.datasets.tables import TableFile
+from lightning_rl.datasets.tables import TableFile, with_column, write_tables
 from lightning_rl.functional.advantages import reversed_scan
 from lightning_rl.policies.networks.perceptron import mlp
 from lightning_rl.system.errors import check_range, require
@@ -242,120 +249,111 @@ def label_dataset(
         f"{directory} is a Minari dataset, and labels are written into a LeRobotDataset v3.0: copy "
         "it into one, for episode in read_episodes(...): EpisodeWriter.write(episode).",
     )
-    read_numbers(directory)  # refused before a lock is laid into it
+    LeRobotEpisodes(directory)  # refused before a lock is laid into it
     release = lock_dataset(directory)
     try:
         complete_join(directory)
-        steps = _Steps(read_numbers(directory), success, failure)
-        columns = _labels(steps, settings or LabelSettings())
-        _write(directory, columns, steps)
+        reader = LeRobotEpisodes(directory)
+        reader.leaves = [leaf for leaf in reader.leaves if not leaf.picture]
+        episodes = list(reader)
+        for number, said in _said(directory, len(episodes), success, failure).items():
+            episodes[number].success = said
+        labels = _labels(directory, episodes, settings or LabelSettings())
+        _write(directory, reader.places(), episodes, labels)
     finally:
         (directory / LOCK).unlink(missing_ok=True)
         release()
-    return _summary(columns, steps.success)
+    return _summary(episodes, labels)
 
 
-class _Steps:
-    """What labels are made of: of each episode in memory its numbers, without pictures."""
-
-    def __init__(self, episodes: LeRobotEpisodes, success: Chosen, failure: Chosen) -> None:
-        self.path, self.lengths = episodes.path, episodes.lengths
-        self.places = episodes.places()
-        self.success: list[bool | None] = []
-        self._tasks: list[tuple[str, ...]] = []  # of several, those that follow each other
-        self._recorded, self._intervened, self._features = [], [], []
-        for episode in episodes:
-            self.success.append(episode.success)
-            self._tasks.append(tuple(dict.fromkeys(episode.tasks or (episode.task,))))
-            self._recorded.append(episode.reward.double())
-            self._intervened.append(episode.intervened)
-            self._features.append(_flat(episode.observation, len(episode)))
-        for number, said in _said(self.path, len(episodes), success, failure).items():
-            self.success[number] = said
-        self._of_task = {
-            task: [i for i, one in enumerate(self._tasks) if one == task]
-            for task in sorted(set(self._tasks))
-        }
-
-    def rewards(self, kind: Rewards, failure_cost: float | None) -> list[Tensor]:
-        if kind == "env":
-            require(
-                all(bool(one.isfinite().all()) for one in self._recorded),
-                f"The dataset at {self.path} holds no rewards, or some that are not finite: label "
-                "it by success (--reward success).",
-            )
-            return self._recorded
-        unknown = [str(i) for i, said in enumerate(self.success) if said is None]
-        require(
-            not unknown,
-            f"Nobody has said whether {_listed(unknown)} of {self.path} succeeded, and rewards of "
-            "success need it of all: --success and --failure with their numbers (or all, for "
-            "those that the other does not name), or --reward env for those that were recorded.",
-        )
-        rewards = []
-        for i, length in enumerate(self.lengths):
-            longest = max(self.lengths[j] for j in self._of_task[self._tasks[i]])
-            cost = longest if failure_cost is None else failure_cost
-            rewards.append(success_reward(length, bool(self.success[i]), longest, cost))
-        return rewards
-
-    def values(
-        self, kind: Values, returns: Sequence[Tensor], epochs: int, seed: int
-    ) -> list[Tensor]:
-        if kind == "mean":
-            means = {
-                task: float(torch.cat([returns[i] for i in rows]).mean())
-                for task, rows in self._of_task.items()
-            }
-            pairs = zip(returns, self._tasks, strict=True)
-            return [torch.full_like(one, means[task]) for one, task in pairs]
-        require(
-            self._features[0].shape[1] > 0,
-            f"The observations of {self.path} are pictures alone, and a value is fitted to "
-            "numbers: --value mean.",
-        )
-        features, names = self._features, list(self._of_task)
-        if len(names) > 1:
-            marks = torch.eye(len(names), dtype=torch.float64)
-            features = [
-                torch.cat((one, marks[names.index(task)].expand(len(one), -1)), 1)
-                for one, task in zip(features, self._tasks, strict=True)
-            ]
-        return fit_values(features, returns, epochs, seed)
-
-    def positive(self, advantages: Sequence[Tensor], share: float) -> list[Tensor]:
-        found = list(advantages)
-        for rows in self._of_task.values():
-            joined, taken_over = (
-                torch.cat([x[i] for i in rows]) for x in (advantages, self._intervened)
-            )
-            good = positive_steps(joined, taken_over, share).double()
-            parts = good.split([self.lengths[i] for i in rows])
-            for i, part in zip(rows, parts, strict=True):
-                found[i] = part
-        return found
+Labels = dict[str, list[Tensor]]
+"""The labels [L] of each episode, by name."""
 
 
-def _labels(steps: _Steps, settings: LabelSettings) -> dict[str, list[Tensor]]:
-    """Return the labels [L] of each episode, by name."""
+def _labels(path: Path, episodes: Sequence[Episode], settings: LabelSettings) -> Labels:
     gamma = settings.gamma
-    rewards = steps.rewards(settings.reward, settings.failure_cost)
+    numbers: dict[tuple[str, ...], list[int]] = {}  # of the episodes of a task, or of several tasks
+    for i, episode in enumerate(episodes):
+        task = tuple(dict.fromkeys(episode.tasks or (episode.task,)))
+        numbers.setdefault(task, []).append(i)
+    tasks = [numbers[task] for task in sorted(numbers)]
+    rewards = _rewards(path, episodes, tasks, settings)
     returns = [return_to_go(one, gamma) for one in rewards]
-    values = steps.values(settings.value, returns, settings.epochs, settings.seed)
+    values = list(returns)
+    if settings.value == "mean":
+        for rows in tasks:
+            mean = torch.cat([returns[i] for i in rows]).mean()
+            for i in rows:
+                values[i] = mean.expand_as(returns[i])
+    else:
+        features = _features(path, episodes, tasks)
+        values = fit_values(features, returns, settings.epochs, settings.seed)
     pairs = zip(returns, values, strict=True)
     advantages = [step_advantage(one, value, gamma, settings.n_steps) for one, value in pairs]
-    return {
-        "reward": rewards,
-        "return": returns,
-        "value": values,
-        "advantage": advantages,
-        "advantage_positive": steps.positive(advantages, settings.positive),
-    }
+    positive = list(advantages)
+    for rows in tasks:
+        joined = torch.cat([advantages[i] for i in rows])
+        intervened = torch.cat([episodes[i].intervened for i in rows])
+        good = positive_steps(joined, intervened, settings.positive).double()
+        parts = good.split([len(episodes[i]) for i in rows])
+        for i, part in zip(rows, parts, strict=True):
+            positive[i] = part
+    found = (rewards, returns, values, advantages, positive)
+    return dict(zip(lerobot.LABELS, found, strict=True))
 
 
-def _summary(columns: Mapping[str, Sequence[Tensor]], success: Sequence[bool | None]) -> Labelled:
+def _rewards(
+    path: Path,
+    episodes: Sequence[Episode],
+    tasks: Sequence[Sequence[int]],
+    settings: LabelSettings,
+) -> list[Tensor]:
+    """Return the rewards [L] of each episode, float64."""
+    rewards = [episode.reward.double() for episode in episodes]
+    if settings.reward == "env":
+        require(
+            all(bool(one.isfinite().all()) for one in rewards),
+            f"The dataset at {path} holds no rewards, or some that are not finite: label it by "
+            "success (--reward success).",
+        )
+        return rewards
+    unknown = [str(i) for i, episode in enumerate(episodes) if episode.success is None]
+    require(
+        not unknown,
+        f"Nobody has said whether {_listed(unknown)} of {path} succeeded, and rewards of success "
+        "need it of all: --success and --failure with their numbers (or all, for those that the "
+        "other does not name), or --reward env for those that were recorded.",
+    )
+    for rows in tasks:
+        longest = max(len(episodes[i]) for i in rows)
+        cost = longest if settings.failure_cost is None else settings.failure_cost
+        for i in rows:
+            length, success = len(episodes[i]), bool(episodes[i].success)
+            rewards[i] = success_reward(length, success, longest, cost)
+    return rewards
+
+
+def _features(
+    path: Path, episodes: Sequence[Episode], tasks: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Return the numbers [L, D] that values are fitted to: observations, and which task it is."""
+    features = [_flat(episode.observation, len(episode)) for episode in episodes]
+    require(
+        features[0].shape[1] > 0,
+        f"The observations of {path} are pictures alone, and a value is fitted to numbers: --value "
+        "mean.",
+    )
+    if len(tasks) > 1:
+        for mark, rows in zip(torch.eye(len(tasks), dtype=torch.float64), tasks, strict=True):
+            for i in rows:
+                features[i] = torch.cat((features[i], mark.expand(len(features[i]), -1)), 1)
+    return features
+
+
+def _summary(episodes: Sequence[Episode], labels: Labels) -> Labelled:
     names = ("return", "value", "advantage_positive")
-    returns, values, positive = (torch.cat(list(columns[name])) for name in names)
+    returns, values, positive = (torch.cat(labels[name]) for name in names)
+    success = [episode.success for episode in episodes]
     return Labelled(
         episodes=len(success),
         successes=success.count(True),
@@ -406,112 +404,84 @@ def _listed(numbers: Sequence[str]) -> str:
     return f"episode{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def _write(path: Path, columns: Mapping[str, Sequence[Tensor]], steps: _Steps) -> None:
-    """Write the tables and descriptions of a dataset anew, with columns [L] of each episode."""
+def _write(
+    path: Path,
+    places: Sequence[tuple[Path, int, Path, int]],
+    episodes: Sequence[Episode],
+    labels: Labels,
+) -> None:
+    """Write the tables and descriptions of a dataset again, with labels.
+
+    Args:
+        path: of the dataset.
+        places: see `LeRobotEpisodes.places`.
+        episodes: of the dataset.
+        labels: of each step.
+    """
     named = {
-        f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in columns[name]]
-        for name in lerobot.LABELS
+        f"{lerobot.EXTRA}{name}": [one.to(torch.float32).numpy() for one in parts]
+        for name, parts in labels.items()
     }
+    statistics = {key: [_statistics(one) for one in parts] for key, parts in named.items()}
+    success = [episode.success for episode in episodes]
     info = lerobot.read_json(path / lerobot.INFO)
     info["features"] |= {key: lerobot.number_feature("float32") for key in named}
-    episodes = [
-        _Labels({key: parts[i] for key, parts in named.items()}, success)
-        for i, success in enumerate(steps.success)
-    ]
-    rows: dict[Path, dict[int, _Labels]] = {}  # by file, and the first row of an episode in it
-    for (data, begin, table, row), labels in zip(steps.places, episodes, strict=True):
-        rows.setdefault(data, {})[begin] = labels
-        rows.setdefault(table, {})[row] = labels
     with renewing(path) as target:
         for file in path.glob("data/**/*.parquet"):
-            _rewrite(
-                file, target / file.relative_to(path), _OfSteps(list(named), rows.get(file, {}))
-            )
+            begins = {begin: i for i, (at, begin, *_) in enumerate(places) if at == file}
+            _rewrite(file, target / file.relative_to(path), _of_steps(file, begins, named, success))
         for file in lerobot.files_of(path / lerobot.EPISODES):
-            of_episodes = _OfEpisodes(list(named), rows.get(file, {}))
-            _rewrite(file, target / file.relative_to(path), of_episodes)
+            rows = {row: i for i, (*_, at, row) in enumerate(places) if at == file}
+            added = _of_episodes(file, rows, statistics, success)
+            _rewrite(file, target / file.relative_to(path), added)
         lerobot.write_json(target / lerobot.INFO, info)
         if (path / lerobot.STATISTICS).is_file():
             known = lerobot.read_json(path / lerobot.STATISTICS)
-            found = {key: [one.statistics[key] for one in episodes] for key in named}
-            statistics = known | {key: joined_statistics(parts) for key, parts in found.items()}
-            lerobot.write_json(target / lerobot.STATISTICS, statistics)
-        for file in [*path.glob("data/**/*"), *path.glob("meta/**/*")]:
-            copy = target / file.relative_to(path)
-            if file.is_file() and not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                link(file, copy)
+            known |= {key: joined_statistics(parts) for key, parts in statistics.items()}
+            lerobot.write_json(target / lerobot.STATISTICS, known)
+        keep_others(path, target)
 
 
-class _Labels:
-    """The labels of one episode.
+def _of_steps(
+    file: Path,
+    begins: Mapping[int, int],
+    labels: Mapping[str, Sequence[np.ndarray]],
+    success: Sequence[bool | None],
+) -> dict[str, Any]:
+    """Return columns of labels for a file of data, by the first row of each episode in it.
 
-    Attributes:
-        columns: [L] float32 each, by column.
-        success: whether it succeeded.
-        statistics: of each column.
+    Rows of no episode get NaN.
     """
+    count = sum(TableFile(file, []).counts)
+    columns = {key: np.full(count, np.nan, np.float32) for key in labels}
+    columns["next.success"] = np.zeros(count, bool)
+    for begin, i in begins.items():
+        for key, parts in labels.items():
+            columns[key][begin : begin + len(parts[i])] = parts[i]
+        columns["next.success"][begin + len(parts[i]) - 1] = bool(success[i])
+    return {key: lerobot.as_column(values) for key, values in columns.items()}
 
-    def __init__(self, columns: Mapping[str, np.ndarray], success: bool | None) -> None:
-        self.columns, self.success = columns, success
-        self.statistics = {key: _statistics(values) for key, values in columns.items()}
 
+def _of_episodes(
+    file: Path,
+    rows: Mapping[int, int],
+    statistics: Mapping[str, Sequence[Any]],
+    success: Sequence[bool | None],
+) -> dict[str, Any]:
+    """Return columns of success and statistics for a table of episodes, by their rows in it.
 
-class _OfSteps:
-    """Puts labels into the rows of a file of data, called with its parts in their order.
-
-    Args:
-        keys: the columns of labels.
-        episodes: by the first row of each in the file. Rows of no episode get NaN.
+    A row without steps gets nulls.
     """
-
-    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
-        self._keys, self._episodes, self._next = keys, episodes, 0
-
-    def __call__(self, table: Any) -> Any:
-        first, count = self._next, len(table)
-        self._next += count
-        columns = {key: np.full(count, np.nan, np.float32) for key in self._keys}
-        success = np.zeros(count, bool)
-        for begin, labels in self._episodes.items():
-            length = len(labels.columns[self._keys[0]])
-            start, stop = max(begin, first), min(begin + length, first + count)
-            if start >= stop:
-                continue
-            for key, values in labels.columns.items():
-                columns[key][start - first : stop - first] = values[start - begin : stop - begin]
-            if stop == begin + length:
-                success[stop - 1 - first] = bool(labels.success)
-        for key, values in columns.items():
-            table = _put(table, key, lerobot.as_column(values))
-        if "next.success" in table.column_names:
-            table = _put(table, "next.success", lerobot.as_column(success))
-        return table
-
-
-class _OfEpisodes:
-    """Puts success and statistics into rows of the table of episodes.
-
-    Args:
-        keys: the columns of labels.
-        episodes: by their rows in the file. A row without steps gets nulls.
-    """
-
-    def __init__(self, keys: Sequence[str], episodes: Mapping[int, _Labels]) -> None:
-        self._keys, self._episodes, self._next = keys, episodes, 0
-
-    def __call__(self, table: Any) -> Any:
-        arrow = lerobot.import_extra("pyarrow")
-        labels = [self._episodes.get(self._next + i) for i in range(len(table))]
-        self._next += len(table)
-        for key in self._keys:
-            for name in STATISTICS:
-                values = [one and one.statistics[key][name] for one in labels]
-                kind = arrow.int64() if name == "count" else arrow.float64()
-                column = arrow.array(values, arrow.list_(kind))
-                table = _put(table, f"stats/{key}/{name}", column)
-        success = arrow.array([one and one.success for one in labels], arrow.bool_())
-        return _put(table, "success", success)
+    arrow = lerobot.import_extra("pyarrow")
+    numbers = [rows.get(row) for row in range(sum(TableFile(file, []).counts))]
+    columns = {}
+    for key, parts in statistics.items():
+        for name in STATISTICS:
+            values = [None if i is None else parts[i][name] for i in numbers]
+            kind = arrow.int64() if name == "count" else arrow.float64()
+            columns[f"stats/{key}/{name}"] = arrow.array(values, arrow.list_(kind))
+    known = [None if i is None else success[i] for i in numbers]
+    return columns | {"success": arrow.array(known, arrow.bool_())}
 
 
 def _statistics(values: np.ndarray) -> dict[str, list[float]]:
@@ -520,24 +490,17 @@ def _statistics(values: np.ndarray) -> dict[str, list[float]]:
     return {name: value.tolist() for name, value in statistics.result().items()}
 
 
-def _put(table: Any, key: str, column: Any) -> Any:
-    """Return a table with a column, in the place of one of that name or behind the others."""
-    names = table.column_names
-    if key in names:
-        return table.set_column(names.index(key), key, column)
-    return table.append_column(key, column)
+def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
+    """Write a parquet file again, a group of rows at a time, with other or further columns."""
 
+    def tables() -> Iterator[Any]:
+        first = 0
+        for table in TableFile(source).groups():
+            for key, column in columns.items():
+                if key != "next.success" or key in table.column_names:  # LeRobot's own have none
+                    table = with_column(table, key, column.slice(first, len(table)))
+            first += len(table)
+            said = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
+            yield table.replace_schema_metadata(said)  # that one lists columns, not these
 
-def _rewrite(source: Path, target: Path, change: Callable[[Any], Any]) -> None:
-    """Write a parquet file anew, a group of rows at a time."""
-    parquet = lerobot.import_extra("pyarrow.parquet")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file, writer = TableFile(source), None
-    for group in range(len(file.counts)):
-        table = change(file.group(group))
-        described = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}
-        table = table.replace_schema_metadata(described)  # that one lists columns, not these
-        writer = writer or parquet.ParquetWriter(target, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+    write_tables(target, tables())

@@ -30,14 +30,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from lightning_rl.system import files
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.files import write_atomically
 
 VERSION = "v3.0"
 """The version of the format, as `info.json` has it."""
-
-MOST_JSON = 2**24
-"""The most bytes of a JSON file that is read."""
 
 MOST_VALUES = 2**28
 """The most values of a row of a column."""
@@ -389,6 +386,9 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError("extras map columns to names")
         if len(set(extras.values())) < len(extras):
             raise ValueError("two extras have one name")
+        rules = said.get("end_rules", [])
+        if not (isinstance(rules, list) and all(isinstance(one, str) for one in rules)):
+            raise ValueError("end_rules are texts")
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigurationError(
             f"{path} does not describe the columns of info.json ({error!r}): remove it, or restore "
@@ -398,11 +398,7 @@ def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
-    """Refuse observations of which one would be a part of another.
-
-    Raises:
-        ConfigurationError: naming the columns.
-    """
+    """Refuse observations of which one would be a part of another."""
     for one in leaves:
         for other in leaves:
             require(
@@ -412,18 +408,15 @@ def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
             )
 
 
-def check_file(path: Path, most: int | None = None) -> None:
-    """Refuse what is no file, such as a FIFO, which has no end, and files that are too large.
+def check_file(path: Path) -> None:
+    """Refuse what is no file, such as a FIFO, which has no end.
 
     Raises:
         OSError: if it is missing.
-        ValueError: naming what is wrong.
+        ValueError: if it is no regular file.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
-    if most is not None and found.st_size > most:
-        raise ValueError(f"it has {found.st_size:,} bytes, and at most {most:,} are read")
 
 
 def _is_dtype(name: Any) -> bool:
@@ -434,28 +427,24 @@ def _is_dtype(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a dataset.
+    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`.
 
     Raises:
         ConfigurationError: if it is missing, damaged, no regular file, too large or too deep.
     """
     try:
-        check_file(path, MOST_JSON)
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds {type(content).__name__}, no object")
-        return content
-    except (OSError, ValueError, RecursionError) as error:
+        return files.read_json(path, None)  # a cache of the hub consists of links
+    except FileNotFoundError as error:
         raise ConfigurationError(
-            f"{path} cannot be read ({error}), and a LeRobotDataset has one: restore it, or give "
-            "another dataset."
+            f"{path} cannot be read: it is missing, and a dataset has one: restore it, or "
+            "give another dataset."
         ) from error
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file whole or not at all."""
     text = json.dumps(content, indent=4, ensure_ascii=False)
-    write_atomically(path, lambda file: file.write(text.encode()))
+    files.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def import_extra(name: str) -> Any:
@@ -519,7 +508,7 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
 def write_table(path: Path, table: Any) -> None:
     """Write a small table whole or not at all."""
     parquet = import_extra("pyarrow.parquet")
-    write_atomically(path, lambda file: parquet.write_table(table, file))
+    files.write_atomically(path, lambda file: parquet.write_table(table, file))
 
 
 def tasks_table(tasks: Sequence[str]) -> Any:

@@ -1,27 +1,25 @@
 """Draw each minibatch in fixed shares from what is collected and from what others did."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from lightning_rl.buffers import GivenRewards, Replay, ReplayBuffer, ReplayFactory
 from lightning_rl.buffers.replay_files import CURE, REPLAY_FOLDER
 from lightning_rl.checkpoints.format import read_checkpoint
 from lightning_rl.datasets.ends import Ends
-from lightning_rl.datasets.episodes import Episode, Outside, read_episodes
-from lightning_rl.datasets.replays import EXTRA, put_stream
-from lightning_rl.rollout.contract import (
-    final_observations,
-    map_tree,
-)
-from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.datasets.episode import Episode, Episodes, Outside
+from lightning_rl.datasets.reader import read_episodes
+from lightning_rl.datasets.replays import rewarded
+from lightning_rl.rollout.contract import final_observations, map_tree
+from lightning_rl.system.errors import check_range, require
 from lightning_rl.system.files import expanded
 from lightning_rl.system.runs import find_checkpoint
 
@@ -92,24 +90,32 @@ class MixedReplay(Replay):
         self.offline = offline(*self._spaces, 1, device, (seed + 1) % 2**31, **where)
         self._begun = False  # whether a rollout has come in, of this run or one that it resumes
         self._given: GivenRewards | None = None
-        self._penalties = penalties
         # Opened now, to be refused before anything is collected; read with the first rollout.
         settings = {"keys": keys, "ends": ends, "actions_outside": actions_outside}
-        self._source = None if demonstrations is None else self._open(demonstrations, settings)
+        self._source: Iterator[Episode] | None = None
+        if demonstrations is not None:
+            self._source = self._open(demonstrations, penalties, settings)
         self._goes_on: int | None = None  # the env whose intervention the last slot belongs to
         self._interventions = 0
         self._online_share: float | None = None  # before anything is drawn
 
-    def _open(self, path: str, settings: dict[str, Any]) -> "_Source":
+    def _open(
+        self, path: str, penalties: dict[str, float] | None, settings: dict[str, Any]
+    ) -> Iterator[Episode]:
+        """Return the episodes that the replay begins with."""
         found = expanded(path)
         if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
-            source: _Source = _OtherReplay(find_checkpoint(path, found), *self._spaces)
+            count, source = _of_replay(find_checkpoint(path, found), self._spaces)
         else:
-            source = _Dataset(path, settings, self._penalties, *self._spaces)
+            seen, acted = self._spaces
+            episodes = read_episodes(path, observation_space=seen, action_space=acted, **settings)
+            count, source = sum(episodes.lengths), _of_dataset(episodes, penalties)
+            if (first := next(source, None)) is not None:  # refused now if it lacks something
+                source = chain((first,), source)
         room = getattr(self.offline, "capacity", None)
         require(
-            room is None or room >= len(source),
-            f"data.replay.offline.capacity={room} is less than the {len(source)} transitions of "
+            room is None or room >= count,
+            f"data.replay.offline.capacity={room} is less than the {count} transitions of "
             f"{path}: the first of them would make room for the last. Raise it, also above the "
             "interventions that are to come.",
         )
@@ -150,8 +156,8 @@ class MixedReplay(Replay):
         """Put in what is to be there from the beginning, unless that has been done, or restored."""
         source, self._source = self._source, None
         if source is not None:
-            for stream in source:
-                self._put(stream, goes_on=False)
+            for episode in source:
+                self._put(episode)
 
     def take_given_rewards(self) -> GivenRewards | None:
         """Return the rewards of the demonstrations that a run begins with, once.
@@ -180,17 +186,24 @@ class MixedReplay(Replay):
         for env in taken.any(1).nonzero().flatten().tolist():
             for first, stop in _stretches(taken[env].tolist(), done[env].tolist()):
                 follows = first == 0 and goes_on == env and bool(rollout["continues"][env, 0])
-                self._put(_stream_of(rollout, env, first, stop), goes_on=follows)
+                self._put(_steps_of(rollout, env, first, stop), continues=follows)
                 # What is put in behind it, of another env, or later on, is another stream.
                 goes_on = None
-                if stop == taken.shape[1] and not done[env, stop - 1]:
-                    self._goes_on = env
-                else:
-                    self._goes_on = None
+                is_last = stop == taken.shape[1] and not done[env, stop - 1]
+                self._goes_on = env if is_last else None
         self._interventions += int(taken.sum())
 
-    def _put(self, stream: Mapping[str, Any], *, goes_on: bool) -> None:
-        put_stream(self.offline, stream, self._spaces, EXTRA, goes_on=goes_on)
+    def _put(self, episode: Episode, *, continues: bool = False) -> None:
+        """Put an episode into the demonstrations.
+
+        Args:
+            episode: whose last step, unless terminal, leads to its last observation.
+            continues: whether it continues the episode that was put in last.
+        """
+        penalty = {"penalty": episode.extra.get("penalty", torch.zeros(len(episode)))}
+        rollout = replace(episode, extra=penalty).to_rollout(*self._spaces)
+        rollout["continues"].fill_(continues)
+        self.offline.extend(rollout)
 
     # --- what is drawn ---
 
@@ -279,18 +292,17 @@ def _stretches(taken: list[bool], done: list[bool]) -> Iterator[tuple[int, int]]
             first = None
 
 
-def _stream_of(rollout: TensorDict, env: int, first: int, stop: int) -> dict[str, Any]:
-    """Return some steps of one env of a rollout [N, T+1], as `MixedReplay` keeps them."""
+def _steps_of(rollout: TensorDict, env: int, first: int, stop: int) -> Episode:
+    """Return some steps of one env of a rollout [N, T+1] as an episode."""
     part = rollout[env, first:stop]
     observation = map_tree(lambda x: x[env, first : stop + 1].clone(), rollout.get("observation"))
     if rollout["done"][env, stop - 1]:  # the next slot is another episode's
         at = (torch.tensor([place], device=rollout.device) for place in (env, stop - 1))
         final = final_observations(rollout, *at)
         map_tree(lambda kept, true: kept[-1:].copy_(true), observation, final)
-    stream = {key: part[key] for key in ("reward", "terminated", "intervened")}
-    if "penalty" in part.keys():
-        stream["penalty"] = part["penalty"]
-    return stream | {"observation": observation, "action": part["executed_action"]}
+    names = ("reward", "terminated", "intervened", "penalty")
+    steps = {name: part[name] for name in names if name in part.keys()}
+    return Episode.of_steps(steps | {"observation": observation, "action": part["executed_action"]})
 
 
 def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
@@ -298,112 +310,53 @@ def _joined(batches: tuple[TensorDict, ...]) -> TensorDict:
     completed: list[Any] = []
     for batch in batches:
         fields = {key: batch.get(key) for key in FIELDS}
-        for key, dtype in ADDED.items():
-            value = batch.get(key, None)
-            fields[key] = (
-                batch["reward"].new_zeros(len(batch), dtype=dtype) if value is None else value
-            )
+        nothing = torch.zeros_like(batch["reward"])
+        fields |= {key: batch.get(key, nothing.to(kind)) for key, kind in ADDED.items()}
         completed.append(TensorDict(fields, batch.batch_size))
     joined: Any = completed[0] if len(completed) == 1 else torch.cat(completed)
     return joined  # type: ignore[no-any-return]  # a TensorDict
 
 
-class _Source(ABC):
-    """What the demonstrations begin with: streams, and how many transitions they are."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
-
-
-class _Dataset(_Source):
-    """The episodes of a dataset."""
-
-    def __init__(
-        self,
-        path: str,
-        settings: dict[str, Any],
-        penalties: dict[str, float] | None,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-    ) -> None:
-        self._path, self._penalties = path, penalties
-        self._episodes = read_episodes(
-            path, observation_space=observation_space, action_space=action_space, **settings
-        )
-        if len(self._episodes):
-            self._stream(self._episodes[0])  # refused now where it lacks something
-
-    def __len__(self) -> int:
-        return sum(self._episodes.lengths)
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        for episode in self._episodes:
-            stream = self._stream(episode)
-            if len(stream["reward"]):
-                yield stream
-
-    def _stream(self, episode: Episode) -> dict[str, Any]:
-        require(
-            bool(episode.reward.isfinite().all()),
-            f"The dataset {self._path} holds no rewards, or some that are not finite, and critics "
-            "learn from them: label it (rl-cli label), or say by data.replay.keys which column "
-            "they are.",
-        )
-        steps = len(episode)
-        if not (episode.final_known or episode.terminated[-1:].any()):
-            steps -= 1  # nobody knows what it came to
-        fields = {key: getattr(episode, key)[:steps] for key in ("action", "reward", "terminated")}
-        return fields | {
-            "observation": map_tree(lambda x: x[: steps + 1], episode.observation),
-            "intervened": episode.intervened[:steps],
-            "penalty": self._penalty(episode)[:steps],
-        }
-
-    def _penalty(self, episode: Episode) -> Tensor:
-        weights = self._penalties
-        if weights is None:
-            weights = {"penalty": 1.0} if "penalty" in episode.extra else {}
-        missing = weights.keys() - episode.extra.keys()
+def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Iterator[Episode]:
+    """Yield the episodes of a dataset, with the `penalty` that some of its columns make."""
+    for episode in rewarded(episodes):
+        there = episode.extra
+        weights = {"penalty": 1.0} if "penalty" in there else {}
+        weights = weights if penalties is None else penalties
+        missing = weights.keys() - there.keys()
         require(
             not missing,
             f"data.replay.penalties names {', '.join(sorted(missing))}, which the dataset "
-            f"{self._path} does not hold; it has {', '.join(sorted(episode.extra)) or 'none'}.",
+            f"{episodes.path} does not hold; it has {', '.join(sorted(there)) or 'none'}.",
         )
-        total = torch.zeros(len(episode))
+        penalty = torch.zeros(len(episode))
         for name, weight in weights.items():
-            total += weight * episode.extra[name].float()
-        return total
+            penalty += weight * there[name].float()
+        yield replace(episode, extra={"penalty": penalty})
 
 
-class _OtherReplay(_Source):
-    """What the checkpoint of another run holds of its replay, of all its processes."""
+def _of_replay(
+    checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+) -> tuple[int, Iterator[Episode]]:
+    """Return the replay in a checkpoint, of all processes: its number of transitions, its episodes.
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
-    ) -> None:
-        self._folder = checkpoint.parent / REPLAY_FOLDER
-        states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
-        # Of a mixed one what it collected, which holds its interventions too.
-        self._states = [state.get("online", state) for state in states]
-        if not self._states or any("begin" not in state for state in self._states):
-            raise ConfigurationError(
-                f"{checkpoint} holds no replay to begin with: give a checkpoint of an off-policy "
-                "run (last.ckpt) that was saved with trainer.save_replay, or a dataset."
-            )
-        self._spaces = observation_space, action_space
+    Raises:
+        ConfigurationError: if it holds none.
+    """
+    states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
+    # Of a mixed one what it collected, which holds its interventions too.
+    states = [state.get("online", state) for state in states]
+    require(
+        bool(states) and all("begin" in state for state in states),
+        f"{checkpoint} holds no replay to begin with: give a checkpoint of an off-policy run "
+        "(last.ckpt) that was saved with trainer.save_replay, or a dataset.",
+    )
 
-    def __len__(self) -> int:
-        return sum((s["end"] - s["begin"]) * s["num_envs"] for s in self._states)
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        for state in self._states:
+    def episodes() -> Iterator[Episode]:
+        for state in states:
             room = max(1, state["end"] - state["begin"]) * state["num_envs"]
-            replay = ReplayBuffer(*self._spaces, state["num_envs"], capacity=room)
-            replay.load_state_dict(state, self._folder)
-            yield from replay.streams()
+            replay = ReplayBuffer(*spaces, state["num_envs"], capacity=room)
+            replay.load_state_dict(state, checkpoint.parent / REPLAY_FOLDER)
+            yield from map(Episode.of_steps, replay.streams())
+
+    return sum((s["end"] - s["begin"]) * s["num_envs"] for s in states), episodes()

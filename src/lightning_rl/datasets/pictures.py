@@ -21,11 +21,8 @@ one thread, for a recorder has other things to do."""
 
 PIXELS = "yuv420p"
 
-FORMATS = {1: "gray", 3: "rgb24", 4: "rgba"}
-"""FFmpeg's pixel formats of decoded frames, by their channels."""
-
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's modes of decoded pictures, by their channels."""
+FORMATS = {1: ("gray", "L"), 3: ("rgb24", "RGB"), 4: ("rgba", "RGBA")}
+"""FFmpeg's names and Pillow's of decoded pictures, by their channels."""
 
 PICTURES = ("PNG", "JPEG", "WEBP", "BMP")
 """The formats of pictures that are read. Others may name further files, or run a program."""
@@ -137,12 +134,8 @@ def _opened(path: Path) -> Any:
 
 
 def _check_size(height: int, width: int, size: tuple[int, ...]) -> None:
-    """Refuse a picture of another height or width than info.json says, or of odd channels.
-
-    Raises:
-        ValueError: naming both sizes.
-    """
-    if (height, width) != size[:2] or _channels(size) not in MODES:
+    """Refuse a picture of another height or width than info.json says, or of odd channels."""
+    if (height, width) != size[:2] or _channels(size) not in FORMATS:
         raise ValueError(f"a picture of {height} x {width} pixels, and info.json says {list(size)}")
 
 
@@ -159,7 +152,7 @@ def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
     if frame.format.name.startswith(("gray1", "ya16")):  # depths, which 8 bits do not hold
         raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
     _check_size(frame.height, frame.width, size)
-    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)])
+    pixels: np.ndarray = frame.to_ndarray(format=FORMATS[_channels(size)][0])
     return pixels.reshape(size)
 
 
@@ -231,7 +224,7 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
             _check_size(picture.height, picture.width, size)  # nothing is decoded yet
             if picture.format == "PNG" and content[24] > 8:  # depths, which 8 bits do not hold
                 raise ValueError(f"a picture of {content[24]} bits, and 8 bits a channel are read")
-            return np.array(picture.convert(MODES[_channels(size)])).reshape(size)
+            return np.array(picture.convert(FORMATS[_channels(size)][1])).reshape(size)
     except (*errors, pillow.DecompressionBombError) as error:
         raise ValueError(f"no picture of {', '.join(PICTURES)} ({error})") from error
 

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from lightning_rl.collectors.evaluation import MAX_EPISODE_STEPS
 from lightning_rl.collectors.loop import Chooser, step_through
-from lightning_rl.datasets.episodes import EpisodeWriter
+from lightning_rl.datasets.writer import EpisodeWriter
 from lightning_rl.envs import GymnasiumEnv, InterventionSource
 from lightning_rl.envs.people.intervention import Intervention, Pace
 from lightning_rl.envs.step_results import EXECUTED_ACTION, INTERVENED, one_number, say_intervention
@@ -89,9 +88,14 @@ class Recorder:
         if source is not None and in_charge:
             source.take_charge()
         self.env, self._extra = env, tuple(extra)
-        self._seen = _Seen()
-        env.wrap_each(partial(_Looking, source=source, seen=self._seen))
+
+        def watched(env: gymnasium.Env) -> gymnasium.Env:
+            self._watched = _Watched(env if source is None else Intervention(env, source))
+            return self._watched
+
+        env.wrap_each(watched)
         self.observation: Any = None
+        self._running, self._action = torch.ones(1, dtype=torch.bool), torch.zeros(1)
         self._says_success = False
 
     def record(
@@ -136,36 +140,50 @@ class Recorder:
     def _play(
         self, writer: "_WrittenBehind", choose: Chooser, most: int, before: Callable[[int], None]
     ) -> Recorded:
-        player = _Player(self.env, choose, self.observation)
+        self._choose = choose
         result = Recorded(kept=True)
-        for t, _ in step_through(player, player, most, before=before):
-            terminated, truncated, info = player.terminated, player.truncated, self._seen.info
+        for t, _ in step_through(self, self, most, before=before):
+            terminated, truncated, info = self._terminated, self._truncated, self._watched.info
             is_cut = t + 1 == most and not (terminated or truncated)
             writer.add(
-                player.acted_on,
+                self._acted_on,
                 np.array(info[EXECUTED_ACTION]),  # a copy, of what the env may write again
-                player.reward,
+                self._reward,
                 terminated,
                 truncated or is_cut,
                 bool(info[INTERVENED]),
                 {name: _number(info, name) for name in self._extra},
             )
             result.steps += 1
-            result.total += player.reward
+            result.total += self._reward
             result.intervened += bool(info[INTERVENED])
             if terminated or truncated or is_cut:
                 break
         result.kept = not (info.get("rerecord") or info.get("rerecord_episode"))
         if result.kept:
             result.success = self._success(info)
-            writer.end_episode(self._seen.observation, result.success)
+            writer.end_episode(self._watched.observation, result.success)
         else:
             writer.discard_episode()
-        self.observation = self.env.reset()[0] if is_cut else player.observation
+        if is_cut:
+            self.observation, _ = self.env.reset()
         return result
 
+    def act(self, t: int) -> None:
+        """Choose the action of a step; see `step_through`."""
+        # A copy: the env writes its next observation into the same arrays.
+        self._acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
+        self._action = self._choose(self.observation, self._running)
+
+    def step(self, t: int) -> dict[str, Any]:
+        """Step by the chosen action; see `step_through`."""
+        self.observation, reward, terminated, truncated, info = self.env.step(self._action)
+        self._reward = float(reward[0])
+        self._terminated, self._truncated = bool(terminated[0]), bool(truncated[0])
+        return info
+
     def _success(self, info: dict[str, Any]) -> bool | None:
-        """Return what was said of an episode; of one of which it is not, by who says it: no."""
+        """Return whether an episode succeeded; False without a word, once the env has said it."""
         keys = [key for key in ("success", "is_success", "next.success") if key in info]
         self._says_success |= bool(keys)
         if not self._says_success:
@@ -270,50 +288,19 @@ def _yield_to_others() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + 10)
 
 
-class _Seen:
-    """What the env said last, all of it: a vector env passes on only what learning reads."""
+class _Watched(gymnasium.Wrapper):
+    """Keeps the info of a step, with what was executed, and the observation that followed.
+
+    A vector env passes on only what learning reads.
+    """
 
     observation: Any = None
     info: dict[str, Any]
 
-
-class _Looking(gymnasium.Wrapper):
-    """Keeps the info of a step, with what was executed, and the observation it came to."""
-
-    def __init__(self, env: gymnasium.Env, source: InterventionSource | None, seen: _Seen) -> None:
-        super().__init__(env if source is None else Intervention(env, source))
-        self._seen = seen
-
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
+        ended = terminated or truncated
         # A copy: the env may write the first one of the next episode into the same arrays.
-        self._seen.observation = (
-            copy.deepcopy(observation) if terminated or truncated else observation
-        )
-        self._seen.info = say_intervention(info, action, False)
+        self.observation = copy.deepcopy(observation) if ended else observation
+        self.info = say_intervention(info, action, False)
         return observation, reward, terminated, truncated, info
-
-
-class _Player:
-    """Acts in an env of one, and keeps what a frame holds; see `step_through`."""
-
-    acted_on: Any
-    reward: float
-    terminated: bool
-    truncated: bool
-
-    def __init__(self, env: GymnasiumEnv, choose: Chooser, observation: Any) -> None:
-        self._env, self._choose, self.observation = env, choose, observation
-        self._running = torch.ones(1, dtype=torch.bool)
-        self._action = torch.zeros(1)
-
-    def act(self, t: int) -> None:
-        # A copy: the env writes its next observation into the same arrays.
-        self.acted_on = map_tree(lambda leaf: leaf[0].clone(), self.observation)
-        self._action = self._choose(self.observation, self._running)
-
-    def step(self, t: int) -> dict[str, Any]:
-        self.observation, reward, terminated, truncated, info = self._env.step(self._action)
-        self.reward = float(reward[0])
-        self.terminated, self.truncated = bool(terminated[0]), bool(truncated[0])
-        return info

@@ -1,7 +1,7 @@
 """Read parquet files of a dataset within bounds: a small file may stand for any number of rows."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -55,6 +55,26 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
         f"{path} has {count:,} rows, and at most {MOST_ROWS:,} are read: give another dataset.",
     )
     return file.rows(0, count)
+
+
+def with_column(table: Any, name: str, column: Any) -> Any:
+    """Return a table with a column, in the place of one of that name or behind the others."""
+    names = table.column_names
+    if name in names:
+        return table.set_column(names.index(name), name, column)
+    return table.append_column(name, column)
+
+
+def write_tables(path: Path, tables: Iterable[Any]) -> None:
+    """Write tables into a new parquet file, a group of rows each, with the columns of the first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer: Any = None
+    for table in tables:
+        if writer is None:
+            writer = import_extra("pyarrow.parquet").ParquetWriter(path, table.schema)
+        writer.write_table(table.select(writer.schema.names))
+    if writer is not None:
+        writer.close()
 
 
 class TableFile:
@@ -118,6 +138,10 @@ class TableFile:
                 self._check_size(size, MOST_BYTES_TOGETHER, f"{count:,} rows")
             begin = end
         return arrow.concat_tables(parts) if parts else self._nothing()
+
+    def groups(self) -> Iterator[Any]:
+        """Yield the groups of rows, in their order."""
+        return map(self.group, range(len(self.counts)))
 
     def group(self, number: int) -> Any:
         """Return a group of rows, by its number from 0.

@@ -244,6 +244,19 @@ def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     }
 
 
+def tree_of_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Any:
+    """Return leaves, by the keys that lead to them, as nested dicts; one without keys unchanged."""
+    if () in leaves:
+        return leaves[()]
+    tree: dict[str, Any] = {}
+    for (*above, last), leaf in leaves.items():
+        here = tree
+        for key in above:
+            here = here.setdefault(key, {})
+        here[last] = leaf
+    return tree
+
+
 def copy_tree(target: Any, source: Any) -> None:
     """Copy a tensor or a tree of tensors into storage of the same structure."""
     if isinstance(target, Tensor):
@@ -311,7 +324,7 @@ class FinalObservations:
 
     def __init__(self, rows: Any, least: int = 1, most: int | None = None) -> None:
         self.rows = map_tree(lambda leaf: leaf, rows)  # dicts of tensors: quicker than TensorDicts
-        self._capacity = len(next(leaf for _, leaf in _leaves("", rows)))
+        self._capacity = len(next(leaf for _, leaf in leaves_of_tree("", rows)))
         self.count = self._capacity - 1
         self.aside: list[int] = []
         self._least, self._most = least, most
@@ -319,7 +332,7 @@ class FinalObservations:
     @property
     def nbytes(self) -> int:
         """The memory that was taken."""
-        return sum(leaf.nbytes for _, leaf in _leaves("", self.rows))
+        return sum(leaf.nbytes for _, leaf in leaves_of_tree("", self.rows))
 
     def clear(self) -> None:
         """Forget the rows, those of a rollout that was broken off included; keep their memory."""
@@ -340,7 +353,7 @@ class FinalObservations:
 
     def layout(self) -> dict[str, tuple[list[int], torch.dtype]]:
         """Return shape of a row, and dtype, of every leaf."""
-        leaves = _leaves("final_observation", self.rows)
+        leaves = leaves_of_tree("final_observation", self.rows)
         return {name: (list(leaf.shape[1:]), leaf.dtype) for name, leaf in leaves}
 
     def in_use(self) -> Any:
@@ -365,13 +378,13 @@ class FinalObservations:
         self.rows, self._capacity = map_tree(grown, self.rows), capacity
 
 
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
+def leaves_of_tree(name: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a tree, by the name of the tree and the keys that lead to them."""
     if isinstance(tree, Tensor):
         yield name, tree
         return
     for key, child in tree.items():
-        yield from _leaves(f"{name}.{key}", child)
+        yield from leaves_of_tree(f"{name}.{key}", child)
 
 
 def allocate_final_storage(rollout: TensorDict, observation_space: gymnasium.Space[Any]) -> None:
@@ -717,7 +730,7 @@ def _returned(rollout: TensorDict) -> Iterator[tuple[str, Tensor]]:
         "reward": rollout["reward"],
     }
     for key, tree in trees.items():
-        for name, field in _leaves(key, tree):
+        for name, field in leaves_of_tree(key, tree):
             if field.is_floating_point():
                 yield name, field
 

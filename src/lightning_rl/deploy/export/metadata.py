@@ -1,6 +1,7 @@
 """Say what an exported policy reads and does, of which run it is, and how well it did there."""
 
 import csv
+import io
 import json
 import math
 import platform
@@ -13,12 +14,18 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_rl.checkpoints.format import STATE_KEY, own_version
 from lightning_rl.deploy.export.graph import Port, Ports, unwrapped
 from lightning_rl.envs import VectorEnv
 from lightning_rl.policies import Policy
+from lightning_rl.system.errors import ConfigurationError
+from lightning_rl.system.files import open_file, read_json
 from lightning_rl.system.runs import CHECKPOINTS
+
+MOST_METRICS = 2**30
+"""The most bytes of a run's metrics.csv."""
 
 FORMAT = 1
 """Grows when a key changes its meaning."""
@@ -202,8 +209,10 @@ def _evaluation(path: Path, content: Mapping[str, Any]) -> dict[str, Any] | None
         if steps is not None and said.get("env_steps") == steps:
             return {name: _plain(said[name]) for name in EVALUATED if name in said}
     rows: list[dict[str, str]] = []
-    with suppress(OSError, csv.Error), (directory / "logs" / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row.get("env_steps") == str(steps)]
+    with suppress(FileNotFoundError, csv.Error):
+        metrics = open_file(directory / "logs" / "metrics.csv", directory, MOST_METRICS)
+        with io.TextIOWrapper(metrics, "utf-8", "replace", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row.get("env_steps") == str(steps)]
     found = {
         name.removeprefix("eval/"): float(value)
         for row in rows
@@ -214,7 +223,11 @@ def _evaluation(path: Path, content: Mapping[str, Any]) -> dict[str, Any] | None
 
 
 def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        content = json.loads(path.read_text())
-        return content if isinstance(content, dict) else {}
-    return {}
+    """Return a JSON file of a run; empty, with a warning unless it is missing, if unreadable."""
+    try:
+        return read_json(path, directory_of(path))
+    except FileNotFoundError:
+        return {}
+    except ConfigurationError as error:
+        rank_zero_warn(f"{error} What is exported lacks it.")
+        return {}

@@ -1,4 +1,4 @@
-"""Write the steps of one episode into files of its own, as they come."""
+"""Write the steps of one episode into its own files, as they come."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ ROWS = "data.parquet"
 """The file of the steps; a video has the name of its column."""
 
 
-class Recording:
-    """An episode that is being recorded into a folder.
+class EpisodeFiles:
+    """The files of an unfinished episode.
 
     Args:
-        folder: of its files, which is there.
+        folder: of the files; it exists.
         leaves: of the observation.
         action: its leaf.
         fps: steps per second.

@@ -1,0 +1,133 @@
+"""Own the directory of a dataset: who writes into it, and which of its files count.
+
+All is written next to what is there, and takes its place at the end: a folder at a time, for which
+`part_of` knows which one counts. So a SIGKILL at any moment loses nothing.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from lightning_rl.system.errors import require
+from lightning_rl.system.files import TEMPORARY, lock_file, move, writing
+
+TOPS = ("data", "videos", "meta")
+"""The folders of a dataset."""
+
+UNDER_WAY = ".recording"
+"""The folder of an episode that is not finished."""
+
+UNFINISHED, FINISHED = ".joining", ".finalised"
+"""The folders of what is being written again, and of what is whole and about to take its place."""
+
+LOCK = ".lock"
+"""The file that the process which writes into a dataset holds."""
+
+BEGUN = ".lightning_rl_recording"
+"""The file that marks a dataset without a finished episode.
+
+Only a directory with this mark, or a dataset, is written into.
+"""
+
+BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
+"""The content of that file."""
+
+
+def lock_dataset(path: Path) -> Callable[[], None]:
+    """Lock a dataset against other processes; return the function that unlocks it.
+
+    Raises:
+        ConfigurationError: if another process writes into it, or it holds links: writing would
+            change files elsewhere.
+    """
+    for name in (LOCK, BEGUN, UNDER_WAY, UNFINISHED, FINISHED, *TOPS):
+        _refuse_link(path / name)
+        for file in (path / name).rglob("*"):
+            _refuse_link(file)
+    descriptor = lock_file(
+        path / LOCK,
+        f"{{owner}} records into {path}, or labels it: two would write over each other. Wait for "
+        "it, or give another directory.",
+    )
+    return (lambda: None) if descriptor is None else partial(os.close, descriptor)
+
+
+def _refuse_link(file: Path) -> None:
+    require(
+        not file.is_symlink(),
+        f"{file} is a link, and writing into the dataset would change files elsewhere: copy the "
+        "dataset without links (cp -rL) and write into the copy.",
+    )
+
+
+def is_begun(path: Path) -> bool:
+    """Tell whether a directory is empty, or holds a marked dataset without a finished episode."""
+    names = {file.name for file in path.iterdir() if not file.name.startswith(TEMPORARY)}
+    mark = path / BEGUN
+    return not names or (
+        names <= {LOCK, BEGUN, UNDER_WAY, *TOPS}
+        and mark.is_file()
+        and mark.stat().st_size == len(BEGUN_TEXT)
+        and mark.read_bytes() == BEGUN_TEXT
+    )
+
+
+def part_of(path: Path, name: str) -> Path:
+    """Return the place of a file or folder, also if writing the dataset again was interrupted."""
+    joined = path / FINISHED / Path(name).parts[0]
+    return path / (FINISHED if joined.exists() else "") / name
+
+
+def complete_join(path: Path) -> None:
+    """Finish what was interrupted: use the folders that are whole, and remove the others."""
+    shutil.rmtree(path / UNFINISHED, ignore_errors=True)
+    for top in TOPS:
+        if (path / FINISHED / top).exists():
+            shutil.rmtree(path / top, ignore_errors=True)
+            move(path / FINISHED / top, path / top)
+    shutil.rmtree(path / FINISHED, ignore_errors=True)
+
+
+@contextmanager
+def renewing(path: Path) -> Iterator[Path]:
+    """Yield a folder; when all is written, its folders replace the dataset's.
+
+    Raises:
+        WriteError: if the disk is full: a copy of the dataset has to fit.
+    """
+    target = path / UNFINISHED
+    with writing(path):
+        yield target
+        _flush(target)
+    move(target, path / FINISHED)
+    complete_join(path)
+
+
+def keep_others(path: Path, target: Path) -> None:
+    """Keep the files without episodes, such as notes, of the folders that are written again."""
+    tops = [top for top in TOPS if (target / top).is_dir()]
+    for file in [one for top in tops for one in (path / top).rglob("*")]:
+        kept = target / file.relative_to(path)
+        temporary = file.name.startswith(TEMPORARY)
+        if file.is_file() and not (file.match("chunk-*/file-*.*") or temporary or kept.exists()):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            link(file, kept)
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file, which is never changed, another name; copy it if that is not possible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _flush(folder: Path) -> None:
+    """Write all files of a folder to the disk, before it replaces another."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())

@@ -1,0 +1,477 @@
+"""Read and write Minari datasets on this machine, an episode at a time, by Minari itself.
+
+`<dataset>/data/metadata.json` describes it; the episodes lie next to that: all in one HDF5 file, or
+an Arrow or Parquet file for each. Nothing is downloaded, no env is made, and pictures are written
+unchanged, not as the JPEG that Minari makes of them.
+
+Source: Minari 0.5 (Farama Foundation, minari.farama.org), `minari.dataset.minari_storage`.
+"""
+
+import json
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_rl.buffers.columns import available_bytes
+from lightning_rl.datasets.ends import EndRule, Ends, as_flags
+from lightning_rl.datasets.episode import Episode, Episodes
+from lightning_rl.datasets.lerobot_format import (
+    MOST_VALUES,
+    action_leaf,
+    check_file,
+    import_extra,
+    leaves_of,
+    read_json,
+)
+from lightning_rl.datasets.lerobot_reader import MOST_STEPS
+from lightning_rl.datasets.pictures import jpeg_bytes
+from lightning_rl.datasets.tables import TableFile
+from lightning_rl.rollout.contract import map_tree, tree_of_leaves
+from lightning_rl.rollout.structured_actions import (
+    as_env_counts,
+    as_policy_counts,
+    choices_of,
+    first_choice,
+)
+from lightning_rl.system.errors import ConfigurationError, require
+from lightning_rl.system.files import expanded, move, writing
+
+METADATA = "metadata.json"
+"""The file that describes a dataset, and in other forms than HDF5 each episode."""
+
+HDF5 = "main_data.hdf5"
+"""The file of all episodes; the other forms have a folder for each episode instead."""
+
+MOST_EPISODES = 10**6
+"""The most episodes that are read."""
+
+UNFINISHED = ".tmp-minari"
+"""How the name of a dataset begins that is being written."""
+
+
+def minari_folder(path: Path) -> Path | None:
+    """Return the folder of a Minari dataset's data; None if there is none."""
+    return next((one for one in (path / "data", path) if (one / METADATA).is_file()), None)
+
+
+class MinariEpisodes(Episodes):
+    """Episodes of a Minari dataset; see `read_episodes` for the arguments.
+
+    Raises:
+        ConfigurationError: if it cannot be read, does not say its spaces, or is of another env.
+    """
+
+    fps = None
+
+    def __init__(
+        self,
+        path: Path,
+        keys: Mapping[str, str],
+        observation_space: gymnasium.Space[Any] | None,
+        action_space: gymnasium.Space[Any] | None,
+        ends: Ends | None,
+    ) -> None:
+        self.path, self._folder = path, minari_folder(path) or path
+        self._infos = {"success": "success", "is_success": "success", "intervened": "intervened"}
+        self._infos |= {"is_intervention": "intervened", **keys}
+        self._left_out: set[str] = set()  # infos that a warning has named
+        for name in keys.values():
+            require(
+                name in ("success", "intervened"),
+                f"keys cannot say which entry of a Minari dataset's infos is {name}: success or "
+                "intervened.",
+            )
+        try:
+            lengths = self._open()
+        except Exception as error:  # a damaged or malicious file fails in many ways
+            raise self._unreadable(error) from error
+        self._check_spaces(observation_space, action_space)
+        self.first_action = first_choice(self._storage.action_space)
+        self.rule = EndRule({name: name for name in ("terminated", "truncated")}, ends, path)
+        self._numbers = self._with_steps(lengths)
+        self.lengths = [lengths[number] for number in self._numbers]
+
+    def _open(self) -> list[int]:
+        """Open the files, and return the steps of each episode."""
+        storage = import_extra("minari.dataset.minari_storage").MinariStorage
+        said = read_json(self._folder / METADATA)
+        require(  # else Minari would make the env that the dataset names
+            {"observation_space", "action_space"} <= set(said),
+            f"The dataset at {self.path} does not say its spaces: record it again with Minari 0.4 "
+            "or newer.",
+        )
+        count = said.get("total_episodes", -1)
+        require(
+            type(count) is int and 0 <= count <= MOST_EPISODES,
+            f"The dataset at {self.path} has {count!r} episodes, which is a number up to "
+            f"{MOST_EPISODES:,}: restore {METADATA}.",
+        )
+        self._hdf5 = (self._folder / HDF5).exists()
+        self._check_files(count)
+        _check_shapes(said)
+        self._storage = storage.read(self._folder)
+        found = self._storage.get_episode_metadata(range(count))
+        return [int(episode["total_steps"]) for episode in found]
+
+    def _unreadable(self, error: Exception) -> ConfigurationError:
+        if isinstance(error, ConfigurationError):
+            return error
+        return ConfigurationError(
+            f"The Minari dataset at {self.path} cannot be read ({error}): restore it, or give "
+            "another one."
+        )
+
+    def _check_files(self, count: int) -> None:
+        """Refuse what is no regular file, and an HDF5 file whose entries lie elsewhere."""
+        if not self._hdf5:
+            for number in range(count):
+                for file in (self._folder / str(number)).iterdir():
+                    check_file(file)
+            return
+        check_file(self._folder / HDF5)
+        with import_extra("h5py").File(self._folder / HDF5, "r") as file:
+            for number in range(count):
+                _linked(file, f"episode_{number}")
+
+    def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
+        """Refuse a dataset of other spaces than the env's, as far as these are known."""
+        own = (self._storage.observation_space, self._storage.action_space)
+        for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
+            theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
+            if given is None:
+                continue
+            mine = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(given, name)]
+            require(
+                sorted(mine) == sorted(theirs)
+                and (name == "observation" or _same_choices(given, there)),
+                f"The dataset at {self.path} is of another env: its {name} space is {there}, and "
+                f"that of this env is {given}. Record it with this env.",
+            )
+
+    def _check_size(self, number: int) -> None:
+        """Refuse an episode that the memory has no room for."""
+        if self._hdf5:
+            with import_extra("h5py").File(self._folder / HDF5, "r") as file:
+                size = _size_of(file, f"episode_{number}", set())
+        else:
+            size = sum(
+                _size_of_table(file, self._storage.FORMAT)
+                for file in (self._folder / str(number)).iterdir()
+                if file.name != METADATA
+            )
+        room = available_bytes("cpu", torch.device("cpu"), self.path)
+        if room is not None and size > room:
+            raise ValueError(f"episode {number} takes {size:,} bytes, and {room:,} are free")
+
+    def read(self, index: int) -> Episode:
+        assert self.rule is not None
+        number, length, name = self._numbers[index], self.lengths[index], self.name_of(index)
+        try:
+            self._check_size(number)
+            (raw,) = self._storage.get_episodes([number])
+            (said,) = self._storage.get_episode_metadata([number])
+            tasks = tuple(str(task) for task in json.loads(said.get("tasks", "[]")))
+            names = {str(k): str(v) for k, v in json.loads(said.get("names", "{}")).items()}
+        except Exception as error:  # a damaged or malicious file fails in many ways
+            raise self._unreadable(error) from error
+        infos = self._steps_of(raw["infos"] or {}, length)
+        known = {}
+        for key, flag in self._infos.items():
+            if key in infos:
+                known[flag] = _per_step(infos.pop(key), length, key, name).astype(bool)
+            elif key in (raw["infos"] or {}):
+                raise ConfigurationError(
+                    f"{name}: its info '{key}' has no number for each of its {length} steps. "
+                    "Correct it, or name another entry: keys: {<entry>: " + flag + "}."
+                )
+        success = bool(known["success"].any()) if "success" in known else None
+        flags = {
+            flag: as_flags(_per_step(raw[key], length, key, name), f"{name}: its {key}")
+            for flag, key in {"terminated": "terminations", "truncated": "truncations"}.items()
+        }
+        terminated, truncated = self.rule.apply(length, flags, success, name)
+        self._check_values(raw, length, name)
+        return Episode(
+            observation=map_tree(torch.from_numpy, raw["observations"]),
+            action=torch.from_numpy(as_policy_counts(raw["actions"], self.first_action)),
+            reward=torch.from_numpy(_per_step(raw["rewards"], length, "rewards", name)),
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            intervened=torch.from_numpy(known.get("intervened", np.zeros(length, bool))),
+            task=str(said.get("task", "")),
+            extra={names.get(key, key): torch.from_numpy(x) for key, x in infos.items()},
+            final_known=bool(said.get("final_known", True)),
+            tasks=tasks,
+            end_rule=str(said.get("end_rule", "")),
+        )
+
+    def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
+        """Refuse an episode whose actions or observations are not in its spaces."""
+        action, space = raw["actions"], self._storage.action_space
+        require(
+            action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
+            f"{name} has actions of shape {list(action.shape)} for {length} steps of {space}. "
+            "Correct them, or leave the episode out.",
+        )
+        for leaf in leaves_of(self._storage.observation_space):
+            values = raw["observations"]
+            for key in leaf.path:
+                values = values.get(key) if isinstance(values, Mapping) else None
+            require(
+                isinstance(values, np.ndarray)
+                and values.dtype.kind in "biuf"
+                and values.shape[1:] == leaf.shape,
+                f"{name} has no numbers of shape {list(leaf.shape)} as "
+                f"{'.'.join(('observation', *leaf.path))}, which its space has. Correct it, or "
+                "leave the episode out.",
+            )
+
+    def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
+        """Return the infos of each step [L, ...], by name, with a dot for each level.
+
+        Minari may have one more, the info of the reset. A warning names what is not read, once.
+        """
+        found = {}
+        left_out = set()
+        pending = dict(infos)
+        while pending:
+            name, value = next(iter(pending.items()))
+            del pending[name]
+            if isinstance(value, Mapping):
+                pending |= {f"{name}.{key}": below for key, below in value.items()}
+                continue
+            array = np.asarray(value)
+            if array.ndim and array.dtype.kind in "biuf" and len(array) in (length, length + 1):
+                found[name] = array[len(array) - length :]
+            else:
+                left_out.add(name)
+        if new := left_out - self._left_out:
+            rank_zero_warn(
+                f"The dataset at {self.path} has infos that are not read, having no number "
+                f"for each step: {', '.join(sorted(new))}."
+            )
+        self._left_out |= left_out
+        return found
+
+
+def _same_choices(given: Any, there: Any) -> bool:
+    """Return whether two action spaces have equal choices, counted from one number."""
+    same_first = np.array_equal(first_choice(given), first_choice(there))
+    return not choices_of(there) or (same_first and choices_of(given) == choices_of(there))
+
+
+def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
+    """Return one number for each of L steps, [L].
+
+    Raises:
+        ConfigurationError: if there are more or fewer.
+    """
+    array = np.asarray(values)
+    require(
+        array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
+        f"{name} has {array.shape[0] if array.ndim else 1} {key} of shape {list(array.shape[1:])} "
+        f"for {length} steps. Correct them, or leave the episode out.",
+    )
+    return array.reshape(length)
+
+
+def _check_shapes(said: Mapping[str, Any]) -> None:
+    """Refuse spaces of arrays that are too large to be made."""
+    pending = [json.loads(said[name]) for name in ("observation_space", "action_space")]
+    while pending:
+        one = pending.pop()
+        below = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        pending += [child for child in below if isinstance(child, dict | list)]
+        shape = one.get("shape") if isinstance(one, dict) else None
+        if isinstance(shape, list) and prod(map(int, shape)) > MOST_VALUES:
+            raise ValueError(f"a space has the shape {shape}")
+
+
+def _linked(group: Any, name: str) -> Any:
+    """Return an entry of an HDF5 group that lies in this file.
+
+    Raises:
+        ValueError: if the entry is a link: to another file, host or entry.
+    """
+    h5py = import_extra("h5py")
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another one")
+    return group[name]
+
+
+def _size_of(group: Any, name: str, seen: set[int]) -> int:
+    """Return how many bytes an entry of an HDF5 group takes in memory.
+
+    Raises:
+        ValueError: if its values lie in other files, or it holds itself.
+    """
+    h5py = import_extra("h5py")
+    entry = _linked(group, name)
+    address = h5py.h5o.get_info(entry.id).addr
+    if address in seen:
+        raise ValueError(f"its entry {entry.name} occurs twice")
+    seen.add(address)
+    if isinstance(entry, h5py.Group):
+        return sum(_size_of(entry, key, seen) for key in entry)
+    if not isinstance(entry, h5py.Dataset) or entry.external or entry.is_virtual:
+        raise ValueError(f"the values of its entry {entry.name} lie in other files")
+    size = int(entry.nbytes)
+    if h5py.check_vlen_dtype(entry.dtype) == np.uint8:  # pictures, which Minari decodes
+        size += sum(jpeg_bytes(bytes(content)) for content in entry)
+    return size
+
+
+def _size_of_table(path: Path, kind: str) -> int:
+    """Return how many bytes the table of an episode takes in memory.
+
+    Args:
+        path: of its file.
+        kind: `arrow` or `parquet`.
+
+    Raises:
+        ConfigurationError: if a Parquet file exceeds the bounds of `TableFile`.
+        ValueError: if it has too many rows, is compressed otherwise, or holds no JPEG as a picture.
+    """
+    if kind == "parquet":
+        table = TableFile(path).rows(0, MOST_STEPS + 2)
+    else:
+        _refuse_compressed(np.memmap(path, np.uint8, "r"))
+        with path.open("rb") as file:
+            table = import_extra("pyarrow.ipc").open_file(file).read_all()
+    if len(table) > MOST_STEPS + 1:
+        raise ValueError(f"{path} has more than the {MOST_STEPS + 1:,} rows of the longest episode")
+    size = int(table.nbytes)
+    columns = import_extra("pyarrow").table(table.select(["observations", "actions"]))
+    while any(hasattr(kind, "fields") for kind in columns.schema.types):
+        columns = columns.flatten()
+    for column in columns.columns:
+        if "binary" in str(column.type):  # pictures, which Minari decodes
+            size += sum(jpeg_bytes(content.as_py()) for content in column)
+    return size
+
+
+def _refuse_compressed(content: Any) -> None:
+    """Refuse an Arrow file with compressed columns: a small one may stand for any number of bytes.
+
+    PyArrow tells it after it has decompressed them. Source: the format of Arrow's files, version 5
+    (`File.fbs`, `Message.fbs`), and of flatbuffers.
+
+    Args:
+        content: of the file.
+
+    Raises:
+        ValueError: if some are.
+    """
+
+    def number(kind: str, at: int) -> int:
+        return int(struct.unpack_from(f"<{kind}", content, at)[0])
+
+    def below(at: int) -> int:
+        return at + number("I", at)
+
+    def field(table: int, index: int) -> int:
+        described = table - number("i", table)
+        at = 4 + 2 * index
+        offset = number("H", described + at) if at < number("H", described) else 0
+        return table + offset if offset else 0
+
+    end = len(content) - 10  # the size of the footer and ARROW1 follow
+    footer = below(end - number("i", end))
+    for kind in (2, 3):  # dictionaries and groups of rows
+        blocks = below(field(footer, kind)) if field(footer, kind) else 0
+        for i in range(number("I", blocks) if blocks else 0):
+            start = number("q", blocks + 4 + 24 * i)
+            message = below(start + (8 if number("I", start) == 2**32 - 1 else 4))
+            rows = below(field(message, 2))
+            rows = below(field(rows, 1)) if kind == 2 else rows
+            if field(rows, 3):
+                raise ValueError("its columns are compressed: write it again without, or as HDF5")
+
+
+def write_minari(
+    path: str | Path,
+    episodes: Iterable[Episode],
+    observation_space: gymnasium.Space[Any],
+    action_space: gymnasium.Space[Any],
+) -> None:
+    """Write episodes as a Minari dataset, bit for bit; all of them or none.
+
+    Args:
+        path: of a directory that is not there yet. Minari finds it by its name if it lies in the
+            folder of its datasets (`MINARI_DATASETS_PATH`).
+        episodes: are read one after the other.
+        observation_space: of the env.
+        action_space: of the env.
+
+    Raises:
+        ConfigurationError: if something is there already, and for a space that cannot be written.
+        WriteError: if the disk is full.
+    """
+    for leaf in leaves_of(observation_space):
+        require(
+            not any("/" in key for key in leaf.path),
+            f"Minari cannot read an observation with the key {leaf.path}, which has a slash: "
+            "rename it (gymnasium.wrappers.TransformObservation), or write a LeRobotDataset.",
+        )
+    action_leaf(action_space)
+    minari = import_extra("minari")
+    storage = import_extra("minari.dataset.minari_storage").MinariStorage
+    path = expanded(path)
+    require(
+        not path.exists() or not any(path.iterdir()),
+        f"{path} is not empty: give a directory that is not there yet.",
+    )
+    # Absolute: of a relative path Minari asks for sizes at another place.
+    unfinished = path.absolute().parent / f"{UNFINISHED}-{path.name}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with writing(path):
+        unfinished.mkdir(parents=True)
+        made = storage.new(
+            unfinished / "data", observation_space, action_space, jpeg_encoding=False
+        )
+        made.update_metadata({"dataset_id": path.name, "minari_version": minari.__version__})
+        for number, episode in enumerate(episodes):
+            _write_episode(made, number, episode, first_choice(action_space))
+    move(unfinished, path)
+
+
+def _write_episode(storage: Any, number: int, episode: Episode, first: np.ndarray) -> None:
+    episode.check_lengths()
+    steps = {name: values.numpy() for name, values in episode.extra.items()}
+    steps["is_intervention"] = episode.intervened.numpy()
+    if episode.success is not None:
+        success = np.zeros(len(episode), bool)
+        success[-1] = episode.success
+        steps["success"] = success
+    # Zero at the reset, which Minari keeps an info of.
+    infos = {
+        tuple(name.split(".")): np.concatenate([np.zeros_like(values[:1]), values])
+        for name, values in steps.items()
+    }
+    buffer = import_extra("minari.data_collector.episode_buffer").EpisodeBuffer(
+        id=number,
+        observations=map_tree(lambda leaf: leaf.numpy(), episode.observation),
+        actions=as_env_counts(episode.action.numpy(), first),
+        rewards=episode.reward.numpy(),
+        terminations=episode.terminated.numpy(),
+        truncations=episode.truncated.numpy(),
+        infos=tree_of_leaves(infos),
+    )
+    storage.update_episodes([buffer])
+    # Minari has no place for these. HDF5 takes a slash in a name for a level, and gives back a dot.
+    names = {name.replace("/", "."): name for name in steps if "/" in name}
+    lists = {"tasks": episode.tasks, "names": names}
+    notes: dict[str, Any] = {"task": episode.task}
+    notes |= {key: json.dumps(value) for key, value in lists.items() if value}
+    notes |= {"end_rule": episode.end_rule} if episode.end_rule else {}
+    notes |= {} if episode.final_known else {"final_known": False}
+    storage.update_episode_metadata([notes], [number])

@@ -1,0 +1,77 @@
+"""Open a dataset of episodes, in LeRobot's format or Minari's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from lightning_rl.datasets.ends import Ends
+from lightning_rl.datasets.episode import Episodes, Outside
+from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
+from lightning_rl.datasets.minari import MinariEpisodes, minari_folder
+from lightning_rl.system.errors import require
+from lightning_rl.system.files import expanded
+
+
+def read_episodes(
+    path: str | Path,
+    keys: Mapping[str, str] | None = None,
+    *,
+    observation_space: gymnasium.Space[Any] | None = None,
+    action_space: gymnasium.Space[Any] | None = None,
+    fps: float | None = None,
+    ends: Ends | None = None,
+    actions_outside: Outside = "clip",
+) -> Episodes:
+    """Open a dataset: the directory of a LeRobotDataset v3.0, or of a Minari dataset.
+
+    Args:
+        path: of the directory.
+        keys: what a column of the dataset is here, if that is not clear from its name:
+            `observation`, `observation.<key>` (of a Dict, with a dot for each level), `action`,
+            `reward`, `done`, `terminated`, `truncated`, `success`, `intervened`. Of Minari's, only
+            an entry of its infos can be named.
+        observation_space: of the env that the episodes are for; checked if given, and only its
+            columns are read.
+        action_space: of that env; checked if given.
+        fps: frames per second of that env; checked if given.
+        ends: how episodes ended if the dataset does not say whether by time: see `EndRule`. The
+            rule is logged, as a warning if it had to be assumed.
+        actions_outside: clip actions outside the bounds of a Box, with a warning that counts them,
+            or refuse them. Choices that the action space does not have are refused.
+
+    Returns:
+        a sequence of them, in the order of recording. Choices of actions count from 0, as policies
+        do, if the action space is given or the dataset says it.
+
+    Raises:
+        ConfigurationError: if there is none, or it is of another env, or it contradicts itself.
+    """
+    directory = expanded(path)
+    require(
+        directory.is_dir(),
+        f"No dataset at {directory}: give the directory of a LeRobotDataset v3.0 (the one that "
+        "holds meta/info.json), or of a Minari dataset (that which holds data/metadata.json).",
+    )
+    kind = LeRobotEpisodes if minari_folder(directory) is None else MinariEpisodes
+    episodes: Episodes = kind(directory, keys or {}, observation_space, action_space, ends)
+    episodes.action_space, episodes.actions_outside = action_space, actions_outside
+    there = episodes.fps
+    require(
+        fps is None or there is None or abs(fps - there) <= 1e-3 * fps,
+        f"The dataset at {directory} has {there or 0:g} frames per second, and the env takes "
+        f"{fps or 0:g} steps per second: what was done in one step there takes another time here. "
+        "Record it with this env, or set the env to that rate.",
+    )
+    rule = episodes.rule
+    if rule is not None and rule.assumed:
+        rank_zero_warn(
+            f"The dataset at {directory} does not say which episodes time cut: {rule.words}. If "
+            "this is wrong, set ends to terminated or truncated, or name the column: "
+            "keys: {<column>: terminated}."
+        )
+    elif rule is not None:
+        rank_zero_info(f"Dataset {directory}: {rule.words}.")
+    return episodes

@@ -1,0 +1,390 @@
+"""Write episodes into a LeRobotDataset v3.0, step by step or whole."""
+
+import shutil
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+
+from lightning_rl.datasets import lerobot_format as lerobot
+from lightning_rl.datasets.directory import (
+    BEGUN,
+    BEGUN_TEXT,
+    LOCK,
+    TOPS,
+    UNDER_WAY,
+    complete_join,
+    is_begun,
+    lock_dataset,
+    part_of,
+)
+from lightning_rl.datasets.episode import Episode
+from lightning_rl.datasets.episode_files import ROWS, EpisodeFiles
+from lightning_rl.datasets.joining import join_files
+from lightning_rl.datasets.lerobot_reader import LeRobotEpisodes
+from lightning_rl.rollout.contract import map_tree
+from lightning_rl.rollout.structured_actions import (
+    StructuredActions,
+    as_env_counts,
+    choices_of,
+    first_choice,
+)
+from lightning_rl.system.errors import ConfigurationError, check_range, require
+from lightning_rl.system.files import expanded, move, write_atomically, writing
+
+Pictures = Literal["video", "png"]
+"""How pictures are kept: compressed with some loss in a video, or without in the table."""
+
+
+class EpisodeWriter:
+    """Record episodes into a LeRobotDataset v3.0, step by step.
+
+    Memory does not grow with what is recorded, and each finished episode survives a SIGKILL at any
+    moment: it has files of its own until `finalise` joins them. A dataset of the same columns is
+    extended.
+
+    Args:
+        path: of the directory.
+        observation_space: of the env.
+        action_space: of the env.
+        fps: steps per second.
+        task: what is to be done, in words.
+        pictures: how pictures are kept.
+
+    Raises:
+        ConfigurationError: for a space that a dataset cannot hold, if the directory holds something
+            else, and if another process records into it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        fps: float,
+        task: str = "",
+        pictures: Pictures = "video",
+    ) -> None:
+        check_range("fps", fps, above=0)
+        for name in ("pyarrow", "av"):
+            lerobot.import_extra(name)
+        self.path, self._fps = expanded(path), float(fps)
+        self._task, self._video = task, pictures == "video"
+        self._leaves = lerobot.leaves_of(observation_space)
+        self._action = lerobot.action_leaf(action_space)
+        self._action_space = action_space
+        self._extras: tuple[str, ...] | None = None
+        self._tasks: list[str] = []
+        self._episodes = self._frames = 0
+        self._next = {"data": 0, "meta": 0, "videos": 0}  # the numbers of the next files
+        self._recording: EpisodeFiles | None = None
+        self._end_rules: set[str] = set()  # of episodes that were copied
+        self._unlock: Callable[[], object] | None = None
+        self._open()
+
+    def _take_lock(self) -> None:
+        if self._unlock is not None:
+            return
+        if not part_of(self.path, lerobot.INFO).is_file():  # the mark first: see `is_begun`
+            write_atomically(self.path / BEGUN, lambda file: file.write(BEGUN_TEXT))
+        self._unlock = weakref.finalize(self, lock_dataset(self.path))
+
+    def _open(self) -> None:
+        """Make the directory, or open the dataset that it holds."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        if not part_of(self.path, lerobot.INFO).is_file() and not is_begun(self.path):
+            there = sorted(file.name for file in self.path.iterdir())
+            raise ConfigurationError(
+                f"{self.path} holds {', '.join(there)}, and no dataset: give a directory that is "
+                "empty, or not there yet."
+            )
+        self._take_lock()
+        complete_join(self.path)
+        self.discard_episode()
+        if (self.path / lerobot.INFO).is_file():
+            self._extend()
+            (self.path / BEGUN).unlink(missing_ok=True)
+        else:
+            self._remove_first_episode()
+
+    def _remove_first_episode(self) -> None:
+        """Remove all of a dataset whose first episode was not finished."""
+        for top in TOPS:
+            shutil.rmtree(self.path / top, ignore_errors=True)
+        self._tasks = []
+
+    def _extend(self) -> None:
+        """Continue behind the last episode of the dataset, if its columns are the same."""
+        there = LeRobotEpisodes(self.path, {}, None, None, None)
+        info = lerobot.read_json(self.path / lerobot.INFO)
+        self._extras = tuple(there.extras)
+        mine, theirs = self._features(), info["features"]
+        differing = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        require(
+            not differing
+            and info["fps"] == self._fps
+            and info["data_path"] == lerobot.DATA
+            and info.get("video_path", lerobot.VIDEOS) == lerobot.VIDEOS
+            and there.leaves == self._leaves
+            and np.array_equal(there.first_action, first_choice(self._action_space)),
+            f"{self.path} holds a dataset of another kind ({info['fps']:g} frames per second, "
+            f"columns {', '.join(theirs)}); this one would differ in "
+            f"{', '.join(differing) or 'fps, a shape, a path, or the first action'}. Give another "
+            "directory.",
+        )
+        self._tasks, self._end_rules = list(there.tasks.values()), set(there.end_rules)
+        self._episodes, self._frames = len(there), sum(there.lengths)
+        self._next = there.file_numbers()
+        # The files of an episode that was not finished: the next ones, which no row names.
+        places = {kind: lerobot.place_of(number) for kind, number in self._next.items()}
+        unfinished = [lerobot.DATA.format(**places["data"])]
+        unfinished += [
+            lerobot.VIDEOS.format(video_key=key, **places["videos"])
+            for key, feature in info["features"].items()
+            if feature["dtype"] == "video"
+        ]
+        for name in unfinished:
+            (self.path / name).unlink(missing_ok=True)
+
+    def add(
+        self,
+        observation: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        intervened: bool = False,
+        extra: Mapping[str, float] = {},
+        *,
+        task: str | None = None,
+    ) -> None:
+        """Add a step: the observation acted on, what was executed, and what followed.
+
+        Args:
+            observation: before the step.
+            action: what was executed, as the env counts.
+            reward: of the step.
+            terminated: whether the episode ended by the step.
+            truncated: whether time cut it there.
+            intervened: whether a person or a script chose the action.
+            extra: other numbers of the step, by name.
+            task: what is to be done, if not the writer's `task`.
+
+        Raises:
+            ConfigurationError: if it is of other spaces, or has other extras than the first.
+            RuntimeError: if the episode has ended before.
+        """
+        task = self._task if task is None else task
+        said = self._all_extras(extra)
+        if choices_of(self._action_space) and not isinstance(self._action_space, StructuredActions):
+            given = np.asarray(action)
+            require(
+                given.shape == self._action.shape
+                and self._action_space.contains(given.astype(self._action.dtype)[()]),
+                f"{self._action_space} does not have the action {given.tolist()}: give it as the "
+                "env counts.",
+            )
+        if self._recording is None:
+            self._recording = self._new_files()
+        if task not in self._recording.tasks:
+            self._recording.tasks.append(task)
+        numbers = {
+            "next.reward": reward,
+            "next.done": bool(terminated or truncated),
+            "next.terminated": bool(terminated),
+            "next.truncated": bool(truncated),
+            "next.success": False,
+            lerobot.INTERVENED: bool(intervened),
+        }
+        numbers |= {_extra_column(name): value for name, value in said.items()}
+        self._recording.add(observation, action, numbers, self._number_of(task))
+
+    def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
+        """Return the extras of a step: the same as of the first step, but labels may be missing."""
+        if self._extras is None:
+            self._extras = tuple(sorted(extra))
+            require(
+                len({_extra_column(name) for name in extra}) == len(extra),
+                f"Two of the extras {sorted(extra)} would have one column: rename one of them.",
+            )
+        said = {name: nan for name in self._extras if name in lerobot.LABELS} | dict(extra)
+        require(
+            said.keys() == set(self._extras),
+            f"The steps of {self.path} have the extras {list(self._extras)}, and this one has "
+            f"{sorted(said)}: give each step all of them, 0 where nothing is said.",
+        )
+        return {name: said[name] for name in self._extras}
+
+    def end_episode(self, final_observation: Any, success: bool | None = None) -> None:
+        """Finish the episode; when this returns, it survives a SIGKILL.
+
+        Args:
+            final_observation: the one after the last step; None if unknown.
+            success: whether it succeeded; None if unknown.
+
+        Raises:
+            RuntimeError: if no step was added.
+        """
+        recording = self._recording
+        if recording is None:
+            raise RuntimeError("end_episode was called before the first step of an episode.")
+        finals = recording.finish(final_observation, success)
+        videos = {leaf.key: leaf for leaf in self._leaves if self._video and leaf.picture}
+        for key in videos:
+            name = lerobot.VIDEOS.format(video_key=key, **lerobot.place_of(self._next["videos"]))
+            move(recording.folder / f"{key}.mp4", self.path / name)
+        name = lerobot.DATA.format(**lerobot.place_of(self._next["data"]))
+        move(recording.folder / ROWS, self.path / name)
+        self._write_row(recording, finals, success, list(videos))
+        self._episodes += 1
+        self._frames += recording.length
+        self._next = {kind: number + 1 for kind, number in self._next.items()}
+        self._write_info()
+        (self.path / BEGUN).unlink(missing_ok=True)
+        self.discard_episode()
+
+    def discard_episode(self) -> None:
+        """Remove the steps of the unfinished episode."""
+        self._recording = None
+        shutil.rmtree(self.path / UNDER_WAY, ignore_errors=True)
+
+    def finalise(self) -> None:
+        """Join the files of the episodes, and write the statistics; more may be added afterwards.
+
+        The steps of an unfinished episode are removed.
+
+        Raises:
+            WriteError: if the disk is full: a copy of the dataset has to fit.
+        """
+        self.discard_episode()
+        if self._episodes:
+            self._take_lock()
+            join_files(self.path)
+            self._next = LeRobotEpisodes(self.path, {}, None, None, None).file_numbers()
+        elif self._unlock is not None:
+            self._remove_first_episode()
+        if self._unlock is not None:
+            (self.path / LOCK).unlink(missing_ok=True)
+            (self.path / BEGUN).unlink(missing_ok=True)
+            self._unlock()
+            self._unlock = None
+
+    def write(self, episode: Episode) -> None:
+        """Write a whole episode, of this or another dataset; its choices count from 0.
+
+        Raises:
+            ConfigurationError: for parts of unequal length, and see `add`.
+        """
+        episode.check_lengths()
+        extras = {name: values.numpy() for name, values in episode.extra.items()}
+        actions = as_env_counts(episode.action.numpy(), first_choice(self._action_space))
+        for t in range(len(episode)):
+            self.add(
+                map_tree(lambda leaf, t=t: leaf[t], episode.observation),
+                actions[t],
+                float(episode.reward[t]),
+                bool(episode.terminated[t]),
+                bool(episode.truncated[t]),
+                bool(episode.intervened[t]),
+                {name: values[t] for name, values in extras.items()},
+                task=episode.tasks[t] if episode.tasks else episode.task or self._task,
+            )
+        final = map_tree(lambda leaf: leaf[-1], episode.observation)
+        final = final if episode.final_known else None
+        if episode.end_rule:
+            self._end_rules.add(episode.end_rule)
+        self.end_episode(final, episode.success)
+
+    def _number_of(self, task: str) -> int:
+        if task not in self._tasks:
+            self._tasks.append(task)
+            lerobot.write_table(self.path / lerobot.TASKS, lerobot.tasks_table(self._tasks))
+        return self._tasks.index(task)
+
+    def _new_files(self) -> EpisodeFiles:
+        self._take_lock()
+        folder = self.path / UNDER_WAY
+        with writing(folder):
+            folder.mkdir(parents=True)
+        indices = {"episode_index": self._episodes, "index": self._frames}
+        return EpisodeFiles(folder, self._leaves, self._action, self._fps, self._video, indices)
+
+    def _write_row(
+        self,
+        recording: EpisodeFiles,
+        finals: Mapping[str, Any],
+        success: bool | None,
+        videos: Sequence[str],
+    ) -> None:
+        """Write the episode's row in the table of episodes, which makes it part of the dataset."""
+        arrow = lerobot.import_extra("pyarrow")
+        length = recording.length
+        columns: dict[str, Any] = {
+            "episode_index": [self._episodes],
+            "tasks": [recording.tasks],
+            "length": [length],
+            **_placed("data", self._next["data"]),
+            "dataset_from_index": [self._frames],
+            "dataset_to_index": [self._frames + length],
+        }
+        for key in videos:
+            columns |= _placed(f"videos/{key}", self._next["videos"])
+            columns[f"videos/{key}/from_timestamp"] = [0.0]
+            columns[f"videos/{key}/to_timestamp"] = [length / self._fps]
+        columns["success"] = arrow.array([success], arrow.bool_())
+        columns |= {**finals, **recording.statistics()}
+        columns |= _placed("meta/episodes", self._next["meta"])
+        name = lerobot.file_name(self._next["meta"], ".parquet")
+        lerobot.write_table(self.path / lerobot.EPISODES / name, arrow.table(columns))
+
+    def _features(self) -> dict[str, Any]:
+        numbers = dict(lerobot.STEP_COLUMNS)
+        numbers |= {_extra_column(name): "float32" for name in self._extras or ()}
+        numbers |= lerobot.INDEX_COLUMNS
+        leaves = [*self._leaves, self._action]
+        return {
+            **{leaf.key: lerobot.feature_of(leaf, self._video, self._fps) for leaf in leaves},
+            **{name: lerobot.number_feature(dtype) for name, dtype in numbers.items()},
+        }
+
+    def _write_info(self) -> None:
+        ours = self.path / lerobot.OURS
+        if self._end_rules or not ours.is_file():
+            leaves = [vars(leaf) for leaf in self._leaves]
+            described: dict[str, Any] = {"observation": leaves, "action": vars(self._action)}
+            if choices_of(self._action_space):
+                described["action_start"] = first_choice(self._action_space).tolist()
+            renamed = {_extra_column(name): name for name in self._extras or () if "/" in name}
+            described |= {"extras": renamed} if renamed else {}
+            described |= {"end_rules": sorted(self._end_rules)} if self._end_rules else {}
+            lerobot.write_json(ours, described)
+        info = {
+            "codebase_version": lerobot.VERSION,
+            "robot_type": None,
+            "total_episodes": self._episodes,
+            "total_frames": self._frames,
+            "total_tasks": len(self._tasks),
+            "chunks_size": lerobot.CHUNK_FILES,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": 200,
+            "fps": int(self._fps) if self._fps.is_integer() else self._fps,
+            "splits": {"train": f"0:{self._episodes}"},
+            "data_path": lerobot.DATA,
+            "video_path": lerobot.VIDEOS,
+            "features": self._features(),
+        }
+        lerobot.write_json(self.path / lerobot.INFO, info)
+
+
+def _extra_column(name: str) -> str:
+    """Return the column of an extra: LeRobot takes no slash in it."""
+    return f"{lerobot.EXTRA}{name}".replace("/", "_")
+
+
+def _placed(prefix: str, number: int) -> dict[str, list[int]]:
+    return {f"{prefix}/{name}": [value] for name, value in lerobot.place_of(number).items()}
