@@ -144,7 +144,7 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
             yield
         ppo.policy.update_normalization(rollout)
         ppo.policy.version += 1
-        ppo.metrics = objective.statistics.means() | ppo.statistics.means()
+        ppo.metrics = objective.statistics.close() | ppo.statistics.means()
 
 
 class TurnTakingPPO(PPO):

@@ -257,6 +257,8 @@ class NoGraphError(RuntimeError):
 class _Hidden:
     """Stands for an attribute of which a graph could not tell that it changes."""
 
+    name: str
+
     def __init__(self, name: str) -> None:
         vars(self)["name"] = name
 
@@ -386,14 +388,15 @@ def compile_graph(
         options |= {key: value for key, value in CPU_OPTIONS.items() if key in list_options()}
         if products == "onednn":
             route_products(traced)
-    compiled = standalone_compile(
+    # mypy sometimes takes it for the module of that name.
+    compiled: Graph = cast(Any, standalone_compile)(
         traced,
         [*inputs, *held],
         dynamic_shapes="from_example_inputs",  # their sizes are constants of the code
         options={"config_patches": options},
     )
 
-    graph = cast(Graph, compiled)
+    graph = compiled
     if is_worth_capturing((*inputs, *held)):
         # What is held is among its inputs: it begins again where another tensor takes its place.
         graph = CapturedGraph(compiled, slice(*moving.indices(len(inputs))))
