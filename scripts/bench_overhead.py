@@ -38,6 +38,7 @@ from tensordict import TensorDict
 from lightning_rl import PPO, ActorCritic, GymnasiumEnv, RLDataModule, RLTrainer
 from lightning_rl.buffers import RolloutBuffer
 from lightning_rl.collectors import CollectorContext, SyncCollector
+from lightning_rl.optim.update import is_finite
 from lightning_rl.training.data import RolloutDataset
 
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -139,13 +140,13 @@ def bare_loop(ppo: PPO, data: RLDataModule, iterations: int) -> Iterator[None]:
             grad_norm = torch.nn.utils.clip_grad_norm_(parameters, ppo.max_grad_norm)
             names = ["loss", *scalars, "grad_norm"]
             row = torch.cat([torch.stack([loss, *scalars.values()]).detach(), grad_norm[None]])
-            if objective.guard.passes(names, row):
+            objective.statistics.add(names, row)
+            if is_finite(row):
                 optimizer.step()
-                objective.statistics.add(names, row)
             yield
         ppo.policy.update_normalization(rollout)
         ppo.policy.version += 1
-        ppo.metrics = objective.statistics.means() | ppo.statistics.means()
+        ppo.metrics = objective.statistics.close() | ppo.statistics.means()
 
 
 class TurnTakingPPO(PPO):

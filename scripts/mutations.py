@@ -571,14 +571,14 @@ MUTATIONS = (
         "the bias of Adam's averages is corrected for one step too many",
         "count = step + 1\n",
         "count = step + 2\n",
-        "numerics/test_reads.py numerics/test_gradients.py",
+        "numerics/test_constants.py numerics/test_gradients.py",
     ),
     Mutation(
-        "compiled/reads.py",
+        "compiled/graphs.py",
         "a compiled loss goes on with settings that have changed",
-        "            elif not same(now, old):\n                return False\n",
+        "            elif not same(old, new):\n                yield path\n",
         "",
-        "numerics/test_reads.py",
+        "numerics/test_constants.py",
     ),
     Mutation(
         "compiled/steps.py",
@@ -661,8 +661,8 @@ MUTATIONS = (
     Mutation(
         "policies/distributions/gaussians.py",
         "correlated noise grows along an episode",
-        "kept * last + (1.0 - kept.square()).sqrt() * fresh",
-        "kept * last + fresh",
+        "kept * last + (1.0 - kept.square()).sqrt() * noise",
+        "kept * last + noise",
         "numerics/test_noise.py",
     ),
     Mutation(
@@ -682,8 +682,8 @@ MUTATIONS = (
     Mutation(
         "policies/acting.py",
         "NumPy acts with the log of the deviation",
-        "mul_(distribution.clamped_log_std().exp())",
-        "mul_(distribution.clamped_log_std())",
+        "noise *= distribution.clamped_log_std().detach().exp()",
+        "noise *= distribution.clamped_log_std().detach()",
         "numerics/test_acting.py",
     ),
     Mutation(
@@ -862,7 +862,7 @@ MUTATIONS = (
     Mutation(
         "collectors/asynchronous.py",
         "the ring has no room for the staleness that is allowed",
-        "num_steps, max_staleness + 2)",
+        "segments_for(acting, max_staleness + 2)",
         "num_steps, max_staleness + 1)",
         "numerics/test_memory.py",
     ),

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import seed_everything
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util import tensor_util
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import (
     GRPO,
@@ -76,10 +77,25 @@ def make_update(module, *, compile, optimizer=None):
     return Update(objective, optimizer)
 
 
+def compile_function(function, inputs):
+    """A function of tensors as a graph."""
+    traced = make_fx(function)(*inputs)
+    return graphs.compile_graph(traced, graphs.lift_tensors(traced), inputs)
+
+
+def draw_from(distribution, output, generator, state=None):
+    """What a distribution draws by a generator; its mode with None."""
+    noise = None
+    if generator is not None:
+        noise = output.new_empty(*output.shape[:-1], distribution.noise_size)
+        distribution.fill_noise(noise, generator)
+    return distribution.sample(output, noise, state)
+
+
 def scalars_of(update, minibatch):
     """What an update reports of a minibatch, by name."""
     update(minibatch.clone())
-    return update.objective.statistics.means()
+    return update.objective.statistics.close()
 
 
 def count_graphs(update, kind):

@@ -19,6 +19,7 @@ import torch
 from common import W4, Clock, Run, parse
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from pendulum import ACTION_SIZE, OBSERVATION_SIZE, Pendulum, move
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl.compiled.graphs import compile_graph
 from lightning_rl.envs import CartPole, PushCube
@@ -182,7 +183,8 @@ def one_by_one(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
 def graph(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> Action:
     """Return the products as one graph, as a compiled update of lightning_rl has them."""
     inputs = [matrix for pair in pairs for matrix in pair]
-    calls = compile_graph(lambda *m: list(map(torch.mm, m[::2], m[1::2])), inputs)
+    traced = make_fx(lambda *m: list(map(torch.mm, m[::2], m[1::2])))(*inputs)
+    calls = compile_graph(traced, [], inputs)
     return lambda: calls(*inputs)
 
 

@@ -49,7 +49,8 @@ def make(action_space, num_envs=N, cls=ActorCritic, observation_space=OBSERVATIO
 def act(actor, noise=True):
     actor.begin(torch.Generator().manual_seed(11))
     if not noise:
-        actor._noise.zero_()
+        for one in actor._noise:
+            one[:] = 0
     for t in range(T):
         actor.act(t)
     actor.finish(0, T)

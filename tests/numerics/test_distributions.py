@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import distributions as reference
 
 from lightning_rl.policies.distributions.gaussians import distribution_for
+from tests.helpers import draw_from
 
 SAMPLES = 100_000
 LOW, HIGH = np.array([-2.0, -1.0, 0.5], np.float32), np.array([2.0, 3.0, 0.75], np.float32)
@@ -151,7 +152,7 @@ def test_tanh_entropy_is_the_integral_whatever_was_drawn():
     mean = [0.3, -1.2, 0.8]
     output = torch.tensor(mean).expand(SAMPLES, 3)
     with torch.no_grad():
-        sample = distribution.sample(output, False, generator(0))
+        sample = draw_from(distribution, output, generator(0))
         log_prob, entropy = distribution.log_prob_and_entropy(output, sample)
     expected = squashed_entropy(mean, LOG_STD)
     torch.testing.assert_close(entropy, torch.full((SAMPLES,), expected), rtol=1e-3, atol=5e-4)
@@ -163,7 +164,7 @@ def test_tanh_entropy_has_the_gradient_of_the_integral():
     mean = torch.tensor([0.3, -1.2, 0.8], requires_grad=True)
     output = mean.expand(SAMPLES, 3)
     with torch.no_grad():
-        sample = distribution.sample(output, False, generator(0))
+        sample = draw_from(distribution, output, generator(0))
     distribution.log_prob_and_entropy(output, sample)[1].mean().backward()
     h = 1e-4
     for i, step in enumerate(np.eye(3) * h):
@@ -215,7 +216,7 @@ def test_near_certain_actions_stay_finite():
 def test_gradients_of_the_log_prob(name):
     space, distribution = named(name)
     output = random_output(distribution, 20).requires_grad_()
-    sample = distribution.sample(output.detach(), False, generator(3))
+    sample = draw_from(distribution, output.detach(), generator(3))
     distribution.log_prob_and_entropy(output, {k: v.detach() for k, v in sample.items()})[
         0
     ].sum().backward()
@@ -265,7 +266,7 @@ def assert_frequency(happened, probability):
 def test_discrete_frequencies():
     distribution = make(Discrete(4))
     output = torch.tensor([0.0, 1.0, -2.0, 0.5])
-    action = distribution.sample(output.expand(SAMPLES, 4), False, generator(0))["action"]
+    action = draw_from(distribution, output.expand(SAMPLES, 4), generator(0))["action"]
     assert action.shape == (SAMPLES,)
     assert action.dtype == torch.int64
     for value, probability in enumerate(output.double().softmax(-1)):
@@ -275,7 +276,7 @@ def test_discrete_frequencies():
 def test_multi_discrete_frequencies_are_independent():
     distribution = make(MultiDiscrete([2, 5, 3]))
     output = random_output(distribution)
-    action = distribution.sample(output.expand(SAMPLES, 10), False, generator(0))["action"]
+    action = draw_from(distribution, output.expand(SAMPLES, 10), generator(0))["action"]
     assert action.shape == (SAMPLES, 3)
     first, second, third = (row.probs for row in categoricals(output, [2, 5, 3]))
     for a in range(2):
@@ -288,7 +289,7 @@ def test_multi_discrete_frequencies_are_independent():
 def test_gaussian_samples_have_the_quantiles_of_independent_normals():
     distribution = make(Box(-1.0, 1.0, (3,)))
     mean = torch.tensor([0.5, -1.0, 20.0])
-    action = distribution.sample(mean.expand(SAMPLES, 3), False, generator(0))["action"].detach()
+    action = draw_from(distribution, mean.expand(SAMPLES, 3), generator(0))["action"].detach()
     standardized = (action - mean) / torch.tensor(LOG_STD).exp()
     for quantile in (-1.5, -0.5, 0.0, 1.0, 2.0):
         probability = reference.Normal(0.0, 1.0).cdf(torch.tensor(quantile))
@@ -301,7 +302,7 @@ def test_gaussian_samples_have_the_quantiles_of_independent_normals():
 def test_squashed_samples_fill_the_bounds():
     distribution = make(Box(LOW, HIGH), squash=True)
     mean = torch.tensor([0.3, -1.2, 0.8])
-    sample = distribution.sample(mean.expand(SAMPLES, 3), False, generator(0))
+    sample = draw_from(distribution, mean.expand(SAMPLES, 3), generator(0))
     for i in range(3):
         column = sample["action"][:, i].double()
         assert column.min() >= LOW[i]
@@ -317,7 +318,7 @@ def test_squashed_samples_fill_the_bounds():
 def test_a_sample_has_the_log_prob_of_its_stored_action(name, deterministic):
     space, distribution = named(name)
     output = random_output(distribution, 500)
-    sample = distribution.sample(output, deterministic, generator(1))
+    sample = draw_from(distribution, output, None if deterministic else generator(1))
     assert sample["action"].shape == (500, *space.shape)
     assert sample["sample_log_prob"].shape == (500,)
     assert sample["sample_log_prob"].dtype == torch.float32
@@ -330,13 +331,12 @@ def test_a_sample_has_the_log_prob_of_its_stored_action(name, deterministic):
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_the_mode_takes_nothing_from_the_generator(name):
+def test_the_mode_draws_nothing(name):
     space, distribution = named(name)
-    output, stream = random_output(distribution, 30), generator(1)
-    before, torch_before = stream.get_state(), torch.get_rng_state()
-    action = distribution.sample(output, True, stream)["action"]
-    assert torch.equal(stream.get_state(), before)
-    assert torch.equal(torch.get_rng_state(), torch_before)
+    output = random_output(distribution, 30)
+    before = torch.get_rng_state()
+    action = distribution.sample(output, None)["action"]
+    assert torch.equal(torch.get_rng_state(), before)
     if isinstance(space, MultiDiscrete):
         expected = torch.stack(
             [row.probs.argmax(-1) for row in categoricals(output, space.nvec)], dim=-1
@@ -358,7 +358,7 @@ def test_the_generator_alone_decides(name):
     _, distribution = named(name)
     output = random_output(distribution, 100, scale=0.3)
     before = torch.get_rng_state()
-    one, same, other = (distribution.sample(output, False, generator(seed)) for seed in (5, 5, 6))
+    one, same, other = (draw_from(distribution, output, generator(seed)) for seed in (5, 5, 6))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(one[key], same[key]) for key in one)
     assert not torch.equal(one["action"], other["action"])
@@ -368,7 +368,7 @@ def test_the_generator_alone_decides(name):
 def test_successive_draws_differ(name):
     _, distribution = named(name)
     output, stream = random_output(distribution, 100, scale=0.3), generator(5)
-    first, second = (distribution.sample(output, False, stream)["action"] for _ in range(2))
+    first, second = (draw_from(distribution, output, stream)["action"] for _ in range(2))
     assert not torch.equal(first, second)
 
 
@@ -380,7 +380,7 @@ def test_log_std_stays_within_its_bounds(squash, value, bound):
         distribution.log_std.fill_(value)
     mean = torch.zeros(20_000, 3)
     with torch.no_grad():
-        sample = distribution.sample(mean, False, generator(0))
+        sample = draw_from(distribution, mean, generator(0))
     noise = sample["unsquashed_action"] if squash else sample["action"]
     assert float(noise.std()) == pytest.approx(np.exp(bound), rel=0.02)
     expected = reference.Normal(0.0, float(np.exp(bound))).log_prob(noise.double()).sum(-1)
@@ -398,7 +398,7 @@ def test_squashed_actions_stay_within_the_bounds_far_out():
     )
     rounding = 2 * np.finfo(np.float32).eps * np.maximum(abs(space.low), abs(space.high))
     for u, bound in ((-30.0, space.low), (30.0, space.high)):
-        action = distribution.sample(torch.full((1, 2000), u), True, None)["action"][0].numpy()
+        action = distribution.sample(torch.full((1, 2000), u), None)["action"][0].numpy()
         assert (abs(action - bound) <= rounding).all()
 
 
@@ -409,7 +409,7 @@ def test_a_box_of_one_number_without_a_dimension():
     distribution = distribution_for(
         Box(-1.0, 1.0, ()), squash=False, log_std_init=0.0, log_std_bounds=(-5.0, 2.0)
     )
-    sample = distribution.sample(torch.zeros(6, 1), False, generator(0))
+    sample = draw_from(distribution, torch.zeros(6, 1), generator(0))
     assert sample["action"].shape == (6,)
     log_prob, _ = distribution.log_prob_and_entropy(torch.zeros(6, 1), sample)
     torch.testing.assert_close(sample["sample_log_prob"], log_prob)

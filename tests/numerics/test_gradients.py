@@ -15,7 +15,15 @@ from lightning_rl.compiled import graphs
 from lightning_rl.compiled.update import CompiledValues
 from lightning_rl.optim import update as stepping
 from lightning_rl.optim.gradients import FlatGradient
-from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
+from tests.helpers import (
+    compile_function,
+    count_graphs,
+    make_data,
+    make_ppo,
+    make_update,
+    scalars_of,
+    train,
+)
 
 MODELS = [
     ("CartPole-v1", {}, {"ent_coef": 0.01}),
@@ -147,11 +155,16 @@ def test_adam_in_the_graph_goes_on_with_a_state_that_the_optimizer_has_loaded():
     assert {float(state["step"]) for state in optimizer.state.values()} == {6.0}
 
 
-def test_a_step_that_is_not_finite_leaves_weights_and_state_alone():
-    module, optimizer, update, minibatch = update_repeatedly(compile=True)
+@pytest.mark.parametrize("way", ["compiled", "eager", "gated by a fused optimizer"])
+def test_a_step_that_is_not_finite_leaves_weights_and_state_alone(way, traced_only):
+    fused = partial(torch.optim.Adam, fused=True)
+    compile = way == "compiled"
+    module, optimizer, update, minibatch = update_repeatedly(compile=compile, optimizer=fused)
+    update._gated = way.startswith("gated")  # as on an accelerator
     before = copy.deepcopy((module.policy.state_dict(), optimizer.state_dict()))
     minibatch["return"][0] = torch.nan
     update(minibatch)
+    update.objective.statistics.close()
     assert (module.optimizer_steps, module.skipped_steps) == (5, 1)
     torch.testing.assert_close(
         (module.policy.state_dict(), optimizer.state_dict()), before, rtol=0, atol=0
@@ -177,6 +190,7 @@ def test_no_graph_is_made_for_a_size_that_comes_after_the_first_update(traced_on
     moved, _, eager, _ = update_repeatedly(compile=False, steps=1)
     assert seen == pytest.approx(scalars_of(eager, other), rel=1e-3, abs=1e-4)
     update(minibatch.clone())
+    update.objective.statistics.close()
     assert module.optimizer_steps == moved.optimizer_steps + 1 == 3
 
 
@@ -207,7 +221,7 @@ def test_a_compiled_run_without_a_critic_follows_the_eager_one(by, tmp_path):
 
 def test_a_tensor_that_the_loss_holds_is_read_at_each_call():
     held = torch.tensor([1.0])
-    graph = graphs.compile_graph(lambda x: [x * held], [torch.ones(1)])
+    graph = compile_function(lambda x: [x * held], [torch.ones(1)])
     held.fill_(3.0)
     assert graph(torch.full((1,), 2.0))[0].item() == 6.0
 

@@ -22,7 +22,7 @@ from lightning_rl.envs import ActionMask
 from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.contract import allocate_rollout, check_allowed
 from lightning_rl.system.errors import ConfigurationError, EnvFaultError
-from tests.helpers import make_collector
+from tests.helpers import draw_from, make_collector
 from tests.probes import MaskProbe, StructureProbe
 from tests.references import masked_categorical
 
@@ -62,9 +62,9 @@ def test_of_a_million_draws_none_is_forbidden_and_the_mode_is_not_either():
     rows = torch.arange(1000)[:, None]
     first = torch.tensor([0, 4])
     for _ in range(1000):
-        action = distribution.sample(output, False, generator)["action"]
+        action = draw_from(distribution, output, generator)["action"]
         assert mask[rows, action + first].all()
-    action = distribution.sample(output, True, None)["action"]
+    action = distribution.sample(output, None)["action"]
     assert mask[rows, action + first].all()
 
 

@@ -19,7 +19,7 @@ from lightning_rl.policies.distributions.gaussians import distribution_for
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
-from tests.helpers import make_collector
+from tests.helpers import draw_from, make_collector
 
 STATE, ARM = Box(-1.0, 1.0, (3,)), Box(-2.0, 2.0, (2,))
 CORRELATION = 0.8
@@ -161,8 +161,8 @@ def test_only_the_boxes_of_an_action_have_noise():
     )
     assert joint.state_sizes == [3, 2, 0, 0, 0, 5]
     output = torch.zeros(7, joint.num_outputs)
-    drawn = joint.sample(output, False, torch.Generator().manual_seed(0), torch.zeros(7, 10))
+    drawn = draw_from(joint, output, torch.Generator().manual_seed(0), torch.zeros(7, 10))
     assert drawn["next_state"].shape == (7, 10)
-    kept = joint.sample(output, True, None, drawn["next_state"])
+    kept = joint.sample(output, None, drawn["next_state"])
     assert torch.equal(kept["next_state"], drawn["next_state"])
     assert np.isfinite(drawn["sample_log_prob"].numpy()).all()

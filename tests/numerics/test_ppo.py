@@ -10,7 +10,7 @@ from lightning_rl import GRPO, PPO
 from lightning_rl.envs import TimeLimitProbe
 from lightning_rl.functional import ratio
 from lightning_rl.optim.learning_rate import LearningRateSchedule
-from lightning_rl.optim.update import NonFiniteGuard, UpdateStatistics
+from lightning_rl.optim.update import UpdateStatistics
 from lightning_rl.system.errors import ConfigurationError
 from tests.helpers import assert_same, last, load, make_data, make_ppo, scalars, train
 
@@ -139,15 +139,14 @@ def test_the_actor_stands_still_for_as_many_iterations_as_its_warm_up_has(tmp_pa
 
 
 def test_as_many_steps_as_are_allowed_are_skipped_in_a_row_and_no_more():
-    guard, fine, bad = NonFiniteGuard(3), torch.zeros(2), torch.tensor([torch.nan, 0.0])
-    for row in (bad, bad, fine, bad):
-        assert guard.passes(["loss", "grad_norm"], row) is (row is fine)
-        assert not guard.exhausted
-    guard.passes(["loss", "grad_norm"], bad)
-    assert not guard.exhausted
-    guard.passes(["loss", "grad_norm"], bad)
-    assert guard.exhausted
-    assert (guard.passed, guard.skipped) == (1, 5)
+    fine, bad = torch.zeros(2), torch.tensor([torch.nan, 0.0])
+    statistics = UpdateStatistics(3)
+    for rows, exhausted in (((bad, bad, fine, bad), False), ((bad,), False), ((bad,), True)):
+        for row in rows:
+            statistics.add(["loss", "grad_norm"], row)
+        statistics.close()
+        assert statistics.exhausted is exhausted
+    assert (statistics.passed, statistics.skipped) == (1, 5)
 
 
 def test_skipped_steps_leave_the_weights_finite(tmp_path):

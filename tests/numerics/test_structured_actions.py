@@ -24,7 +24,7 @@ from lightning_rl.policies.spaces import space_data, space_from
 from lightning_rl.rollout.structured_actions import FlatAction, StructuredActions, flat_actions
 from lightning_rl.system.errors import ConfigurationError
 from tests.allowed_envs import PARTS
-from tests.helpers import make_collector
+from tests.helpers import draw_from, make_collector
 from tests.probes import StructureProbe
 from tests.references import gaussian_log_prob, masked_categorical
 
@@ -102,7 +102,7 @@ def test_the_log_prob_is_the_sum_of_those_of_its_parts(squash):
     joint = make(space, squash=squash)
     arm, gripper = make(ARM["arm"], squash=squash), make(ARM["gripper"])
     output = torch.randn(50, joint.num_outputs, generator=torch.Generator().manual_seed(1))
-    drawn = joint.sample(output, False, torch.Generator().manual_seed(2))
+    drawn = draw_from(joint, output, torch.Generator().manual_seed(2))
     key = "unsquashed_action" if squash else "unit_action"
     assert set(drawn) == {"action", "sample_log_prob", f"{key}_0"}
     alone = {"action": drawn["action"][:, :2], key: drawn[f"{key}_0"]}
@@ -175,10 +175,10 @@ def test_a_frozen_part_has_no_gradient_and_the_others_learn():
 def test_many_binaries_are_coins_of_their_own():
     distribution = make(MultiBinary(2))
     output = torch.tensor([[0.0, 1.0, 2.0, 0.0]]).expand(20_000, 4)
-    drawn = distribution.sample(output, False, torch.Generator().manual_seed(0))["action"]
+    drawn = draw_from(distribution, output, torch.Generator().manual_seed(0))["action"]
     expected = [1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))]
     assert drawn.mean(0).tolist() == pytest.approx(expected, abs=0.01)
-    assert distribution.sample(output[:1], True, None)["action"].tolist() == [[1.0, 0.0]]
+    assert distribution.sample(output[:1], None)["action"].tolist() == [[1.0, 0.0]]
 
 
 def test_an_intervention_stands_around_the_flat_form():

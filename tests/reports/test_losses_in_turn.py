@@ -71,7 +71,7 @@ def one_update(cls, compile=False, **settings):
         module.in_turn(*module.objectives, then=lambda: None, written=[])(minibatch)
     means = {}
     for objective in module.objectives.values():
-        means |= objective.statistics.means()
+        means |= objective.statistics.close()
     return means, expected, minibatch
 
 

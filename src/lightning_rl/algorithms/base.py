@@ -51,7 +51,6 @@ from lightning_rl.optim.lightning_hooks import MINIBATCH_HOOKS, LightningHooks
 from lightning_rl.optim.objective_checks import WHOLE
 from lightning_rl.optim.update import (
     Loss,
-    NonFiniteGuard,
     Objective,
     OptimizerFactory,
     Update,
@@ -78,6 +77,17 @@ from lightning_rl.system.runs import find_checkpoint
 
 RankState = dict[str, Tensor | None]
 """What one rank has of its own: random streams, and returns under way of its envs."""
+
+
+LIGHTNINGS_OWN = frozenset(vars(LightningModule())) - {"training"}
+"""Attributes of every LightningModule."""
+
+HIDDEN = (
+    *("compilation", "evaluation", "generator", "metrics", "objectives", "phase", "statistics"),
+    *("step_compilation", "update", "updates", "watch", "_computed_before", "_episodes"),
+    *("_graphs", "_iterations", "_restored", "_steps_before", "_trainer"),
+)
+"""Attributes of an algorithm that change all the time, and that a compiled loss may not read."""
 
 
 class TrainingData(Protocol):
@@ -312,7 +322,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             max_grad_norm=math.inf if limit is None else limit,
             schedule=self.schedule_from(rate),
             make_optimizer=optimizer or self.make_optimizer or _adam(rate, self.adam_eps),
-            guard=NonFiniteGuard(self.max_nonfinite_steps),
+            max_nonfinite_steps=self.max_nonfinite_steps,
             micro_batch_size=self._micro_batch_size(name, whole_minibatches),
             passes=passes,
         )
@@ -360,12 +370,12 @@ class Algorithm(LightningModule, ABC, Constructed):
     @property
     def optimizer_steps(self) -> int:
         """How many steps the optimizers have taken in the run."""
-        return sum(one.guard.passed for one in self.objectives.values())
+        return sum(one.statistics.passed for one in self.objectives.values())
 
     @property
     def skipped_steps(self) -> int:
         """How many were skipped, for a loss or gradient that was not finite."""
-        return sum(one.guard.skipped for one in self.objectives.values())
+        return sum(one.statistics.skipped for one in self.objectives.values())
 
     def optimizer_of(self, objective: str = "") -> Optimizer:
         """Return the optimizer of an objective."""
@@ -381,14 +391,17 @@ class Algorithm(LightningModule, ABC, Constructed):
             FloatingPointError: after `max_nonfinite_steps` skipped steps in a row, naming what was
                 not finite.
         """
+        reported = [objective.statistics.close() for objective in self.objectives.values()]
         for objective in self.objectives.values():
-            if objective.guard.exhausted:
+            if objective.statistics.exhausted:
                 sources = _named_sources(rollout, self.policy)
-                raise FloatingPointError(objective.guard.message(sources))
+                raise FloatingPointError(objective.statistics.message(sources))
         for update in self.updates.values():
             update.first_iteration_done()
-        if self._graphs is not None and self._graphs.have_served:
-            self.compilation.say()
+        if self._graphs is not None:
+            self._graphs.look_again()
+            if self._graphs.have_served:
+                self.compilation.say()
         if type(self.policy).update_normalization is not Policy.update_normalization:
             # Padding is left out by a copy, which takes time where there are pictures.
             steps = without_padding(rollout)
@@ -397,14 +410,13 @@ class Algorithm(LightningModule, ABC, Constructed):
         self.policy.version += 1
         self.data.publish()
         self.env_steps += int(ranks.sum_over_ranks(torch.tensor(env_steps_in(rollout))))
-        self.metrics = self._metrics_of_iteration()
+        self.metrics = self._metrics_of_iteration(reported)
         # In manual optimization Lightning would count the steps of its own optimizers.
         self._iterations.increment_ready()
         self._iterations.increment_completed()
 
-    def _metrics_of_iteration(self) -> dict[str, float]:
-        parts = [objective.statistics.means() for objective in self.objectives.values()]
-        parts.append(self.statistics.means())
+    def _metrics_of_iteration(self, reported: list[dict[str, float]]) -> dict[str, float]:
+        parts = [*reported, self.statistics.means()]
         for name, objective in self.objectives.items():
             rate = self.optimizer_of(name).param_groups[0]["lr"]
             parts.append({objective.label("learning_rate"): rate})
@@ -468,7 +480,10 @@ class Algorithm(LightningModule, ABC, Constructed):
             )
             choice.give_up(why, f"compile: true has no effect: {why}.")
         self.compilation = choice
-        self._graphs = Graphs(self, self.device, choice) if choice.compiled else None
+        self._graphs = None
+        if choice.compiled:
+            left_out = {(id(self), name) for name in LIGHTNINGS_OWN}
+            self._graphs = Graphs(self, self.device, choice, left_out, HIDDEN)
         optimizers = zip(self.objectives.items(), self.trainer.optimizers, strict=True)
         self.updates = {
             name: Update(objective, optimizer, hooks, self.phase)
@@ -595,7 +610,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             DESCRIPTION_KEY: describe(self.policy),
             SPACES_KEY: spaces_of(self.policy),
             "env_steps": self.env_steps,
-            "guards": {name: one.guard.state_dict() for name, one in self.objectives.items()},
+            "guards": {name: one.statistics.state_dict() for name, one in self.objectives.items()},
             "ranks": ranks.gather_over_ranks(self.rank_state()),
             "computing": self.compilation.state() | {"steps": self.step_compilation.state()},
         }
@@ -613,7 +628,7 @@ class Algorithm(LightningModule, ABC, Constructed):
             if saved["kind"] == WEIGHTS:
                 return
             for name, objective in self.objectives.items():
-                objective.guard.load_state_dict(saved["guards"][name])
+                objective.statistics.load_state_dict(saved["guards"][name])
             self._restored = list(saved["ranks"])
         self._computed_before = saved.get("computing")
 

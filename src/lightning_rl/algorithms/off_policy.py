@@ -235,8 +235,8 @@ class OffPolicyAlgorithm(Algorithm):
     @property
     def updates_done(self) -> int:
         """How many updates the run has had so far, skipped ones included."""
-        first = next(iter(self.objectives.values())).guard
-        return first.passed + first.skipped
+        first = next(iter(self.objectives.values())).statistics
+        return first.passed + first.skipped + len(first)
 
     def slow_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         """Return the target networks, each with the network that it follows."""

@@ -13,14 +13,8 @@ from torch import Tensor
 from lightning_rl.buffers import Segment, allocate_segments
 from lightning_rl.collectors.statistics import EnvReports
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.compiled.steps import (
-    CompiledActor,
-    CompiledStepper,
-    CompiledSteps,
-    StepWriter,
-    UntraceableError,
-)
-from lightning_rl.envs import RestoreError, TorchEnv, VectorEnv
+from lightning_rl.compiled.steps import compile_steps
+from lightning_rl.envs import RestoreError, VectorEnv
 from lightning_rl.envs.step_results import check_like, refuse_missing_end
 from lightning_rl.envs.vector_env import Observation, RolloutStepper
 from lightning_rl.policies import Policy
@@ -38,7 +32,6 @@ from lightning_rl.rollout.contract import (
 )
 from lightning_rl.system import ranks
 from lightning_rl.system.errors import ConfigurationError, require
-from lightning_rl.system.machine import settings
 from lightning_rl.system.phases import PhaseTimer, no_phases
 
 Chooser = Callable[[Observation, Tensor], Tensor]
@@ -296,7 +289,13 @@ class RolloutLoop:
         self._plain = self._writers
         if context.compilation is not None:
             ahead = take_up_weights is None and not context.plan.first_episode_only
-            self._writers = self._compiled(segments, context.compilation, ahead)
+            rollouts = [segment.rollout for segment in segments]
+            plain = [(writer.actor, writer.stepper) for writer in self._plain]
+            pairs = compile_steps(env, policy, rollouts, plain, context.compilation, ahead)
+            self._writers = [
+                writer._replace(actor=actor, stepper=stepper)
+                for writer, (actor, stepper) in zip(self._plain, pairs, strict=True)
+            ]
         self._carried = [key for key in CARRIED if key in segments[0].rollout.keys()]
         self._finished = torch.zeros(env.num_envs, dtype=torch.bool, device=policy.version.device)
         self.rollouts = 0
@@ -308,35 +307,6 @@ class RolloutLoop:
         """By what it acts and steps: the names of their classes."""
         writer = self._writers[0]
         return {"acting": type(writer.actor).__name__, "stepping": type(writer.stepper).__name__}
-
-    @torch.no_grad()
-    def _compiled(
-        self, segments: Sequence[Segment], choice: StepsChoice, ahead: bool
-    ) -> list[SegmentWriter]:
-        """Return what steps by graphs where that can be, else what does it plainly."""
-        env, policy = self._env, self._policy
-        if not isinstance(env, TorchEnv):
-            choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
-        elif not settings().compiled_steps:
-            choice.does_not_apply("trainer.machine.compiled_steps: false")
-        if not choice.compiled or not isinstance(env, TorchEnv):
-            return self._plain
-        try:
-            steps = CompiledSteps(env, policy, segments[0].rollout, choice, ahead)
-            writers = [
-                StepWriter(steps, segment.rollout, plain.actor, plain.stepper)
-                for segment, plain in zip(segments, self._plain, strict=True)
-            ]
-        except UntraceableError as error:
-            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
-            return self._plain
-        if not all(writer.compile() for writer in writers):
-            return self._plain
-        choice.say()
-        return [
-            plain._replace(actor=CompiledActor(writer), stepper=CompiledStepper(writer))
-            for plain, writer in zip(self._plain, writers, strict=True)
-        ]
 
     @torch.no_grad()
     def run(self, segment: Segment) -> tuple[int, dict[str, Any]]:

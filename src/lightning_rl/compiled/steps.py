@@ -6,29 +6,37 @@ kernels of it. What cannot be traced is stepped as ever, and a message says why.
 """
 
 import copy
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from lightning_rl.collectors.statistics import said_of
+from lightning_rl.compiled.attributes import Attribute, Snapshot, same
 from lightning_rl.compiled.choice import StepsChoice
-from lightning_rl.compiled.graphs import Function, Graphs, layout
-from lightning_rl.compiled.reads import frozen, same
+from lightning_rl.compiled.graphs import Function, Graphs, NoGraphError, layout
 from lightning_rl.envs import TorchEnv
 from lightning_rl.envs.torch.torch_env import Restarts
-from lightning_rl.envs.vector_env import RESULTS, RolloutStepper, StepReports, check_results
+from lightning_rl.envs.vector_env import (
+    RESULTS,
+    RolloutStepper,
+    StepReports,
+    VectorEnv,
+    check_results,
+)
 from lightning_rl.policies import Policy
 from lightning_rl.policies.acting import NumpyActor
-from lightning_rl.policies.base import RolloutActor
+from lightning_rl.policies.base import NOISE, RolloutActor
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import FinalObservationWriter, time_major
-from lightning_rl.system.torch_private import TorchDispatchMode, copy_all, version_of
+from lightning_rl.system.machine import settings
+from lightning_rl.system.torch_private import copy_all, make_fx, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
 """Steps that are taken before anybody looks at them, and bytes of their final observations, which
@@ -38,9 +46,6 @@ LARGEST_START = 64
 """Numbers per env in the largest tensor from which a start is made. Up to it, each step makes a
 start for every env, and takes those that are needed; beyond, starts are made outside the graph, of
 the envs alone that need one."""
-
-SENTINEL = 0x5EED_0F_A_7ACE
-"""A seed that no other generator has."""
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
 """What a step writes of a `TorchEnv`: inputs and results of the graph."""
@@ -60,22 +65,8 @@ MEMORY, SUCCESS = ("memory",), ("success",)
 TOTAL, COUNT = SUMS = ("total",), ("count",)
 """Where what the env says is summed up, and how many numbers that are."""
 
-DRAWS = {
-    torch.ops.aten.normal_.default: torch.ops.aten.normal_.default,
-    torch.ops.aten.exponential_.default: torch.ops.aten.exponential_.default,
-    torch.ops.aten.uniform_.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand.generator: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.rand_like.default: torch.ops.aten.uniform_.default,
-    torch.ops.aten.randn.generator: torch.ops.aten.normal_.default,
-    torch.ops.aten.randn.default: torch.ops.aten.normal_.default,
-    torch.ops.aten.randn_like.default: torch.ops.aten.normal_.default,
-}
-"""How a policy may draw, and what draws the same numbers into a tensor that is there."""
-
-
-class UntraceableError(RuntimeError):
-    """A step cannot be a graph; the message says why."""
+CURE_OF_DRAWS = "an env draws by self.uniform(count), a policy acts by the noise of its draw_noise"
+"""Of random numbers that a graph would draw."""
 
 
 class CompiledSteps:
@@ -89,7 +80,7 @@ class CompiledSteps:
         ahead: whether steps may be taken before what came of the last one has been looked at.
 
     Raises:
-        UntraceableError: where there can be no graph.
+        NoGraphError: where there can be no graph.
     """
 
     def __init__(
@@ -104,9 +95,7 @@ class CompiledSteps:
         storage = time_major(rollout)
         self._slots, self._num_envs = len(storage) - 1, env.num_envs
         self._device = policy.version.device
-        # Stands for the rollout's in a trace, and is known again by its seed: what a dispatch mode
-        # sees is another object of Python.
-        self._sentinel = torch.Generator(self._device).manual_seed(SENTINEL)
+        self.noise = policy.draw_noise((env.num_envs,), torch.Generator(self._device))
         self._precision = autocast(self._device, policy.autocast_dtype)
         self._fields = tuple(
             key
@@ -118,7 +107,7 @@ class CompiledSteps:
         self._look_at(env)
         self._root = _Root(policy, env)
         driven = {(id(env), name) for name in DRIVEN}
-        self._graphs = Graphs(self._root, self._device, choice, driven)
+        self._graphs = Graphs(self._root, self._device, choice, driven, cure_of_draws=CURE_OF_DRAWS)
         size = sum(leaf.nbytes for leaf in _leaves(self._step_of["observation"]).values())
         most = max(1, min(MOST_AHEAD, MOST_BYTES // max(size, 1)))
         self.ahead = max(n for n in range(1, most + 1) if self._slots % n == 0) if ahead else 1
@@ -131,24 +120,21 @@ class CompiledSteps:
         """Take a step in a copy of the env, and see what it takes and what it leaves.
 
         Raises:
-            UntraceableError: where a step changes what is not the env's state.
+            NoGraphError: where a step changes what is not the env's state.
         """
         for name in ("step", "reset"):
             if getattr(type(env), name) is not getattr(TorchEnv, name):
-                raise UntraceableError(f"{type(env).__name__} has a {name} of its own")
+                raise NoGraphError(f"{type(env).__name__} has a {name} of its own")
         if env.extra_fields:
-            raise UntraceableError(
+            raise NoGraphError(
                 f"{type(env).__name__} says of each step {', '.join(env.extra_fields)}"
             )
         try:
             trial = copy.deepcopy(env)
         except Exception as error:
-            raise UntraceableError(f"{type(env).__name__} cannot be copied ({error})") from error
+            raise NoGraphError(f"{type(env).__name__} cannot be copied ({error})") from error
         TorchEnv.reset(trial, seed=0)  # by the class, as below
-        largest = _LargestPerRow(self._num_envs)
-        with largest:
-            trial.observed(trial.starts_of(trial.stream_key, trial.episode))
-        everywhere = self._device.type != "cpu" or largest.size <= LARGEST_START
+        everywhere = self._device.type != "cpu" or _numbers_of_a_start(trial) <= LARGEST_START
         self.restarts = Restarts.WHERE if everywhere else Restarts.LATER
         carried = _leaves(trial.state, "state") | _leaves(self._step_of["observation"], SEEN)
         carried |= {(name,): getattr(trial, name) for name in COUNTERS}
@@ -156,55 +142,50 @@ class CompiledSteps:
             carried[MEMORY] = torch.zeros_like(self._step_of["state"])
         self.carry: dict[Keys, Tensor] = {key: leaf.clone() for key, leaf in carried.items()}
         trial.restarts = Restarts.LATER  # so that its state is what the transition has made
-        held = _Held(trial, self.policy)
-        draws = _RecordsDraws(self._sentinel)
         trial_root = _Root(self.policy, trial)
+        held = _Held(trial_root)
         try:
-            played = self._played(trial_root, dict(self.carry), draws)
+            played = self._played(trial_root, dict(self.carry), self.noise)
             changed = held.changed()
         finally:
             held.put_back()
         if changed is not None:
-            raise UntraceableError(changed)
+            raise NoGraphError(changed)
         after = {key: played.carry[key] for key in self.carry}
         if _shapes(after) != _shapes(self.carry):
-            raise UntraceableError(
+            raise NoGraphError(
                 f"the state of {type(env).__name__} takes another shape or dtype in each step"
             )
-        self.draws = draws.found
         self.names, self.reports_success = tuple(played.said), played.success is not None
         for key in SUMS:
             self.carry[key] = torch.zeros(len(self.names), device=self._device)
 
     # --- what is traced ---
 
-    def _played(
-        self, root: "_Root", carry: dict[Keys, Tensor], draws: TorchDispatchMode
-    ) -> "_Played":
+    def _played(self, root: "_Root", carry: dict[Keys, Tensor], noise: Tensor) -> "_Played":
         """Act, and step the env; return what came of it."""
         env, observation = root.env, self._tree(carry, SEEN)
         fields = {key: torch.zeros_like(self._step_of[key]) for key in self._fields}
         versions = {key: version_of(value) for key, value in fields.items()}
-        td = TensorDict({"observation": observation, **fields}, [self._num_envs])
+        td = TensorDict({"observation": observation, NOISE: noise, **fields}, [self._num_envs])
         if MEMORY in carry:
             td["state"] = carry[MEMORY]
-        with self._precision, draws:
-            result = root.policy(td, generator=self._sentinel)
+        with self._precision:
+            result = root.policy(td)
         if not isinstance(result, TensorDictBase):
-            raise UntraceableError("what the policy returns is no TensorDict")
+            raise NoGraphError("what the policy returns is no TensorDict")
         wanted = (*self._fields, "next_state") if MEMORY in carry else self._fields
         for key in wanted:
             value, like = result.get(key, None), self._step_of["state" if "next" in key else key]
             if value is None or (value.shape, value.dtype) != (like.shape, like.dtype):
-                raise UntraceableError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
             if key in fields and value is fields[key] and version_of(value) == versions[key]:
-                raise UntraceableError(f"the policy gives no '{key}' as it was announced")
+                raise NoGraphError(f"the policy gives no '{key}' as it was announced")
         env.state = self._tree(carry, "state")
         for name in COUNTERS:
             setattr(env, name, carry[name,])
-        with _RefusesDraws(type(env).__name__):
-            # By the class: who watches over an env has put something before its own `step`.
-            played = TorchEnv.step(env, result["action"])
+        # By the class: who watches over an env has put something before its own `step`.
+        played = TorchEnv.step(env, result["action"])
         following, reward, terminated, truncated, info = played
         results = (reward, terminated, truncated)
         slots = [self._step_of[key] for key in RESULTS]
@@ -230,12 +211,11 @@ class CompiledSteps:
 
     def _function(self) -> tuple[Function, dict[str, None]]:
         """Return the function of a step's graph."""
-        keys, draws = list(self.carry), len(self.draws)
+        keys = list(self.carry)
 
-        def step(*inputs: Tensor) -> list[Tensor]:
-            noise = _ReplaysDraws(inputs[:draws])
-            carry = dict(zip(keys, inputs[draws:], strict=False))
-            slots = dict(zip(self.slot_names, inputs[draws + len(keys) :], strict=True))
+        def step(noise: Tensor, *inputs: Tensor) -> list[Tensor]:
+            carry = dict(zip(keys, inputs, strict=False))
+            slots = dict(zip(self.slot_names, inputs[len(keys) :], strict=True))
             with self._driven():
                 played = self._played(self._root, carry, noise)
             _, terminated, truncated = played.results.values()
@@ -292,13 +272,17 @@ class CompiledSteps:
             columns[FINAL, *path] = leaf.unbind(0) * (self._slots // self.ahead)
         return [[columns[name][t] for name in names] for t in range(self._slots)]
 
-    def graph(self, noise: list[Tensor], slots: list[Tensor]) -> Callable[..., Any] | None:
-        """Return the graph that is right for what env and policy are now; None where none is."""
-        inputs = [*noise, *self.carry.values(), *slots]
+    def graph(self, slots: list[Tensor]) -> Callable[..., Any] | None:
+        """Return the graph that is right for what env and policy are now; None where none is.
+
+        Args:
+            slots: that it writes, or others in the same layout.
+        """
+        self._graphs.look_again()
+        inputs = [self.noise, *self.carry.values(), *slots]
         key = ("step", layout(inputs))
-        moving = slice(0, len(noise))
         made = self._graphs.attempt(
-            lambda: self._graphs.prepare(key, self._function, inputs, moving),
+            lambda: self._graphs.prepare(key, self._function, inputs, slice(1)),
             place_of=lambda error: _line_behind(error, type(self.env).__name__),
         )
         return None if made is None else made.graph
@@ -314,6 +298,8 @@ class CompiledSteps:
             carry[name,].copy_(getattr(env, name))
         if MEMORY in carry:
             carry[MEMORY].copy_(first["state"])
+        for key in SUMS:
+            carry[key].zero_()
 
     def restart(self, done: Tensor, observation: Any) -> None:
         """Begin the next episode of the rows that finished, where the graph has not.
@@ -384,97 +370,120 @@ class StepWriter:
             step["observation"] for step in time_major(rollout.select("observation")).unbind(0)
         ]
         self._writer = FinalObservationWriter(rollout)
-        slots = len(self._slots)
-        self._noise = [draw.empty(slots) for draw in steps.draws]
-        self._noise_of = [[noise[t] for noise in self._noise] for t in range(slots)]
         # NumPy acts by noise that is drawn for a whole rollout: the graph is to find the same.
         self._at_once = isinstance(actor, NumpyActor)
         self._staged: list[Tensor] | None = None
         if self._first.device is not None and self._first.device.type != "cpu":
             # A CUDA graph writes to the same place each time.
             self._staged = [torch.empty_like(slot) for slot in self._slots[0]]
-        self._plain = False
-        self._taken = 0
-
-    def compile(self) -> bool:
-        """Have the graph made now, before any thread runs; tell whether there is one."""
-        return self.steps.graph(self._noise_of[0], self._staged or self._slots[0]) is not None
+        self.places = self._staged or self._slots[0]
+        self.graph: Callable[..., Any] | None = None
 
     def begin(self, generator: torch.Generator, start: int) -> None:
         """Take up weights and noise, for slot `start` and those that follow."""
+        steps = self.steps
         self._generator = generator
         if start == 0:
-            self.steps.policy.put_in_eval_mode()
-            self._plain, self._taken = False, 0
-            self.steps.load(self._first)
-            for key in SUMS:
-                self.steps.carry[key].zero_()
-        if self._plain:
+            steps.policy.put_in_eval_mode()
+            self._taken = 0
+            self.graph = steps.graph(self.places)
+            if self.graph is not None:
+                steps.load(self._first)
+        if self.graph is None:
             self.actor.begin(generator, start)
         elif self._at_once:
-            for draw, noise in zip(self.steps.draws, self._noise, strict=True):
-                draw.fill(noise[start:], generator)
+            shape = len(self._slots) - start, len(steps.noise)
+            noise = steps.policy.draw_noise(shape, generator)
+            self._noise = dict(enumerate(noise.unbind(0), start))
 
     def act(self, t: int) -> None:
         """Take the steps from t on, as many as may be taken at once; see `step`."""
-        if self._plain:
+        if self.graph is None:
             self.actor.act(t)
-        elif t == self._taken and not self._take_from(t):
-            self._go_on_plainly(t)
-            self.actor.act(t)
+        elif t == self._taken:
+            self._take_from(t, self.graph)
 
     def step(self, t: int) -> dict[str, Any]:
         """Return the info of step t, which has been taken."""
-        return self.stepper.step(t) if self._plain else {}
+        return self.stepper.step(t) if self.graph is None else {}
 
-    def _take_from(self, t: int) -> bool:
-        """Take steps; tell whether that could be done."""
+    def _take_from(self, t: int, graph: Callable[..., Any]) -> None:
+        """Take steps."""
         steps = self.steps
-        places = self._staged or self._slots[t]
-        graph = steps.graph(self._noise_of[t], places)
-        if graph is None:
-            return False
         later = steps.restarts is Restarts.LATER
         carry = list(steps.carry.values())
         for i in range(t, t + steps.ahead):
-            noise = self._noise_of[i]
-            if not self._at_once:
-                for draw, place in zip(steps.draws, noise, strict=True):
-                    draw.fill(place, self._generator)
-            if self._staged is None:
-                (done,) = graph(*noise, *carry, *self._slots[i])
+            if self._at_once:
+                noise = self._noise[i]
             else:
-                (done,) = graph(*noise, *carry, *self._staged)
+                noise = steps.policy.draw_noise((len(steps.noise),), self._generator)
+            (done,) = graph(noise, *carry, *(self._staged or self._slots[i]))
+            if self._staged is not None:
                 copy_all(self._slots[i], self._staged)
             if later:
                 steps.restart(done, self._observations[i + 1])
         self._writer.write_all(t, steps.ahead, _nested(steps.finals))
         self._taken = t + steps.ahead
-        return True
-
-    def _go_on_plainly(self, t: int) -> None:
-        self._plain = True
-        self.steps.store()
-        self.actor.begin(self._generator, t)
 
     def finish_acting(self, start: int, stop: int) -> None:
         """Write what plain acting leaves for the end."""
-        if self._plain:
+        if self.graph is None:
             self.actor.finish(start, stop)
 
     def finish(self) -> StepReports | None:
         """Leave the env where the rollout ends; return what it said of its steps."""
-        if self._plain:
-            said = self.stepper.finish()
-        else:
-            self.steps.store()
-            self._writer.finish()
-            said = None
-        if not self._taken:
-            return said
+        if self.graph is None:
+            return self.stepper.finish()
+        self.steps.store()
+        self._writer.finish()
         carry = self.steps.carry
         sums = (carry[TOTAL].clone(), carry[COUNT].clone())
         return StepReports(self.steps.names, *sums, self.steps.reports_success)
+
+
+@torch.no_grad()
+def compile_steps(
+    env: VectorEnv,
+    policy: Policy,
+    rollouts: Sequence[TensorDict],
+    plain: Sequence[tuple[RolloutActor, RolloutStepper]],
+    choice: StepsChoice,
+    ahead: bool,
+) -> Sequence[tuple[RolloutActor, RolloutStepper]]:
+    """Return what acts and steps by graphs, one for each rollout [N, T+1]; else what does plainly.
+
+    Graphs are made now, before any thread runs; `choice` hears where there are none.
+
+    Args:
+        env: is stepped.
+        policy: acts.
+        rollouts: that are written.
+        plain: acts and steps where there is no graph.
+        choice: of the run.
+        ahead: see `CompiledSteps`.
+    """
+    if not isinstance(env, TorchEnv):
+        choice.does_not_apply(f"{type(env).__name__} is not a batched env in torch")
+    elif not settings().compiled_steps:
+        choice.does_not_apply("trainer.machine.compiled_steps: false")
+    if not choice.compiled or not isinstance(env, TorchEnv):
+        return plain
+    device = policy.version.device
+    # What draws by torch's global generator is refused, and is not to have drawn.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            steps = CompiledSteps(env, policy, rollouts[0], choice, ahead)
+            writers = [
+                StepWriter(steps, rollout, *pair)
+                for rollout, pair in zip(rollouts, plain, strict=True)
+            ]
+        except NoGraphError as error:
+            choice.give_up(str(error), f"The env is stepped uncompiled: {error}.")
+            return plain
+        if any(steps.graph(writer.places) is None for writer in writers):
+            return plain
+    choice.say()
+    return [(CompiledActor(writer), CompiledStepper(writer)) for writer in writers]
 
 
 class CompiledActor(RolloutActor):
@@ -506,117 +515,6 @@ class CompiledStepper(RolloutStepper):
         return self._writer.finish()
 
 
-# --- draws ---
-
-
-class Draw(NamedTuple):
-    """One draw of random numbers in a step.
-
-    Attributes:
-        draw: fills a tensor.
-        like: what is filled.
-        numbers: further arguments, such as a mean and a deviation.
-        own: whether the rollout's generator draws, and not torch's global one.
-    """
-
-    draw: Any
-    like: Tensor
-    numbers: tuple[Any, ...]
-    own: bool
-
-    def empty(self, steps: int) -> Tensor:
-        """Return room for the draws of S steps, [S, ...]."""
-        return self.like.new_empty((steps, *self.like.shape))
-
-    def fill(self, noise: Tensor, generator: torch.Generator) -> None:
-        """Draw into a tensor `noise` [...], in place."""
-        self.draw(noise, *self.numbers, generator=generator if self.own else None)
-
-
-def _is_random(function: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(function, "tags", ())
-
-
-class _RecordsDraws(TorchDispatchMode):
-    """Note how a policy draws."""
-
-    def __init__(self, sentinel: torch.Generator) -> None:
-        super().__init__()
-        self._sentinel = sentinel
-        self.found: list[Draw] = []
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not _is_random(function):
-            return function(*args, **kwargs)
-        if function not in DRAWS:
-            raise UntraceableError(
-                f"the policy draws by {function}, which a graph cannot do with a generator; "
-                "draw by normal_, exponential_, uniform_, rand or randn"
-            )
-        result = function(*args, **kwargs)
-        in_place = DRAWS[function] is function
-        numbers = tuple(args[1:]) if in_place else ()
-        given = kwargs.get("generator")
-        own = given is not None
-        if own and given.initial_seed() != self._sentinel.initial_seed():
-            raise UntraceableError("the policy draws by a generator of its own")
-        self.found.append(Draw(DRAWS[function], torch.empty_like(result), numbers, own))
-        return result
-
-
-class _ReplaysDraws(TorchDispatchMode):
-    """Have a policy find what was drawn before."""
-
-    def __init__(self, noise: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._noise = list(noise)
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if not _is_random(function):
-            return function(*args, **(kwargs or {}))
-        drawn = self._noise.pop(0)
-        return args[0].copy_(drawn) if DRAWS[function] is function else drawn.clone()
-
-
-class _RefusesDraws(TorchDispatchMode):
-    """Refuse an env that draws in another way than by `uniform`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if _is_random(function):
-            raise UntraceableError(
-                f"{self._name} draws random numbers by {function}, which depend on how many were "
-                "drawn before: draw by self.uniform(count)"
-            )
-        return function(*args, **(kwargs or {}))
-
-
-class _LargestPerRow(TorchDispatchMode):
-    """Find the largest tensor that something is made of, in numbers per row."""
-
-    def __init__(self, rows: int) -> None:
-        super().__init__()
-        self._rows, self.size = rows, 0
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.size = max(self.size, result.numel() // self._rows)
-        return result
-
-
 # --- trees and attributes ---
 
 
@@ -643,68 +541,73 @@ def _nested(leaves: dict[Keys, Tensor]) -> Any:
     return tree
 
 
+def _numbers_of_a_start(env: TorchEnv) -> int:
+    """Return how many numbers per env the largest tensor has from which a start is made."""
+
+    def start(key: Tensor, episode: Tensor) -> list[Tensor]:
+        return list(_leaves(env.observed(env.starts_of(key, episode))).values())
+
+    try:
+        traced = make_fx(start)(env.stream_key, env.episode)
+    except Exception:  # what cannot be traced is made outside of the graph
+        return sys.maxsize
+    made = [node.meta.get("val") for node in traced.graph.nodes]
+    return max(x.numel() for x in made if isinstance(x, Tensor)) // env.num_envs
+
+
 def _shapes(tensors: dict[Keys, Tensor]) -> dict[Keys, Any]:
     return {key: (tensor.shape, tensor.dtype) for key, tensor in tensors.items()}
 
 
 class _Held:
-    """What an env and the modules of a policy hold beside what a step writes, before one is taken.
+    """What an env and a policy hold beside what a step writes, before one is taken.
 
     Args:
-        env: a copy, which is left as the step leaves it.
-        policy: acts with its own modules, as a copy of a large one would take as much memory.
+        root: an env that is a copy, which is left as the step leaves it; and a policy itself, since
+            a copy of a large one would take as much memory.
     """
 
-    def __init__(self, env: TorchEnv, policy: Policy) -> None:
-        self._env, self._policy = env, policy
-        self._owners: list[Any] = [env, *policy.modules()]
-        self._before = [_attributes_of(owner) for owner in self._owners]
-        self._tensors = [
-            (tensor, version_of(tensor), None if owner is env else tensor.clone())
-            for owner, attributes in zip(self._owners, self._before, strict=True)
-            for tensor in attributes.values()
-            if isinstance(tensor, Tensor)
-        ]
+    def __init__(self, root: "_Root") -> None:
+        self._root = root
+        self._before = self._look()
+        self._tensors = {
+            path: (one.value, version_of(one.value), one.value.clone())
+            for path, one in self._before.items()
+            if isinstance(one.value, Tensor) and not isinstance(one.value, nn.Parameter)
+        }
+
+    def _look(self) -> dict[str, Attribute]:
+        return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
         """Return what a step has changed that it must not, and where that belongs; None if none."""
-        written = {
-            id(tensor) for tensor, version, _ in self._tensors if version_of(tensor) != version
-        }
-        for owner, before in zip(self._owners, self._before, strict=True):
-            for name, value in sorted(_attributes_of(owner).items()):
-                if name in before and same(value, before[name]) and id(value) not in written:
-                    continue
-                what = (
-                    f"a step changes {type(owner).__name__}.{name}, which is no part of its state: "
+        for path, one in sorted(self._look().items()):
+            tensor, version, _ = self._tensors.get(path, (None, 0, None))
+            written = tensor is one.value and tensor is not None and version_of(tensor) != version
+            before = self._before.get(path)
+            if before is not None and same(one.value, before.value) and not written:
+                continue
+            what = f"a step changes {one.label}, which is no part of its state: "
+            if path.startswith(".env"):
+                return (
+                    f"{what}what changes from step to step belongs into the TensorDict that "
+                    "`transition` returns"
                 )
-                if owner is self._env:
-                    return (
-                        f"{what}what changes from step to step belongs into the TensorDict that "
-                        "`transition` returns"
-                    )
-                return f"{what}what a policy remembers is data, see `extra_fields`"
+            return f"{what}what a policy remembers is data, see `extra_fields`"
         return None
 
     def put_back(self) -> None:
         """Have the policy hold what it held before."""
-        for owner, before in zip(self._owners[1:], self._before[1:], strict=True):
-            for name in _attributes_of(owner).keys() - before.keys():
-                delattr(owner, name)
-            for name, value in before.items():
-                if not same(getattr(owner, name), value):
-                    setattr(owner, name, value)
-        for tensor, version, copied in self._tensors:
-            if copied is not None and version_of(tensor) != version:
+        for path, now in self._look().items():
+            if not path.startswith(".env"):
+                before, holder = self._before.get(path), cast(Any, now.holder)
+                if before is None:
+                    del holder[now.name]
+                elif not same(now.value, before.value):
+                    holder[now.name] = before.value
+        for tensor, version, copied in self._tensors.values():
+            if version_of(tensor) != version:
                 tensor.copy_(copied)
-
-
-def _attributes_of(owner: Any) -> dict[str, Any]:
-    """Copy what an env or a module holds, without parameters, and tensors as they are."""
-    is_module = isinstance(owner, nn.Module)
-    left_out = ("_parameters", "_modules", "_buffers") if is_module else DRIVEN
-    held = {key: frozen(value) for key, value in vars(owner).items() if key not in left_out}
-    return held | dict(owner.named_buffers(recurse=False)) if is_module else held
 
 
 def _line_behind(error: BaseException, name: str) -> str:

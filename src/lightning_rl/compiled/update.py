@@ -13,7 +13,7 @@ from lightning_rl.compiled.adam import TracedAdam
 from lightning_rl.compiled.graphs import Function, Graphs, computed_once, layout
 from lightning_rl.optim.gradients import averages, clip_factor, flattened
 from lightning_rl.optim.objective_checks import check_names, passed_scalars, unreached
-from lightning_rl.optim.update import Objective, Update, micro_batches
+from lightning_rl.optim.update import Objective, Update, is_finite, micro_batches
 from lightning_rl.optim.update_sequence import UpdateSequence
 from lightning_rl.policies import Policy
 from lightning_rl.rollout.sequences import sequences_of, tensors_of, with_tensors
@@ -64,8 +64,10 @@ class CompiledUpdate(Update):
                 scalars = self.graphs.attempt(lambda: self._step_by_graph(minibatch))
         if scalars is None:
             super().step(minibatch)
-        elif self.accepts(scalars) and self.adam is None:  # else the graph has stepped
-            self.optimizer_step()
+        else:
+            self.note(scalars)
+            if self.adam is None:  # else the graph has stepped
+                self.optimizer_step()
 
     @torch.no_grad()
     def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
@@ -97,7 +99,7 @@ class CompiledUpdate(Update):
             super().step_by(total)
             return
         with torch.no_grad():
-            self.accepts(self.graphs.call(*self._stepping(total, self.adam))[0])
+            self.note(self.graphs.call(*self._stepping(total, self.adam))[0])
 
     def first_iteration_done(self) -> None:
         """Compile for no other sizes of minibatches than have come so far.
@@ -270,8 +272,7 @@ class CompiledUpdate(Update):
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
         clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
-        # The guard's own test, so that none is counted that is not taken.
-        accept = computed_once((row[0] + norm).isfinite())
+        accept = computed_once(is_finite(row))
         adam.update(parameters, clipped, state, accept, reached)
         return row
 
@@ -328,7 +329,7 @@ class CompiledSequence(UpdateSequence):
         for update, row in zip(
             self._compiled, rows.split([len(u.names) for u in self._compiled]), strict=True
         ):
-            update.accepts(row)  # which the graph has done too: it has not stepped otherwise
+            update.note(row)
 
     @torch.no_grad()
     def _run(self, minibatch: TensorDict) -> Tensor:

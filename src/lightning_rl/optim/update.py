@@ -1,6 +1,5 @@
 """Step down a loss, once for each minibatch: zero, backward, clip, step, statistics."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -70,6 +69,9 @@ class Update:
         self._hooks = hooks
         trained = sum(parameter.requires_grad for parameter in objective.owner.parameters())
         self._others = trained > len(self.parameters)
+        # On an accelerator a fused optimizer looks itself, and Python need not wait for the answer.
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        self._gated = fused and self.parameters[0].device.type != "cpu"
         self._several = ranks.world_size() > 1
         self._agreed = self._checked = False  # the ranks on the names; the first backward pass
 
@@ -83,16 +85,12 @@ class Update:
     def step(self, minibatch: TensorDict) -> None:
         """Step down the loss of a minibatch [B]."""
         minibatch = self.objective.prepare(minibatch)
-        self.zero_gradient()
-        row = self.backward(minibatch)
-        norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
-        if self.accepts(torch.cat([row, norm[None]])):
-            self.optimizer_step()
-
-    def zero_gradient(self) -> None:
-        """Forget the gradients of the minibatch before."""
         for parameter in self.parameters:
             parameter.grad = None
+        row = self.backward(minibatch)
+        norm = clip_grad_norm_(self.parameters, self.objective.max_grad_norm)
+        self.note(torch.cat([row, norm[None]]))
+        self.optimizer_step()
 
     def backward(self, minibatch: TensorDict) -> Tensor:
         """Add the gradients of a prepared minibatch [B]; return its scalars but their norm."""
@@ -119,20 +117,18 @@ class Update:
         else:
             self._hooks.backward(loss, inputs)
 
-    def accepts(self, scalars: Tensor) -> bool:
-        """Keep the scalars of a minibatch that is finite in loss and gradient; tell if it is.
-
-        Args:
-            scalars: [len(names)], in the order of `names`.
-        """
+    def note(self, scalars: Tensor) -> None:
+        """Keep the scalars [len(names)] of a minibatch, in the order of `names`."""
         self.scalars = scalars
-        if not self.objective.guard.passes(self.names, scalars):
-            return False
         self.objective.statistics.add(self.names, scalars)
-        return True
 
     def optimizer_step(self) -> None:
-        """Move the parameters by their gradients."""
+        """Move the parameters by their gradients, unless the scalars noted last are not finite."""
+        finite = is_finite(self.scalars)
+        if self._gated:
+            cast(Any, self.optimizer).found_inf = 1.0 - finite.float()
+        elif not finite:  # waits for an accelerator where the optimizer is not fused
+            return
         with self.phase("optimizer"):
             if self._hooks is None:
                 self.optimizer.step()
@@ -166,25 +162,18 @@ class Update:
         return self.gradient.with_scalars(row, len(minibatch))
 
     def step_by(self, total: Tensor) -> None:
-        """Clip and step by the sum of what `local_sums` has returned on all ranks.
-
-        Args:
-            total: [L + P + n + 1], as `flattened` returns it.
-        """
-        scalars = self.gradient.set_clipped(total, self.objective.max_grad_norm)
-        if self.accepts(scalars):
-            self.optimizer_step()
+        """Clip and step by the sum [L + P + n + 1] of what `local_sums` gave on all ranks."""
+        self.note(self.gradient.set_clipped(total, self.objective.max_grad_norm))
+        self.optimizer_step()
 
     def first_iteration_done(self) -> None:
         """Take notice that the first iteration is over: nothing depends on it here."""
 
 
 def micro_batches(minibatch: TensorDict, size: int | None = None) -> list[tuple[TensorDict, float]]:
-    """Split a minibatch [B]; return the parts and their shares of the samples.
+    """Split a minibatch [B] into parts of a size; return them and their shares of the samples.
 
-    Args:
-        minibatch: [B].
-        size: of a part, for the memory; None for one that suits the cache.
+    None is for a size that suits the cache.
     """
     if size is None and _is_large(minibatch):
         size = CPU_MICRO_BATCH
@@ -219,7 +208,7 @@ class Objective:
         max_grad_norm: bound on the norm of the gradient of all of them; infinity for none.
         schedule: sets the learning rate.
         make_optimizer: makes the optimizer.
-        guard: tells which steps to skip.
+        max_nonfinite_steps: steps skipped in a row that are too many.
         micro_batch_size: samples that go through the network at once; None for as many as are fast.
         passes: names of reported scalars that the losses after it in an `UpdateSequence` read.
     """
@@ -232,12 +221,12 @@ class Objective:
     max_grad_norm: float
     schedule: LearningRateSchedule
     make_optimizer: OptimizerFactory
-    guard: "NonFiniteGuard"
+    max_nonfinite_steps: int
     micro_batch_size: int | None = None
     passes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.statistics = UpdateStatistics()
+        self.statistics = UpdateStatistics(self.max_nonfinite_steps)
         self.groups = checks.with_lists(self.groups)
         checks.check_owned(self.name, self.owner, self.groups)
         wanted = {id(parameter) for group in self.groups for parameter in group["params"]}
@@ -254,22 +243,36 @@ class Objective:
 
 
 class UpdateStatistics:
-    """Averages over the minibatches of an iteration, summed on the device and read once.
+    """Keep what minibatches report on the device, read it once an iteration, and count the steps.
 
     What minibatches report is that of all ranks already.
+
+    Args:
+        limit: steps skipped in a row that are too many.
+
+    Attributes:
+        passed, skipped: steps taken and skipped in the whole run, before this iteration.
+        exhausted: whether the limit was reached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.passed = self.skipped = self.in_a_row = 0
+        self.exhausted = False
         self._names: list[str] = []
         self._rows: list[Tensor] = []
+        self._failing: list[str] = []
 
     def add(self, names: list[str], scalars: Tensor) -> None:
         """Add the scalars [len(names)] of one minibatch."""
         self._names = names
         self._rows.append(scalars)
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def mean_since(self, name: str, first: int) -> float:
-        """Return the average of a scalar over the minibatches from `first` on; 0 for none.
+        """Return the average of a scalar over the steps taken from `first` on; 0 for none.
 
         Raises:
             ConfigurationError: where the loss reports no such scalar.
@@ -282,55 +285,26 @@ class UpdateStatistics:
             f"target_kl and lr_schedule: adaptive go by '{name}', which this loss does not report; "
             f"it reports {', '.join(self._names)}. Leave them out, or return '{name}' from `loss`.",
         )
-        return float(torch.stack(rows)[:, self._names.index(name)].mean())
+        table = torch.stack(rows)
+        taken = table[is_finite(table), self._names.index(name)]
+        return float(taken.mean()) if len(taken) else 0.0
 
-    def means(self) -> dict[str, float]:
-        """Return the averages, in one transfer from the device, and start anew."""
+    def close(self) -> dict[str, float]:
+        """Count the steps of an iteration; return averages over those taken, in one transfer."""
         rows, self._rows = self._rows, []
         if not rows:
             return {}
-        return dict(zip(self._names, torch.stack(rows).mean(0).tolist(), strict=True))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-
-class NonFiniteGuard:
-    """Tell which optimizer steps to skip, and when to give up.
-
-    Args:
-        limit: steps skipped in a row that are too many.
-
-    Attributes:
-        passed: steps taken so far, in the whole run.
-        skipped: steps skipped so far, likewise.
-        exhausted: whether the limit was reached.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.passed = 0
-        self.skipped = 0
-        self.in_a_row = 0
-        self.exhausted = False
-        self._failing: list[str] = []
-
-    def passes(self, names: list[str], scalars: Tensor) -> bool:
-        """Tell whether loss and gradient norm, the first and the last scalar, are finite.
-
-        Args:
-            names: of the scalars.
-            scalars: [len(names)].
-        """
-        if math.isfinite((scalars[0] + scalars[-1]).item()):  # the one wait for the device
-            self.in_a_row = 0
-            self.passed += 1
-            return True
-        self.skipped += 1
-        self.in_a_row += 1
-        self.exhausted |= self.in_a_row >= self.limit
-        self._failing = _not_finite(dict(zip(names, scalars, strict=True)))
-        return False
+        table = torch.stack(rows).cpu()
+        finite = is_finite(table)
+        for scalars, taken in zip(table, finite.tolist(), strict=True):
+            self.passed += taken
+            self.skipped += not taken
+            self.in_a_row = 0 if taken else self.in_a_row + 1
+            self.exhausted |= self.in_a_row >= self.limit
+            if not taken:
+                self._failing = _not_finite(dict(zip(self._names, scalars, strict=True)))
+        means = table[finite].mean(0).tolist() if finite.any() else []
+        return dict(zip(self._names, means, strict=False))
 
     def message(self, sources: dict[str, Tensor]) -> str:
         """Say what was not finite, in the loss and in the named tensors that it was made of."""
@@ -355,6 +329,11 @@ class NonFiniteGuard:
         """Take up saved counters."""
         self.passed, self.skipped = state["passed"], state["skipped"]
         self.in_a_row = state["in_a_row"]
+
+
+def is_finite(scalars: Tensor) -> Tensor:
+    """Tell whether loss and gradient norm, the first and last of scalars [..., L], are finite."""
+    return (scalars[..., 0] + scalars[..., -1]).isfinite()
 
 
 def _not_finite(tensors: dict[str, Tensor]) -> list[str]:

@@ -4,8 +4,9 @@ For a handful of envs torch spends most of a step on entering its operations; Nu
 faster.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from lightning_rl.policies.distributions.gaussians import (
     Squashing,
     StateStdTanhGaussian,
     TanhGaussian,
-    UnitActions,
 )
 from lightning_rl.policies.networks.encoders import Encoder
 from lightning_rl.policies.networks.memory import Memory
@@ -46,17 +46,6 @@ ACTIVATIONS: dict[type[nn.Module], Callable[[Array], Any]] = {
 """In place, with torch's default settings (`_is_default`)."""
 
 
-FAMILIES: tuple[type[ActionDistribution], ...] = (
-    Categorical,
-    DiagonalGaussian,
-    RescaledGaussian,
-    TanhGaussian,
-    StateStdTanhGaussian,
-    NoisyTanh,
-)
-"""Those that are drawn from here; by the class itself, as one derived may draw in another way."""
-
-
 class Perceptron(Protocol):
     """What is looked at of a policy here, an `ActorOnly` or what derives from it."""
 
@@ -70,6 +59,10 @@ class Perceptron(Protocol):
     def extra_fields(self) -> dict[str, FieldSpec]: ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def draw_noise(
+        self, batch: Sequence[int], generator: torch.Generator | None = None
+    ) -> torch.Tensor: ...
 
     def put_in_eval_mode(self) -> None: ...
 
@@ -87,7 +80,7 @@ def acts_in_numpy(policy: Perceptron, rollout: TensorDict) -> bool:
     layers = list(policy.actor)
     distribution = policy.distribution
     return (
-        type(distribution) in FAMILIES
+        type(distribution) in NumpyActor.DRAWS
         and not distribution.state_size
         and policy.encoder is None
         and policy.memory is None
@@ -142,23 +135,13 @@ class NumpyActor(RolloutActor):
         distribution = policy.distribution
         # For a whole rollout: drawn in one call, and the log-probs come from all outputs at once.
         self._outputs = torch.empty(slots - 1, num_envs, distribution.num_outputs)
-        size = distribution.size if isinstance(distribution, UnitActions) else None
-        self._noise = self._outputs[..., :size].clone()
-        self._noise_steps = list(self._noise.numpy())
         self._output_steps = list(self._outputs.numpy())
         hidden = [layer for layer in policy.actor if isinstance(layer, nn.Linear)][:-1]
         # Written at each step, so that none allocates.
         self._hidden = [np.empty((num_envs, layer.out_features), np.float32) for layer in hidden]
         self._input = np.empty_like(self._observations[0])
         self._normalization: tuple[Array, Array, Array, Array] | None = None
-        self._draw = {
-            Categorical: self._draw_category,
-            DiagonalGaussian: self._draw_gaussian,
-            RescaledGaussian: self._draw_rescaled,
-            TanhGaussian: self._draw_squashed,
-            StateStdTanhGaussian: self._draw_state_squashed,
-            NoisyTanh: self._draw_noisy,
-        }[type(distribution)]
+        self._draw = MethodType(self.DRAWS[type(distribution)], self)
 
     def begin(self, generator: torch.Generator, start: int = 0) -> None:
         policy = self._policy
@@ -181,17 +164,16 @@ class NumpyActor(RolloutActor):
                 np.array(normalizer.limit, np.float32),
             )
         # From where a resumed rollout goes on: what was drawn before it has been used.
-        noise = self._noise[start:]
-        if isinstance(distribution, Categorical):
-            noise.exponential_(generator=generator).log_().neg_()  # Gumbel's, see `gumbel_`
-        elif isinstance(distribution, StateStdTanhGaussian):
-            noise.normal_(generator=generator)
-            self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
+        slots, num_envs, _ = self._outputs.shape
+        noise = policy.draw_noise((slots - start, num_envs), generator)
+        # Times the deviation at once, where no step changes it.
+        if isinstance(distribution, DiagonalGaussian):
+            noise *= distribution.clamped_log_std().detach().exp()
         elif isinstance(distribution, NoisyTanh):
-            noise.normal_(generator=generator).mul_(distribution.exploration_std)
-        else:
-            # Times the deviation at once, as no step changes it.
-            noise.normal_(generator=generator).mul_(distribution.clamped_log_std().exp())
+            noise *= distribution.exploration_std
+        elif isinstance(distribution, StateStdTanhGaussian):
+            self._log_std = [np.float32(bound) for bound in distribution.log_std_bounds]
+        self._noise = [*[None] * start, *noise.numpy()]
         if isinstance(distribution, Squashing):
             bounds = ("scale", "center", "low", "high")
             self._bounds = [getattr(distribution, name).numpy() for name in bounds]
@@ -216,7 +198,7 @@ class NumpyActor(RolloutActor):
         output = self._output_steps[t]
         x.dot(weight, output)
         output += bias
-        self._draw(t, output, self._noise_steps[t])
+        self._draw(t, output, self._noise[t])
 
     @torch.no_grad()
     def finish(self, start: int, stop: int) -> None:
@@ -275,3 +257,13 @@ class NumpyActor(RolloutActor):
         np.maximum(action, -1.0, out=action)
         np.minimum(action, 1.0, out=action)
         self._scale_to_bounds(action)
+
+    DRAWS: ClassVar[dict[type[ActionDistribution], Callable[..., None]]] = {
+        Categorical: _draw_category,
+        DiagonalGaussian: _draw_gaussian,
+        RescaledGaussian: _draw_rescaled,
+        TanhGaussian: _draw_squashed,
+        StateStdTanhGaussian: _draw_state_squashed,
+        NoisyTanh: _draw_noisy,
+    }
+    """By the class itself, as one derived may draw in another way."""

@@ -13,14 +13,16 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.base import NEVER
-from lightning_rl.policies.distributions.gumbel import gumbel_
+from lightning_rl.policies.distributions.base import NEVER, gumbel_
 from lightning_rl.policies.precision import autocast
 from lightning_rl.rollout.contract import MASK, FieldSpec, step_views, time_major
 from lightning_rl.rollout.structured_actions import flat_actions
 from lightning_rl.system.construction import Constructed
 from lightning_rl.system.errors import ConfigurationError, closest, require
 from lightning_rl.system.torch_private import version_of
+
+NOISE = "action_noise"
+"""The key under which `forward` finds noise that was drawn before."""
 
 
 class Policy(nn.Module, ABC, Constructed):
@@ -146,6 +148,19 @@ class Policy(nn.Module, ABC, Constructed):
                 one.
         """
 
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw the noise [*batch, Z] that `forward` acts with.
+
+        What steps an env by a graph draws here, and hands it to `forward` as `action_noise` of its
+        TensorDict (`noise_for`). A policy that draws in `forward` has none, Z = 0, and its steps
+        are not compiled.
+
+        Args:
+            batch: N, or T and N for a whole rollout.
+            generator: None draws by torch's global one.
+        """
+        return torch.empty(*batch, 0, device=self.version.device)
+
     @abstractmethod
     def get_value(self, td: TensorDict) -> TensorDict:
         """Write `value` [B] of `observation` into `td`, and return it.
@@ -267,6 +282,26 @@ def _refuse_unread(
         f"ignored: ignore_keys: [{', '.join(unread)}]. (A VLA's backbone names in its attribute "
         "reads what it reads.)",
     )
+
+
+def noise_for(
+    policy: Any, td: TensorDict, deterministic: bool, generator: torch.Generator | None
+) -> Tensor | None:
+    """Return the noise [N, Z] of a call of `forward`; None for the mode of the distribution.
+
+    A generator draws it. Without one, noise that was drawn before is taken from `td` (`NOISE`);
+    where there is none, torch's global generator draws.
+
+    Args:
+        policy: has `draw_noise`.
+        td: [N], as `forward` got it.
+        deterministic: whether the mode is wanted.
+        generator: as `forward` got it.
+    """
+    if deterministic:
+        return None
+    noise: Tensor | None = td.get(NOISE, None) if generator is None else None
+    return policy.draw_noise(td.batch_size, generator) if noise is None else noise
 
 
 def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:

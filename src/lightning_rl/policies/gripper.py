@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from lightning_rl.policies.base import noise_for
 from lightning_rl.policies.distributions.base import widened
 from lightning_rl.policies.networks.perceptron import Normalization, mlp
 from lightning_rl.policies.networks.q_networks import refuse_batch
@@ -96,8 +97,8 @@ class GripperActorCritic(SquashedActorCritic):
     ) -> TensorDict:
         features = self.actor_features(td)
         output = self.action_output(td, features)
-        state = td.get("state", None)
-        fields = self.distribution.sample(output, deterministic, generator, state)
+        noise, state = noise_for(self, td, deterministic, generator), td.get("state", None)
+        fields = self.distribution.sample(output, noise, state)
         command = self.commands[self.gripper_values(td, features=features).argmax(-1)]
         fields["action"] = torch.cat((fields["action"], command[:, None]), -1)
         for key, value in fields.items():

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from lightning_rl.policies.acting import NumpyActor, acts_in_numpy
-from lightning_rl.policies.base import Policy, RolloutActor
+from lightning_rl.policies.base import Policy, RolloutActor, noise_for
 from lightning_rl.policies.distributions.base import ActionDistribution, widened
 from lightning_rl.policies.networks.encoders import Encoder, EncoderFactory, of_critic
 from lightning_rl.policies.networks.memory import MemoryFactory
@@ -183,15 +183,16 @@ class PerceptronPolicy(Policy):
     def forward(
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
-        noise, following = td.get("state", None), []
+        state, following = td.get("state", None), []
         if self.memory is None:
             features = self.actor_features(td)
         else:
-            before, noise = td["state"].tensor_split([self.memory_size], -1)
+            before, state = td["state"].tensor_split([self.memory_size], -1)
             features, remembered = self.memory(self._encoded(td), before)
             following.append(remembered)
         output = self.action_output(td, features)  # no critic: values come per rollout
-        drawn = self.distribution.sample(output, deterministic, generator, noise)
+        noise = noise_for(self, td, deterministic, generator)
+        drawn = self.distribution.sample(output, noise, state)
         if "next_state" in drawn:
             following.append(drawn.pop("next_state"))
         for key, value in drawn.items():
@@ -199,6 +200,10 @@ class PerceptronPolicy(Policy):
         if following:
             td.set("next_state", following[0] if len(following) == 1 else torch.cat(following, -1))
         return td
+
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        size, device = self.distribution.noise_size, self.version.device
+        return self.distribution.fill_noise(torch.empty(*batch, size, device=device), generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         # In bfloat16 NumPy has no way; and of a subclass only what it says itself counts, since

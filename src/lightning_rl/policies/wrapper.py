@@ -1,6 +1,7 @@
 """Put something around a policy, and pass on all the rest of what a policy is asked for."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,6 +74,9 @@ class PolicyWrapper(Policy):
         self, td: TensorDict, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> TensorDict:
         return self.inner(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
+
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        return self.inner.draw_noise(batch, generator)
 
     def rollout_actor(self, rollout: TensorDict) -> RolloutActor:
         """Return the inner policy's, unless a subclass acts in its own way."""

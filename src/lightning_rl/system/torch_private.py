@@ -4,8 +4,6 @@ Tried with torch 2.13.0. A test goes through the imports below, and fails by the
 another version lacks. Without `torch._inductor` nothing is compiled; the rest is needed.
 """
 
-from typing import Any
-
 import torch
 from torch import _foreach_copy_ as copy_all
 from torch._inductor import list_options, standalone_compile
@@ -20,7 +18,6 @@ __all__ = [
     "MODULE_INTERNALS",
     "READ_NUMBER",
     "TorchDispatchMode",
-    "buffers_and_modules_of",
     "copy_all",
     "flatten",
     "list_options",
@@ -54,15 +51,6 @@ def step_is_listened_to(optimizer: Optimizer) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """Return a number that every write into a tensor's storage raises."""
     return tensor._version
-
-
-def buffers_and_modules_of(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the dicts in which a module keeps its buffers, and the modules in it.
-
-    By way of `object`: whoever watches what is read of the module does not notice.
-    """
-    own = object.__getattribute__(module, "__dict__")
-    return own["_buffers"], own["_modules"]
 
 
 def non_persistent_buffers_of(module: torch.nn.Module) -> list[str]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_rl.policies.distributions.gumbel import draw_category
 from lightning_rl.rollout.contract import FieldSpec
 
 NEVER = -1e30
@@ -22,6 +21,9 @@ class ActionDistribution(nn.Module, ABC):
     num_outputs: int
     """How many numbers the network gives per sample."""
 
+    noise_size: int
+    """Z, how many random numbers make an action."""
+
     extra_fields: dict[str, FieldSpec] = {}  # noqa: RUF012  # overridden per instance, never mutated
     """What `sample` gives beside the action, and `log_prob_and_entropy` wants back."""
 
@@ -32,17 +34,18 @@ class ActionDistribution(nn.Module, ABC):
         """Return logits [B, C] by which what a mask [B, C] has 0 for has probability exactly 0."""
         return output.masked_fill(mask == 0, NEVER)
 
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw what `sample` takes into noise [..., Z]: standard normal, if not overridden."""
+        return noise.normal_(generator=generator)
+
     @abstractmethod
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Return `action` [B, *A], `sample_log_prob` [B], `extra_fields`, and `next_state` [B, S].
 
-        The last of a `state` [B, S], zeros in an episode's beginning; `output` [B, num_outputs].
+        Of an output [B, num_outputs], noise [B, Z] or None for the mode, and a state [B, S], which
+        is zero where an episode begins.
         """
 
     @abstractmethod
@@ -77,6 +80,7 @@ class Categorical(ActionDistribution):
         self.num_outputs = self.num_choices = sum(sizes)
         self.padded = len(set(sizes)) > 1
         self.rows, self.width = len(sizes), max(sizes)
+        self.noise_size = self.rows * self.width
         columns = torch.full((self.rows, self.width), self.num_outputs)
         start = 0
         for row, size in enumerate(sizes):
@@ -84,15 +88,14 @@ class Categorical(ActionDistribution):
             start += size
         self.register_buffer("columns", columns.flatten(), persistent=False)
 
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        return gumbel_(noise, generator)
+
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         log_probs = self._log_probs(output)
-        index = draw_category(log_probs, deterministic, generator)
+        index = choose(log_probs, noise)
         return {
             "action": index if self.shape else index.squeeze(-1),
             "sample_log_prob": self._gather(log_probs, index),
@@ -131,3 +134,18 @@ def summed(values: Tensor, executed: Tensor | None) -> Tensor:
 def widened(output: Tensor) -> Tensor:
     """Return a network's output [...] in float32, where it is in less."""
     return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+
+
+def choose(log_probs: Tensor, noise: Tensor | None) -> Tensor:
+    """Return one of n categories [B] by their log-probs [B, n]; the likeliest one without noise.
+
+    By the Gumbel-max trick, argmax(log p + g) with noise g of `gumbel_`: `multinomial` would wait
+    for an accelerator. Source: Maddison, Tarlow and Minka 2014, "A* Sampling", section 2.
+    """
+    keys = log_probs if noise is None else log_probs + noise.view_as(log_probs)
+    return keys.argmax(-1)
+
+
+def gumbel_(noise: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Fill noise [...] with draws of Gumbel's distribution, -log(E), E ~ Exp(1); return it."""
+    return noise.exponential_(generator=generator).log_().neg_()

@@ -116,7 +116,7 @@ def _needs_scaling(space: gymnasium.spaces.Box) -> bool:
 
 
 class Exploring(ActionDistribution):
-    """Draws standard normal noise, which may be correlated from one action to the next.
+    """Acts by standard normal noise, which may be correlated from one action to the next.
 
     e_0 = x_0 and e_t = c e_(t-1) + sqrt(1 - c^2) x_t, where c is the correlation and the x_t are
     independent: an autoregressive process of the first order, which each step finds standard
@@ -145,14 +145,14 @@ class Exploring(ActionDistribution):
             "each action by itself, 0.97 keeps some of the noise for 33 steps.",
         )
         self.noise_correlation = float(noise_correlation)
+        self.noise_size = size
         self.state_size = size + 1 if noise_correlation else 0
 
     def around(
         self,
         mean: Tensor,
         std: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
+        noise: Tensor | None,
         state: Tensor | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return mean + std * e [B, A], and `next_state` where there is a state.
@@ -160,24 +160,16 @@ class Exploring(ActionDistribution):
         Args:
             mean: [B, A].
             std: [B, A] or [A].
-            deterministic: return the mean, and the state as it is.
-            generator: of the draw.
+            noise: [B, A]; None for the mean, and the state unchanged.
             state: [B, A + 1], of the step before.
 
         Raises:
             ValueError: where the state is missing.
         """
-        if deterministic:
+        if noise is None:
             return mean, {} if state is None or not self.state_size else {"next_state": state}
-        noise, following = self._noise(mean, generator, state)
-        return torch.addcmul(mean, noise, std), following
-
-    def _noise(
-        self, like: Tensor, generator: torch.Generator | None, state: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        fresh = torch.empty_like(like).normal_(generator=generator)
         if not self.state_size:
-            return fresh, {}
+            return torch.addcmul(mean, noise, std), {}
         if state is None:
             raise ValueError(
                 "Noise that is correlated from step to step needs the `state` of the step before; "
@@ -185,8 +177,9 @@ class Exploring(ActionDistribution):
             )
         last, begun = state[..., :-1], state[..., -1:]
         kept = self.noise_correlation * begun
-        noise = kept * last + (1.0 - kept.square()).sqrt() * fresh
-        return noise, {"next_state": torch.cat((noise, torch.ones_like(begun)), -1)}
+        noise = kept * last + (1.0 - kept.square()).sqrt() * noise
+        following = {"next_state": torch.cat((noise, torch.ones_like(begun)), -1)}
+        return torch.addcmul(mean, noise, std), following
 
 
 class DiagonalGaussian(Exploring):
@@ -225,14 +218,10 @@ class DiagonalGaussian(Exploring):
         self.set_correlation(noise_correlation, self.num_outputs)
 
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        action, following = self.around(output, std, deterministic, generator, state)
+        action, following = self.around(output, std, noise, state)
         log_prob = self._log_prob(output, action)
         return {"action": self._shaped(action), "sample_log_prob": log_prob, **following}
 
@@ -300,14 +289,10 @@ class RescaledGaussian(DiagonalGaussian):
         self.extra_fields = {"unit_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        unit, following = self.around(output, std, deterministic, generator, state)
+        unit, following = self.around(output, std, noise, state)
         return {
             "action": self._shaped(torch.addcmul(self.center, self.scale, unit)),
             "sample_log_prob": self._log_prob(output, unit) - self.scale.log().sum(),
@@ -425,14 +410,10 @@ class TanhGaussian(DiagonalGaussian, Squashing):
         self.extra_fields = {"unsquashed_action": ((self.num_outputs,), torch.float32)}
 
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         std = self.clamped_log_std().exp()
-        u, following = self.around(output, std, deterministic, generator, state)
+        u, following = self.around(output, std, noise, state)
         action = self.squashed(u)
         log_prob = self._log_prob(output, u) - self._log_volume(u)
         return {
@@ -544,14 +525,10 @@ class StateStdTanhGaussian(UnitActions):
         return mean, log_std.clamp(*self.log_std_bounds)
 
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         mean, log_std = self.split(output)
-        u, following = self.around(mean, log_std.exp(), deterministic, generator, state)
+        u, following = self.around(mean, log_std.exp(), noise, state)
         return {
             "action": self.from_unit(u.tanh()),
             "sample_log_prob": self._log_prob(mean, log_std, u) - self._log_volume(u),
@@ -618,16 +595,10 @@ class NoisyTanh(UnitActions):
         self.exploration_std = exploration_std
 
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         unit = output.tanh()
-        noise, following = self.around(
-            torch.zeros_like(unit), torch.ones_like(unit), deterministic, generator, state
-        )
+        noise, following = self.around(torch.zeros_like(unit), torch.ones_like(unit), noise, state)
         action = self.from_unit((unit + self.exploration_std * noise).clamp(-1.0, 1.0))
         return {"action": action, "sample_log_prob": self._log_prob(noise), **following}
 

@@ -29,6 +29,8 @@ class JointDistribution(ActionDistribution):
         self.parts = nn.ModuleList(parts)
         self.sizes = [part.num_outputs for part in parts]
         self.num_outputs = sum(self.sizes)
+        self.noise_sizes = [part.noise_size for part in parts]
+        self.noise_size = sum(self.noise_sizes)
         self.state_sizes = [part.state_size for part in parts]
         self.state_size = sum(self.state_sizes)
         self.choices = [part.num_choices for part in parts]
@@ -47,20 +49,22 @@ class JointDistribution(ActionDistribution):
                 outputs[i] = part.masked(outputs[i], masks[i])
         return torch.cat(outputs, -1)
 
+    def fill_noise(self, noise: Tensor, generator: torch.Generator | None) -> Tensor:
+        for part, one in zip(self._parts(), noise.split(self.noise_sizes, -1), strict=True):
+            one.copy_(part.fill_noise(one.clone(memory_format=torch.contiguous_format), generator))
+        return noise
+
     def sample(
-        self,
-        output: Tensor,
-        deterministic: bool,
-        generator: torch.Generator | None,
-        state: Tensor | None = None,
+        self, output: Tensor, noise: Tensor | None, state: Tensor | None = None
     ) -> dict[str, Tensor]:
         states: Sequence[Tensor | None] = [None] * len(self.sizes)
+        noises = states if noise is None else noise.split(self.noise_sizes, -1)
         if state is not None and self.state_size:
             states = state.split(self.state_sizes, -1)
         outputs = output.split(self.sizes, -1)
         drawn = [
-            part.sample(one, deterministic, generator, before)
-            for part, one, before in zip(self._parts(), outputs, states, strict=True)
+            part.sample(*inputs)
+            for part, *inputs in zip(self._parts(), outputs, noises, states, strict=True)
         ]
         flat = [one["action"].reshape(*output.shape[:-1], -1).float() for one in drawn]
         log_probs = [one["sample_log_prob"] for one in drawn]

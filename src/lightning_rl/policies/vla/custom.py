@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import Policy
+from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.distributions.base import summed
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
 from lightning_rl.policies.vla.loading import (
@@ -119,6 +119,10 @@ class CustomVLA(Policy):
     ) -> TensorDict:
         return self.model(td, deterministic=deterministic, generator=generator)  # type: ignore[no-any-return]  # nn.Module
 
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        own = getattr(self.model, "draw_noise", super().draw_noise)
+        return cast(Tensor, own(batch, generator))
+
     def get_value(self, td: TensorDict) -> TensorDict:
         """Write `value` [B]: zero, where the model has no critic."""
         if not self.has_critic:
@@ -193,12 +197,15 @@ class PlainModel(nn.Module):
     ) -> TensorDict:
         """Draw `action` [B, *A], and write it and `sample_log_prob` [B] into `td` [B]."""
         mean, log_std = self._distribution(td)
-        action = mean
-        if not deterministic:
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            action = mean + noise * log_std.exp()
+        noise = noise_for(self, td, deterministic, generator)
+        action = mean if noise is None else mean + noise * log_std.exp()
         td.set("action", action.unflatten(-1, self.shape))
         return td.set("sample_log_prob", self._log_probs(mean, log_std, action).sum(-1))
+
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw the standard normal noise [*batch, A] of actions."""
+        device = next(self.parameters()).device
+        return torch.empty(*batch, self.size, device=device).normal_(generator=generator)
 
     def get_value(self, td: TensorDict) -> TensorDict:
         """Write `value` [B] into `td` [B]."""

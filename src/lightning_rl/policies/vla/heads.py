@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,8 +10,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
+from lightning_rl.policies.distributions.base import choose, gumbel_
 from lightning_rl.policies.distributions.gaussians import HALF_LOG_TWO_PI
-from lightning_rl.policies.distributions.gumbel import draw_category
 from lightning_rl.rollout.contract import FieldSpec
 from lightning_rl.system.errors import ConfigurationError, check_range, require
 from lightning_rl.system.files import expanded, read_json
@@ -52,13 +53,18 @@ class ActionHead(nn.Module, ABC):
     def fields(self) -> dict[str, FieldSpec]:
         """What `sample` gives beside the action, by name; what a log-prob is recomputed from."""
 
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw the noise [*batch, Z] that `sample` takes: standard normal, but for tokens."""
+        noise = torch.empty(*batch, self.num_slots, device=self.center.device)
+        return noise.normal_(generator=generator)
+
     @abstractmethod
-    def sample(
-        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
+    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         """Return `action` [B, K, *A], `sample_log_prob` [B, parts] and `fields`.
 
-        Of slots [B, L, D].
+        Args:
+            slots: [B, L, D].
+            noise: [B, Z], of `draw_noise`; None for the mode.
         """
 
     @abstractmethod
@@ -116,11 +122,13 @@ class TokenHead(ActionHead):
     def fields(self) -> dict[str, FieldSpec]:
         return {"action_tokens": ((self.num_slots,), torch.int64)}
 
-    def sample(
-        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        size = self.num_slots * self.num_bins
+        return gumbel_(torch.empty(*batch, size, device=self.center.device), generator)
+
+    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         log_probs = self._log_probs(slots)
-        tokens = draw_category(log_probs, deterministic, generator)
+        tokens = choose(log_probs, noise)
         unit = tokens.to(torch.float32) * (2.0 / (self.num_bins - 1)) - 1.0
         return {
             "action": self.to_action(unit),
@@ -182,14 +190,9 @@ class GaussianHead(ActionHead):
     def fields(self) -> dict[str, FieldSpec]:
         return {"unit_action": ((self.num_slots,), torch.float32)}
 
-    def sample(
-        self, slots: Tensor, deterministic: bool, generator: torch.Generator | None
-    ) -> dict[str, Tensor]:
+    def sample(self, slots: Tensor, noise: Tensor | None) -> dict[str, Tensor]:
         mean, log_std = self._distribution(slots)
-        unit = mean
-        if not deterministic:
-            noise = torch.empty_like(mean).normal_(generator=generator)
-            unit = torch.addcmul(mean, noise, log_std.exp())
+        unit = mean if noise is None else torch.addcmul(mean, noise, log_std.exp())
         return {
             "action": self.to_action(unit),
             "sample_log_prob": self._log_prob_of(mean, log_std, unit),

@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from lightning_rl.policies.base import Policy
+from lightning_rl.policies.base import Policy, noise_for
 from lightning_rl.policies.precision import in_float32
 from lightning_rl.policies.vla.backbone import Backbone, Features
 from lightning_rl.policies.vla.heads import ActionHead, GaussianHead, Level, TokenHead
@@ -118,10 +118,14 @@ class VLAPolicy(Policy):
     ) -> TensorDict:
         slots = self.features(td).slots
         with in_float32(slots):
-            sample = self.head.sample(slots.float(), deterministic, generator)
+            noise = noise_for(self, td, deterministic, generator)
+            sample = self.head.sample(slots.float(), noise)
         for key, value in sample.items():
             td.set(key, value, inplace=True)
         return td
+
+    def draw_noise(self, batch: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        return self.head.draw_noise(batch, generator)
 
     def get_value(self, td: TensorDict) -> TensorDict:
         return td.set("value", self._value(self.features(td)))

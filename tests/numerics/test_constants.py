@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from lightning_rl import PPO, OnPolicyAlgorithm
 from lightning_rl.algorithms.behavior_cloning import BehaviorCloning
-from lightning_rl.compiled.graphs import MOST_GRAPHS, compile_graph
-from lightning_rl.compiled.reads import Reads
+from lightning_rl.compiled.graphs import MOST_GRAPHS, Graphs
 from tests.helpers import count_graphs, make_data, make_ppo, make_update, scalars_of, train
 from tests.numerics.test_gradients import minibatch_for
 
@@ -36,7 +34,7 @@ class Loss(nn.Module):
     def __init__(self):
         super().__init__()
         self.number, self.flag, self.kind, self.inner = 0.5, True, "half", Inner()
-        self.array = np.array([0.5])
+        self.array, self.count, self.seen = np.array([0.5]), 0, []
         self.tensor = torch.tensor([0.5])
         self.register_buffer("buffer", torch.tensor([0.5]))
         self.register_buffer("version", torch.tensor(1))
@@ -60,6 +58,7 @@ READERS = {
     "number of a module": lambda m: m.layer.p,
     "item of a buffer": lambda m: 0.5 * m.version.item(),
     "tensor": lambda m: m.tensor,
+    "tensor of the same layout": lambda m: m.tensor,
     "buffer": lambda m: m.buffer,
 }
 CHANGES = {
@@ -75,37 +74,59 @@ CHANGES = {
     "number of a module": lambda m: setattr(m.layer, "p", 2.0),
     "item of a buffer": lambda m: m.version.fill_(4),
     "tensor": lambda m: setattr(m, "tensor", torch.zeros(3)),
+    "tensor of the same layout": lambda m: setattr(m, "tensor", torch.tensor([3.0])),
     "buffer": lambda m: setattr(m, "buffer", torch.zeros(3)),
 }
 
 
-def recorded(module, read):
-    reads = Reads(module, [], torch.device("cpu"))
-    with reads.recorded():
-        make_fx(lambda x: x * read(module))(torch.ones(1))
-    return reads
+def graphs_of(module, read):
+    """Return what calls the graph of `x * read(module)` in a new iteration, and the graphs that there are."""
+    made = Graphs(module, torch.device("cpu"))
+
+    def multiply():
+        made.look_again()
+        make = lambda: (lambda x: [x * read(module)], {})  # noqa: E731
+        return made.call(("product",), make, [torch.ones(1)], slice(0))[0]
+
+    return multiply, made._compiled
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_change_of_what_was_read_is_noticed_and_nothing_else(name):
-    module = Loss()
-    before = nn.Module.__getattribute__, Inner.__getattribute__
-    reads = recorded(module, READERS[name])
-    assert (nn.Module.__getattribute__, Inner.__getattribute__) == before
-    assert reads.still_hold()
-    module.unrelated, module.inner.unrelated = 1.0, 2.0
-    module.number = float(str(module.number))  # equal, but another object
-    assert reads.still_hold()
-    assert reads.changed() == []
+def test_a_change_of_what_is_read_is_taken_up_and_no_other_makes_a_graph(name, traced_only):
+    module, read = Loss(), READERS[name]
+    multiply, graphs = graphs_of(module, read)
+    for _ in range(3):
+        assert torch.equal(multiply(), torch.ones(1) * read(module))
+        module.unrelated, module.inner.unrelated = 1.0, object()
+        module.seen.append(torch.ones(1))
+        module.number = float(str(module.number))  # equal, but another object
+    assert len(graphs["product",]) == 1
     CHANGES[name](module)
-    assert not reads.still_hold()
+    for _ in range(2):
+        assert torch.equal(multiply(), torch.ones(1) * read(module))
+    assert len(graphs["product",]) == 1 + (name != "tensor of the same layout")
 
 
-def test_what_is_read_in_another_thread_or_of_another_object_does_not_count():
-    module, other = Loss(), Loss()
-    reads = recorded(module, lambda m: m.number + other.number)
-    other.number = 3.0
-    assert reads.still_hold()
+@pytest.mark.parametrize("name", ["number", "slot in a list", "number of an object"])
+def test_a_number_that_varies_has_one_more_graph(name, traced_only):
+    module, read = Loss(), READERS[name]
+    multiply, graphs = graphs_of(module, read)
+    owner = {"number": module, "slot in a list": module.inner.terms[0]}.get(name, module.inner)
+    for value in (0.5, 1.0, 2.0, 3.0):
+        setattr(owner, "number" if owner is module else "weight", value)
+        module.count += 1
+        assert multiply().item() == value
+    assert len(graphs["product",]) == 2
+
+
+def test_a_decision_by_a_number_has_a_graph_for_each_value_beside_one_that_varies(traced_only):
+    module = Loss()
+    read = lambda m: m.number * (1.0 if m.count < 3 else 2.0)  # noqa: E731
+    multiply, graphs = graphs_of(module, read)
+    for module.count in range(6):
+        module.number = module.count + 0.25
+        assert multiply().item() == read(module)
+    assert len(graphs["product",]) == 6
 
 
 class MyAlgorithm(OnPolicyAlgorithm):
@@ -143,6 +164,38 @@ def test_an_annealed_coefficient_anneals_compiled_too_and_compiles_once_more(tmp
     assert compiled.losses[-1] == 0.0 != compiled.losses[0]
     graphs = compiled._graphs._compiled.items()
     assert [len(made) for key, made in graphs if key[1] == "loss"] == [2]
+
+
+class ReadsTheTrainer(MyAlgorithm):
+    """It asks Lightning, in the loss itself, how far the run is."""
+
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return loss * (1.0 + self.current_epoch + self.iterations_done), scalars
+
+
+class ReadsACounter(MyAlgorithm):
+    def loss(self, minibatch):
+        loss, scalars = super().loss(minibatch)
+        return loss * (1.0 + self.env_steps), scalars
+
+
+@pytest.mark.parametrize("algorithm", [ReadsTheTrainer, ReadsACounter])
+def test_a_loss_that_asks_how_far_the_run_is_goes_with_it(algorithm, tmp_path, traced_only):
+    kwargs = {
+        "data": {"total_env_steps": 4 * 16 * 3, "iterations_per_epoch": 1},
+        "model": {"algorithm": algorithm, "n_epochs": 1, "batch_size": 64},
+        "trainer": {"limit_val_batches": 0, "enable_checkpointing": False, "logger": False},
+    }
+    eager, _, _ = train(tmp_path / "eager", **kwargs)
+    kwargs["model"]["compile"] = True
+    if algorithm is ReadsTheTrainer:
+        with pytest.warns(UserWarning, match=r"a loss cannot be a graph: it reads trainer, whose"):
+            compiled, _, _ = train(tmp_path / "compiled", **kwargs)
+    else:
+        compiled, _, _ = train(tmp_path / "compiled", **kwargs)
+        assert compiled.compilation.compiled
+    assert eager.losses == pytest.approx(compiled.losses, rel=1e-4)
 
 
 class Deciding(PPO):
@@ -203,14 +256,3 @@ def test_what_a_loss_does_not_reach_is_left_alone_compiled_too(
         assert steps[f"{trained}.0.weight"] == 3
         states.append([p.clone() for p in module.policy.parameters()])
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
-
-
-def test_a_graph_that_reads_a_rebound_tensor_takes_the_new_one(traced_only):
-    module = Loss()
-    reads = Reads(module, [], torch.device("cpu"))
-    graph = compile_graph(
-        lambda x: [x * module.tensor + module.tensor], [torch.ones(1)], reads=reads
-    )
-    module.tensor = torch.tensor([3.0])
-    assert reads.still_hold()
-    assert graph(torch.ones(1))[0].item() == 6.0

@@ -1,0 +1,261 @@
+"""Look at what a graph was made with, and notice where it has changed since.
+
+A trace keeps every number, string and flag that it meets as a constant, and every tensor as the one
+that it was. So the attributes of one object, such as the algorithm whose loss is traced, and of all
+objects that it holds are looked at: once when a graph is made, and again before each iteration.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from enum import Enum
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_rl.system.torch_private import (
+    MODULE_INTERNALS,
+    READ_NUMBER,
+    TorchDispatchMode,
+    version_of,
+)
+
+Place = tuple[int, str]
+"""The identity of an object, and the name of one of its attributes."""
+
+PLAIN = (int, float, complex, str, bytes, type(None), Enum, np.generic, torch.dtype, torch.device)
+"""Types whose values are compared."""
+
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, np.ndarray)
+"""Types that are copied, and compared with all that they hold."""
+
+LIBRARIES = {"builtins", "collections", "functools", "gymnasium", "lightning", "numpy"} | {
+    "tensordict",
+    "threading",
+    "_thread",
+    "torch",
+}
+"""Packages whose objects are compared by identity, modules apart."""
+
+STEPPING = ("lightning_rl.compiled", "lightning_rl.optim")
+"""Modules of what steps down a loss, and is not read by it."""
+
+MISSING = object()
+"""Stands for what is not there."""
+
+
+class Attribute(NamedTuple):
+    """An attribute of an object.
+
+    Attributes:
+        label: how a message calls it.
+        holder: the mapping in which its value lies.
+        name: its key there.
+        value: a copy, where it is a container.
+    """
+
+    label: str
+    holder: Mapping[str, Any]
+    name: str
+    value: Any
+
+    def is_number(self) -> bool:
+        """Tell whether a tensor may stand in its place."""
+        number = isinstance(self.value, int | float | np.number) and type(self.value) is not bool
+        return number and isinstance(self.holder, MutableMapping)
+
+
+class Snapshot:
+    """All attributes of an object, and of the objects that it holds, as they are now.
+
+    Objects of `LIBRARIES` are compared by identity; so are those that are reached without the
+    object, such as the global variables of a module, not at all.
+
+    Args:
+        root: the object.
+        left_out: attributes that no traced function reads.
+
+    Attributes:
+        found: the attributes, by their path from the object.
+    """
+
+    def __init__(self, root: Any, left_out: Collection[Place] = ()) -> None:
+        self.found: dict[str, Attribute] = {}
+        self._left_out = left_out
+        self._visited: set[int] = set()
+        self._sizes: list[tuple[Mapping[str, Any], int]] = []
+        self._visit(root, "")
+        self._own = vars(root)
+        own = [one for one in self.found.values() if one.holder is self._own]
+        own = [one for one in own if isinstance(one.value, PLAIN)]
+        self._names = [one.name for one in own]
+        self._values = tuple(one.value for one in own)
+
+    def is_current(self) -> bool:
+        """Tell whether all is as it was."""
+        return all(len(holder) == size for holder, size in self._sizes) and all(
+            same(one.value, one.holder.get(one.name, MISSING)) for one in self.found.values()
+        )
+
+    def root_is_current(self) -> bool:
+        """Tell whether the plain attributes of the object itself are as they were, in 1 µs."""
+        try:
+            return tuple(map(self._own.get, self._names)) == self._values
+        except (RuntimeError, ValueError):  # one of them is a tensor or an array by now
+            return False
+
+    def _visit(self, owner: Any, path: str) -> None:
+        """Add the attributes of an object."""
+        if id(owner) in self._visited:
+            return
+        self._visited.add(id(owner))
+        internal = MODULE_INTERNALS if isinstance(owner, nn.Module) else ()
+        for holder, names in _holders(owner):
+            if isinstance(holder, dict):
+                self._sizes.append((holder, len(holder)))
+            for name in names:
+                place = f"{path}.{name}"
+                left_out = name in internal or (id(owner), name) in self._left_out
+                if not left_out and place not in self.found:
+                    label, value = f"{type(owner).__name__}.{name}", holder[name]
+                    self.found[place] = Attribute(label, holder, name, frozen(value))
+                    self._descend(value, place)
+
+    def _descend(self, value: Any, path: str) -> None:
+        """Add what an object or a container holds."""
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            for key, child in value.items():
+                if not isinstance(child, (*PLAIN, Tensor)):
+                    self._descend(child, f"{path}[{key}]")
+        elif isinstance(value, MethodType):
+            self._descend(value.__self__, f"{path}.__self__")
+        elif not isinstance(value, (*PLAIN, Tensor, type)) and (
+            isinstance(value, nn.Module) or not _is_of_a_library(type(value))
+        ):
+            self._visit(value, path)
+
+
+@contextmanager
+def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Replace attributes, given as (holder, name, value), meanwhile; `MISSING` takes them away."""
+    kept = []
+    try:
+        for holder, name, value in values:
+            kept.append((holder, name, holder[name]))
+            if value is MISSING:
+                del holder[name]
+            else:
+                holder[name] = value
+        yield
+    finally:
+        for holder, name, value in kept:
+            holder[name] = value
+
+
+class NotesTensorReads(TorchDispatchMode):
+    """Notice where Python gets the value of a tensor that a traced function holds.
+
+    That of an input, or of what is computed in the trace, is refused by the trace itself.
+
+    Attributes:
+        found: the tensors, their versions and their values.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Tensor, int, Any]] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is READ_NUMBER:
+            self.found.append((args[0], version_of(args[0]), result))
+        return result
+
+
+class _Slots(MutableMapping[str, Any]):
+    """The attributes of an object that lie in slots."""
+
+    def __init__(self, owner: Any, names: list[str]) -> None:
+        self._owner, self._names = owner, names
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)  # also of a frozen dataclass
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._owner, name))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _holders(owner: Any) -> Iterator[tuple[Mapping[str, Any], list[str]]]:
+    """Yield the mappings in which attributes of an object and of its classes lie, and their names.
+
+    An object's own come first, since they hide those of its classes.
+    """
+    attributes = getattr(owner, "__dict__", {})
+    yield attributes, list(attributes)
+    if isinstance(owner, nn.Module):
+        for name in ("_parameters", "_buffers", "_modules"):
+            yield attributes[name], list(attributes[name])
+    for cls in type(owner).__mro__:
+        if not _is_of_a_library(cls):
+            slots = _Slots(owner, _listed(vars(cls).get("__slots__")))
+            yield slots, list(slots)
+            data = [k for k, v in vars(cls).items() if isinstance(v, (*PLAIN, *CONTAINERS))]
+            yield vars(cls), [name for name in data if not name.startswith("__")]
+
+
+def _listed(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots or ())
+
+
+def _is_of_a_library(cls: type) -> bool:
+    name = cls.__module__
+    return name.partition(".")[0] in LIBRARIES or name.startswith(STEPPING)
+
+
+def frozen(value: Any) -> Any:
+    """Copy containers, with what they hold; anything else is returned as it is."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: frozen(child) for key, child in value.items()}
+    if isinstance(value, list | deque):
+        return [frozen(child) for child in value]
+    if isinstance(value, tuple):  # a named one has a constructor of its own
+        children = [frozen(child) for child in value]
+        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+    return set(value) if isinstance(value, set) else value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Tell whether a graph made with one value is right for another."""
+    if a is b:
+        return True
+    if isinstance(a, PLAIN):
+        return type(a) is type(b) and (a == b or (a != a and b != b))
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        alike = isinstance(b, list | tuple | deque) and len(a) == len(b)
+        return alike and all(map(same, a, b))
+    return isinstance(a, set | frozenset) and a == b
