@@ -863,7 +863,7 @@ MUTATIONS = (
         "collectors/asynchronous.py",
         "the ring has no room for the staleness that is allowed",
         "segments_for(acting, max_staleness + 2)",
-        "num_steps, max_staleness + 1)",
+        "segments_for(acting, max_staleness + 1)",
         "numerics/test_memory.py",
     ),
     # --- collectors ---

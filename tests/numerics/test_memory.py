@@ -10,7 +10,7 @@ from tests.helpers import make_collector, make_data, make_ppo
 
 def rollout_of(policy, collector=SyncCollector, steps=5):
     env = GymnasiumEnv(4, "CartPole-v1")
-    return collector(env, policy, steps, seed=1).collect()
+    return make_collector(collector, env, policy, steps, seed=1).collect()
 
 
 def test_activations_are_those_of_the_layers_and_not_the_weights():
