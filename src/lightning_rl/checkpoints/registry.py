@@ -37,7 +37,7 @@ _ENCODERS = (
     "Encoder",
     "DictEncoder FrozenEncoder ImpalaCNN NatureCNN OneHot PerceptronEncoder SpatialSoftmaxCNN",
 )
-_PROBES = "ActionProbe MaskProbe RecallProbe StructureProbe TimeLimitProbe ValueProbe"
+_PROBES = "ActionProbe TimeLimitProbe ValueProbe"
 _ENVS = (
     "VectorEnv",
     "ActionChunk CartPole EncodedObservations EnvPoolEnv GymnasiumEnv LabelledFrames PointMass "

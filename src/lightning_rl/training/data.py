@@ -61,6 +61,10 @@ class Learner(Protocol):
     def choose_step_compilation(self) -> StepsChoice: ...
 
 
+MOST_ENVS = 2**20
+"""Envs of one process: a number typed as 1e9 would fill the memory before the first message."""
+
+
 class RolloutDataset(IterableDataset[TensorDict]):
     """One rollout per training step, collected when it is asked for.
 
@@ -189,6 +193,7 @@ class RLDataModule(LightningDataModule):
             "max_eval_episode_steps": max_eval_episode_steps,
         }.items():
             require(value is None or value >= 1, f"data.{name} must be at least 1, got {value}.")
+        check_range("data.num_envs", num_envs, least=1, most=MOST_ENVS)
         _check_ranges(env_timeout_s, seed, eval_seed)
         self.num_envs, self.buffer_size = num_envs, buffer_size
         self.total_env_steps = total_env_steps
