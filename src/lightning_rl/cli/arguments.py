@@ -73,7 +73,7 @@ def complete(arguments: list[str]) -> Completed:
         return _with_config_of(checkpoint, subcommand, options)
     if config is not None and value_of("--exp_name", options) is None:
         first = next(option for option in options if option.startswith("--config="))
-        options.insert(0, f"--exp_name={Path(first).stem}")
+        options.insert(0, f"--exp_name={Path(first.partition('=')[2]).stem}")
     return Completed([subcommand, *options], True, options)
 
 

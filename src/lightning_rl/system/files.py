@@ -318,7 +318,9 @@ def _explained(target: Path, error: OSError) -> WriteError:
     if error.errno == errno.ENOSPC:
         with suppress(OSError):
             free = f" ({shutil.disk_usage(target.parent).free / 2**20:.1f} MiB are free)"
-    return WriteError(f"Cannot write {target}: {error.strerror or error}{free}. {cure}.{there}")
+    return WriteError(
+        f"Cannot write {shown(target)}: {error.strerror or error}{free}. {cure}.{there}"
+    )
 
 
 def _writes(process: int) -> bool:
