@@ -91,7 +91,7 @@ class Episode:
         return cls(**known, success=None, task=task, extra=extra)
 
     def known_steps(self) -> "Episode":
-        """Return the episode without its last step, if its final observation is needed but unknown."""
+        """Return the episode, without its last step if that step's next observation is unknown."""
         if self.final_known or bool(self.terminated[-1:].any()):
             return self
         steps = len(self) - 1
