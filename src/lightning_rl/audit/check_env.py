@@ -415,7 +415,6 @@ class EnvCheck:
             )
 
     def _look_at_starts(self, env: VectorEnv) -> None:
-        """Compare first observations across seeds, and across envs."""
         rounds = max(2, -(-STARTS // env.num_envs))
         seeds = [self._seed + 1_000 * k for k in range(rounds)]
         starts = [self._reset(env, seed) for seed in seeds]
@@ -440,7 +439,6 @@ class EnvCheck:
             self.add("seeds", "ok", "other seeds give other starts, and each env has its own")
 
     def _restore(self, env: VectorEnv) -> None:
-        """Save the state within an episode, and continue in a new env."""
         draw = random_actions(env.single_action_space, env.num_envs, self._seed + 1)
         actions = [draw() for _ in range(2 * CONTINUED)]
         self._reset(env, self._seed)
@@ -545,7 +543,6 @@ def _named(env: VectorEnv) -> str:
 
 
 def _base(env: VectorEnv) -> VectorEnv:
-    """Return the env below `ActionChunk`."""
     return env.env if isinstance(env, ActionChunk) else env
 
 

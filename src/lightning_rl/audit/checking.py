@@ -81,7 +81,6 @@ class RunCheck(Callback):
         raise Checked
 
     def add(self, topic: str, level: Level, text: str, cure: str = "") -> None:
-        """Add a finding."""
         self.findings.append(Finding(topic, level, text, cure))
 
     @contextmanager
@@ -146,7 +145,6 @@ class RunCheck(Callback):
             )
 
     def _advise_workers(self, num_envs: int, stepping: float, choosing: float) -> None:
-        """Recommend worker processes if they would speed up collection a lot."""
         cores = _cores()
         rounds = -(-num_envs // cores)
         other = rounds * stepping / num_envs + num_envs * WORKER_SECONDS + WORKERS_SECONDS
@@ -172,7 +170,6 @@ class RunCheck(Callback):
             )
 
     def _look_at_lengths(self, data: RLDataModule, algorithm: Algorithm, play: Play) -> None:
-        """Compare the lengths of rollout, episode and gamma's horizon."""
         each = data.env_steps_per_iteration // data.num_envs
         lengths = play.statistics.lengths
         longest = play.max_episode_steps or max(lengths, default=0)
@@ -263,7 +260,6 @@ class RunCheck(Callback):
                     self.add("evaluation", "error", text, cure)
 
     def _film(self, trainer: Trainer, data: RLDataModule) -> None:
-        """Draw one picture, to check whether videos can be recorded."""
         callbacks = cast(list[Callback], cast(Any, trainer).callbacks)
         wanted = any(isinstance(callback, VideoRecorder) for callback in callbacks)
         try:
@@ -279,7 +275,6 @@ class RunCheck(Callback):
 
 
 def _scaling(algorithm: Algorithm) -> Scaling:
-    """Return what the algorithm and its policy scale."""
     policy = _inner(algorithm)
     # Without a critic the scale of rewards does not matter: groups compare them.
     on_policy = isinstance(algorithm, OnPolicyAlgorithm) and algorithm.policy.has_critic
@@ -299,7 +294,6 @@ def _inner(algorithm: Algorithm) -> Any:
 
 
 def _cores() -> int:
-    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -130,7 +130,6 @@ class Play:
         self.beyond = float(np.mean(self._beyond))
 
     def _look_at(self, rollout: TensorDict) -> None:
-        """Record a rollout [N, T+1]."""
         observed = leaves(rollout["observation"])
         for name, array in self.arrays.items():
             array.add(observed[name].flatten(0, 1).cpu().numpy())

@@ -136,7 +136,6 @@ class Demonstrations(Collector):
         return rollout.to(self.policy.version.device)
 
     def _fill(self, episodes: Iterable[Episode]) -> None:
-        """Write one episode into each row of the rollout, and compute the derived fields."""
         rollout = self._rollout
         map_tree(Tensor.zero_, rollout.exclude("final_observation"))
         clear_final_observations(rollout)
@@ -150,7 +149,7 @@ class Demonstrations(Collector):
             rollout[key] = value.unflatten(0, rollout.batch_size)
 
     def _drawn(self, number: int) -> list[int]:
-        """Return the episodes of rollout `number`; each pass over the dataset has its own order."""
+        """Return the episodes of rollout `number`; each pass has its own order."""
         chosen = []
         for place in range(number * self._rows, (number + 1) * self._rows):
             turn, at = divmod(place, self._count)

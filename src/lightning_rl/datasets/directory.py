@@ -15,7 +15,6 @@ from lightning_rl.system.errors import require
 from lightning_rl.system.files import TEMPORARY, lock_file, move, writing
 
 TOPS = ("data", "videos", "meta")
-"""Folders of a dataset."""
 
 UNDER_WAY = ".recording"
 """Folder of the unfinished episode."""
@@ -24,16 +23,11 @@ UNFINISHED, FINISHED = ".joining", ".finalised"
 """Folders of a rewrite: in progress, and complete but not yet moved to its place."""
 
 LOCK = ".lock"
-"""File that the writing process locks."""
 
 BEGUN = ".lightning_rl_recording"
-"""File that marks a new dataset without a finished episode.
-
-The writer accepts only directories that are empty, have this mark, or hold a dataset.
-"""
+"""File that marks a new dataset without a finished episode; see `is_begun`."""
 
 BEGUN_TEXT = b"rl-cli record began a dataset here. No episode is finished yet.\n"
-"""Content of the mark."""
 
 
 def lock_dataset(path: Path) -> Callable[[], None]:
@@ -126,7 +120,6 @@ def link(source: Path, target: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Flush all files of a folder to the disk."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:

@@ -71,8 +71,6 @@ class EndRule:
     ) -> tuple[Tensor, Tensor]:
         """Return `terminated` and `truncated`, [L] bool each, of an episode.
 
-        An episode without a flag at its end was stopped by the collector: it is truncated.
-
         Args:
             length: L.
             flags: [L] bool each, from the dataset, by names of `FLAGS`.
@@ -109,6 +107,7 @@ class EndRule:
                 terminated = not truncated
             else:
                 terminated = bool(success) if self._ends == "success" else self._ends != "truncated"
+        # Without any flag at its end, the collector stopped the episode: it is truncated.
         ends = torch.zeros(2, length, dtype=torch.bool)
         ends[0, -1], ends[1, -1] = terminated, bool(truncated) or not terminated
         return ends[0], ends[1]

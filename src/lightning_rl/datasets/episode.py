@@ -80,10 +80,8 @@ class Episode:
     def of_steps(cls, steps: Mapping[str, Any], task: str = "") -> "Episode":
         """Make an episode of consecutive steps of one env.
 
-        Args:
-            steps: `observation` [L+1, ...]; `action`, `reward`, `terminated` and optionally
-                `intervened` and `penalty`, [L, ...] each; see `ReplayBuffer.streams`.
-            task: task in words.
+        `steps` has `observation` [L+1, ...]; `action`, `reward`, `terminated` and optionally
+        `intervened` and `penalty`, [L, ...] each; see `ReplayBuffer.streams`.
         """
         no = torch.zeros_like(steps["terminated"])
         known = {"truncated": no, "intervened": no, **steps}
@@ -180,10 +178,8 @@ class Episode:
     def check_finite(self, columns: Mapping[str, str], name: str) -> None:
         """Refuse observations, actions and known rewards that are not finite.
 
-        `columns` maps parts to columns for the message; see `Episodes`.
-
         Raises:
-            ConfigurationError: naming the column and the step.
+            ConfigurationError: naming the step and, from `columns`, the column.
         """
         parts = dict(leaves_of_tree("observation", self.observation))
         parts["action"] = self.action
@@ -202,13 +198,9 @@ class Episode:
     def keep_within(self, space: gymnasium.Space[Any], refuse: bool, name: str) -> int:
         """Clip the actions to a Box; return the number of clipped actions.
 
-        Args:
-            space: action space.
-            refuse: whether an action outside of a Box is an error.
-            name: of the episode, for the message.
-
         Raises:
-            ConfigurationError: for a choice that the space does not have, and if `refuse`.
+            ConfigurationError: for a choice that the space does not have, and with `refuse` for an
+                action outside of a Box.
         """
         action, first = self.action, first_choice(space)
         flat = action.reshape(len(action), -1)
@@ -320,11 +312,7 @@ class Episodes(Sequence[Episode]):
         return [self.read(index).success for index in range(len(self))]
 
     def _with_steps(self, lengths: Sequence[int]) -> list[int]:
-        """Return the numbers of the episodes with steps, and warn about empty ones.
-
-        Raises:
-            ConfigurationError: if all are empty.
-        """
+        """Return the numbers of the episodes with steps; warn about empty ones."""
         kept = [i for i, length in enumerate(lengths) if length > 0]
         require(bool(kept), f"The dataset at {self.path} holds no finished episode: record one.")
         if len(kept) < len(lengths):

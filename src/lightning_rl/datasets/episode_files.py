@@ -18,7 +18,6 @@ ROW_GROUP_BYTES = 2**20
 """Bytes of an episode in memory before a row group is written."""
 
 ROWS = "data.parquet"
-"""File of the steps; a video has the name of its column."""
 
 
 class EpisodeFiles:
@@ -71,7 +70,6 @@ class EpisodeFiles:
         """Write a step; `numbers` by column, `task` by its number.
 
         Raises:
-            ConfigurationError: for a part of another shape than its space's.
             RuntimeError: if the episode has ended.
         """
         if self.length and (self._last("next.terminated") or self._last("next.truncated")):
@@ -124,9 +122,6 @@ class EpisodeFiles:
         Returns:
             arrow columns with one row: the final observation, null if unknown. The column of a
             video holds the time of that frame from the video's begin, in seconds.
-
-        Raises:
-            ConfigurationError: if the final observation has another shape than its space.
         """
         finals = {}
         for leaf in self._leaves:
@@ -188,11 +183,7 @@ def _null_like(column: Any) -> Any:
 
 
 def _value(leaf: Leaf, tree: Any) -> np.ndarray:
-    """Return a copy of a leaf's value in an observation or action; pictures [H, W, C].
-
-    Raises:
-        ConfigurationError: if it is missing, or has another shape.
-    """
+    """Return a copy of a leaf's value in an observation or action; pictures [H, W, C]."""
     value = tree
     for key in leaf.path:
         try:

@@ -78,13 +78,9 @@ class LabelledFrames(TorchEnv):
         return super().extra_fields | {"label": ((), torch.int64), "weight": ((), torch.float32)}
 
     def frames_of(self, episodes: list[int]) -> tuple[Observation, Tensor]:
-        """Read the frames and labels of episodes with known success.
+        """Return observations [F, ...] on the CPU and labels [F] int64 of episodes.
 
-        Args:
-            episodes: numbers in the dataset.
-
-        Returns:
-            observations [F, ...] on the CPU, and labels [F] int64.
+        Each episode needs a known success; `episodes` are numbers in the dataset.
         """
         seen, labels = [], []
         for number in episodes:
@@ -136,7 +132,6 @@ class LabelledFrames(TorchEnv):
         return self._shown
 
     def _split(self, share: float, seed: int) -> tuple[list[int], list[int]]:
-        """Return the numbers of the training episodes and of the held-out ones."""
         successes = self._episodes.successes()
         kinds = {
             "successful": [i for i, success in enumerate(successes) if success],

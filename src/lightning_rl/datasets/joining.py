@@ -22,11 +22,7 @@ Places = dict[int, tuple[int, int]]
 
 
 def join_files(path: Path) -> None:
-    """Join the files of a dataset, and write the statistics of all episodes.
-
-    Raises:
-        WriteError: if the disk is full: joining needs room for a copy.
-    """
+    """Join the files of a dataset, and write the statistics of all episodes."""
     info = lerobot.read_json(path / lerobot.INFO)
     most = info.get("data_files_size_in_mb", 100) * MEBIBYTE
     videos = [key for key, feature in info["features"].items() if feature["dtype"] == "video"]
@@ -114,7 +110,6 @@ def _join_episodes(
 
 
 def _moved(table: Any, data: Places, videos: dict[str, Places], fps: float) -> Any:
-    """Return rows of the table of episodes with the new places of their data and videos."""
     table, _ = _relocated(table, "data", data)
     for key, places in videos.items():
         table, begins = _relocated(table, f"videos/{key}", places)
@@ -142,7 +137,6 @@ def _with(table: Any, name: str, values: list[Any]) -> Any:
 
 
 def _collect(table: Any, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Append the statistics of the table's episodes to `found`, by column."""
     names = [name for name in table.column_names if name.startswith("stats/")]
     for row in table.select(names).to_pylist():
         parts: dict[str, dict[str, Any]] = {}

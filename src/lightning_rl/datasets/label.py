@@ -75,8 +75,7 @@ def success_reward(length: int, success: bool, longest: int, failure_cost: float
     """Return the rewards [L] of an episode: -1 per step, with an end reward for success or failure.
 
     The last step has 0 for success, -`failure_cost` (in steps) for failure. All rewards are divided
-    by the largest possible loss, that of a failure after `longest` steps, so that returns lie in
-    [-1, 0].
+    by the largest possible loss (a failure after `longest` steps), so returns lie in [-1, 0].
     """
     reward = torch.full((length,), -1.0, dtype=torch.float64)
     reward[-1] = 0.0 if success else -failure_cost
@@ -115,8 +114,8 @@ def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tenso
     Args:
         advantage: [L], of one task.
         intervened: [L] bool.
-        share: share of good steps among the steps without intervention. The threshold is the
-            quantile 1 - share of their advantages; a step equal to the threshold is not good.
+        share: share of good steps among those without intervention; the threshold is the quantile
+            1 - share of their advantages.
     """
     own = advantage[~intervened]
     if not len(own):
@@ -156,7 +155,6 @@ def fit_values(
 
 
 def _fitted(features: Tensor, returns: Tensor, epochs: int) -> Callable[[Tensor], Tensor]:
-    """Fit one perceptron to features [M, D] and returns [M]."""
     centre, width = features.mean(0), features.std(0, correction=0).clamp(min=1e-6)
     level, spread = returns.mean(), returns.std(correction=0).clamp(min=1e-6)
     inputs = ((features - centre) / width).float()
@@ -436,10 +434,7 @@ def _of_steps(
     labels: Mapping[str, Sequence[np.ndarray]],
     success: Sequence[bool | None],
 ) -> dict[str, Any]:
-    """Return the label columns of a data file; rows outside of all episodes get NaN.
-
-    `begins` maps the first row of each episode in the file to the episode's number.
-    """
+    """Return the label columns of a data file; `begins` maps first rows to episode numbers."""
     count = sum(TableFile(file, []).counts)
     columns = {key: np.full(count, np.nan, np.float32) for key in labels}
     columns["next.success"] = np.zeros(count, bool)
@@ -456,10 +451,7 @@ def _of_episodes(
     statistics: Mapping[str, Sequence[Any]],
     success: Sequence[bool | None],
 ) -> dict[str, Any]:
-    """Return success and statistics columns for a table of episodes.
-
-    `rows` maps table rows to episode numbers; other rows get nulls.
-    """
+    """Return success and statistics columns; `rows` maps table rows to episode numbers."""
     arrow = lerobot.import_extra("pyarrow")
     numbers = [rows.get(row) for row in range(sum(TableFile(file, []).counts))]
     columns = {}
@@ -479,8 +471,6 @@ def _statistics(values: np.ndarray) -> dict[str, list[float]]:
 
 
 def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
-    """Rewrite a parquet file by row groups, with replaced or added columns."""
-
     def tables() -> Iterator[Any]:
         first = 0
         for table in TableFile(source).groups():

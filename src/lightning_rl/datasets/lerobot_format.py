@@ -82,7 +82,6 @@ TEXTS = ("string", "language", "str", "object")
 """Dtypes of text columns in `info.json`, which the reader skips."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-"""Names of the quantiles in the statistics."""
 
 GYM_NAMES = {"agent_pos": "state", "pixels": "image"}
 """LeRobot's names for parts of the observations of its simulated envs."""
@@ -118,7 +117,7 @@ class Leaf:
 
     @property
     def kept_shape(self) -> tuple[int, ...]:
-        """Shape in the dataset; (1,) for a scalar."""
+        """Shape in the dataset."""
         if self.channels_first:
             return (*self.shape[1:], self.shape[0])
         return self.shape or (1,)
@@ -177,11 +176,7 @@ def _named(leaf: Leaf, name: str, pictures: int) -> Leaf:
 
 
 def action_leaf(space: gymnasium.Space[Any]) -> Leaf:
-    """Return the column of an action.
-
-    Raises:
-        ConfigurationError: for a space of several arrays.
-    """
+    """Return the column of an action."""
     leaf, *more = leaves_of(space, "action")
     if more or leaf.path:
         raise ConfigurationError(
@@ -208,7 +203,6 @@ def guessed_leaves(features: Mapping[str, Any]) -> list[Leaf]:
 
 
 def leaf_of(key: str, feature: Mapping[str, Any], path: tuple[str, ...]) -> Leaf:
-    """Return the leaf of a column that `info.json` describes."""
     picture = feature["dtype"] in ("image", "video")
     shape = tuple(feature["shape"]) or (1,)
     if picture and _channels_first(shape):  # LeRobot may describe [C, H, W], but stores [H, W, C]
@@ -257,7 +251,6 @@ def feature_of(leaf: Leaf, video: bool, fps: float) -> dict[str, Any]:
 
 
 def number_feature(dtype: str) -> dict[str, Any]:
-    """Return the entry in `info.json` of a column of scalars."""
     return {"dtype": dtype, "shape": [1], "names": None}
 
 
@@ -294,17 +287,12 @@ def number_of(path: Path) -> int:
 
 
 def file_name(number: int, suffix: str) -> str:
-    """Return the path of file `number`, relative to its folder."""
     place = place_of(number)
     return f"chunk-{place['chunk_index']:03d}/file-{place['file_index']:03d}{suffix}"
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of a folder, in the order of their numbers.
-
-    Raises:
-        ConfigurationError: for a file without a number.
-    """
+    """Return the files of a folder, in the order of their numbers."""
     found = list(folder.glob("chunk-*/file-*.*"))
     for file in found:
         require(
@@ -316,11 +304,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def read_info(path: Path) -> dict[str, Any]:
-    """Read `info.json` and check the entries that the reader needs.
-
-    Raises:
-        ConfigurationError: if it is missing, damaged, of another version, or incomplete.
-    """
+    """Read `info.json` and check the entries that the reader needs."""
     info = read_json(path)
     version = str(info.get("codebase_version"))
     require(
@@ -358,11 +342,7 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def read_ours(path: Path, features: Mapping[str, Any]) -> dict[str, Any]:
-    """Read `meta/lightning_rl.json`, with leaves for the observation and the action.
-
-    Raises:
-        ConfigurationError: if it is damaged, or does not fit the `features` of `info.json`.
-    """
+    """Read `meta/lightning_rl.json`, with leaves for the observation and the action."""
     said = read_json(path)
     try:
         leaves = [leaf_from(leaf, features) for leaf in said.get("observation", ())]
@@ -399,12 +379,7 @@ def check_paths(leaves: Sequence[Leaf], path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is no regular file; reading a FIFO would never end.
-
-    Raises:
-        OSError: if it is missing.
-        ValueError: if it is no regular file.
-    """
+    """Refuse a path that is no regular file; reading a FIFO would never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")
 
@@ -417,11 +392,7 @@ def _is_dtype(name: Any) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`.
-
-    Raises:
-        ConfigurationError: if it is missing, damaged, no regular file, too large or too deep.
-    """
+    """Read a JSON object of a dataset; see `lightning_rl.system.files.read_json`."""
     try:
         return files.read_json(path, None)  # the Hugging Face cache consists of links
     except FileNotFoundError as error:
@@ -432,17 +403,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically."""
     text = json.dumps(content, indent=4, ensure_ascii=False)
     files.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def import_extra(name: str) -> Any:
-    """Import a module of the extra `data`.
-
-    Raises:
-        ConfigurationError: if it is not installed.
-    """
+    """Import a module of the extra `data`."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -496,7 +462,6 @@ def from_column(column: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a small table atomically."""
     parquet = import_extra("pyarrow.parquet")
     files.write_atomically(path, lambda file: parquet.write_table(table, file))
 
@@ -525,11 +490,7 @@ def tasks_table(tasks: Sequence[str]) -> Any:
 
 
 def tasks_of(table: Any) -> dict[int, str]:
-    """Return the texts of a table of tasks, by task number.
-
-    Raises:
-        ValueError: if it is no table of tasks.
-    """
+    """Return the texts of a table of tasks, by task number."""
     texts = [name for name in table.column_names if name != "task_index"]
     if not texts or "task_index" not in table.column_names:
         raise ValueError(f"it has the columns {table.column_names}, not task_index and a text")
@@ -542,7 +503,6 @@ def tasks_of(table: Any) -> dict[int, str]:
 
 
 def as_pictures(contents: Sequence[bytes]) -> Any:
-    """Return the arrow array of encoded pictures (file contents)."""
     arrow = import_extra("pyarrow")
     kind = arrow.struct({"bytes": arrow.binary(), "path": arrow.string()})
     return arrow.array([{"bytes": content, "path": None} for content in contents], kind)

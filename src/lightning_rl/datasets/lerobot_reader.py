@@ -79,7 +79,6 @@ class LeRobotEpisodes(Episodes):
         self._open: dict[str, TableFile] = {}
 
     def _find_extras(self, described: Mapping[str, Any]) -> None:
-        """Find the columns of extras, and warn about skipped text columns."""
         taken = {*self._columns.values(), *(leaf.key for leaf in self.leaves)}
         extras = [key for key in self._features if key.startswith(lerobot.EXTRA)]
         texts = [
@@ -130,7 +129,6 @@ class LeRobotEpisodes(Episodes):
             self.tasks = lerobot.tasks_of(read_table(tasks))
 
     def _check_row(self, number: int, row: Mapping[str, Any]) -> None:
-        """Refuse a row of the table of episodes that is incomplete or contradicts itself."""
         place = ("chunk_index", "file_index")
         needed = ["episode_index", "length", "dataset_from_index", *(f"data/{x}" for x in place)]
         needed += [
@@ -223,7 +221,6 @@ class LeRobotEpisodes(Episodes):
         described: Mapping[str, Any],
         space: gymnasium.Space[Any] | None,
     ) -> list[Leaf]:
-        """Return the column of each part of the observation, with shape and dtype."""
         known: list[Leaf] = described.get("observation", [])
         given = {name: key for name, key in names.items() if name.split(".")[0] == "observation"}
         if space is None and given:
@@ -313,12 +310,7 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _column(self, table: Any, key: str, shape: tuple[int, ...], name: str) -> np.ndarray:
-        """Return the values [L, *shape] of a column.
-
-        Raises:
-            ConfigurationError: naming the episode and the column, for nulls, values that are no
-                numbers, or another shape.
-        """
+        """Return the values [L, *shape] of a column."""
         arrow = lerobot.import_extra("pyarrow")
         try:
             return lerobot.from_column(table.column(key), shape)
@@ -443,7 +435,6 @@ class LeRobotEpisodes(Episodes):
         )
 
     def _pictures(self, columns: Sequence[Any], leaf: Leaf) -> np.ndarray:
-        """Decode the pictures of all columns into one array."""
         self._check_room(sum(map(len, columns)), leaf)
         pictures = np.empty((sum(map(len, columns)), *leaf.kept_shape), np.uint8)
         contents = (content for column in columns for content in column)
@@ -457,11 +448,7 @@ class LeRobotEpisodes(Episodes):
         return pictures
 
     def _numbers(self, table: Any, leaf: Leaf, name: str) -> np.ndarray:
-        """Return the values [L, ...] of a leaf, in its dtype.
-
-        Raises:
-            ConfigurationError: if the dtype cannot hold them.
-        """
+        """Return the values [L, ...] of a leaf, in its dtype."""
         values = self._column(table, leaf.key, leaf.shape, name)
         cast = values.astype(leaf.dtype)
         require(
@@ -484,7 +471,6 @@ class LeRobotEpisodes(Episodes):
         return torch.from_numpy(values.astype(np.float32))
 
     def _frames(self, row: Mapping[str, Any], length: int, name: str) -> Any:
-        """Return the rows of an episode in its data file."""
         path = self._data_file(row)
         videos = {key for key, one in self._features.items() if one["dtype"] == "video"}
         wanted = {leaf.key for leaf in self.leaves} | set(self._columns.values())
@@ -544,11 +530,7 @@ def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> 
 
 
 def _first_action(described: Mapping[str, Any], space: gymnasium.Space[Any] | None) -> np.ndarray:
-    """Return the number of the first choice in the columns of actions, [*A] or [].
-
-    Raises:
-        ConfigurationError: if the dataset's number differs from the env's.
-    """
+    """Return the number of the first choice in the columns of actions, [*A] or []."""
     said = described.get("action_start")
     if space is None:
         return np.asarray(said or 0)

@@ -100,7 +100,6 @@ class MinariEpisodes(Episodes):
         self.lengths = [lengths[number] for number in self._numbers]
 
     def _open(self) -> list[int]:
-        """Open the files, and return the lengths of the episodes."""
         storage = import_extra("minari.dataset.minari_storage").MinariStorage
         said = read_json(self._folder / METADATA)
         require(  # without spaces, Minari would make the dataset's env
@@ -142,7 +141,6 @@ class MinariEpisodes(Episodes):
                 _linked(file, f"episode_{number}")
 
     def _check_spaces(self, *spaces: gymnasium.Space[Any] | None) -> None:
-        """Refuse a dataset with other spaces than the env's, if these are given."""
         own = (self._storage.observation_space, self._storage.action_space)
         for name, given, there in zip(("observation", "action"), spaces, own, strict=True):
             theirs = [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves_of(there, name)]
@@ -157,7 +155,6 @@ class MinariEpisodes(Episodes):
             )
 
     def _check_size(self, number: int) -> None:
-        """Refuse an episode that does not fit in memory."""
         if self._hdf5:
             with import_extra("h5py").File(self._folder / HDF5, "r") as file:
                 size = _size_of(file, f"episode_{number}", set())
@@ -215,7 +212,6 @@ class MinariEpisodes(Episodes):
         )
 
     def _check_values(self, raw: Mapping[str, Any], length: int, name: str) -> None:
-        """Refuse an episode whose actions or observations do not fit the spaces."""
         action, space = raw["actions"], self._storage.action_space
         require(
             action.shape == (length, *(space.shape or ())) and action.dtype.kind in "biuf",
@@ -236,10 +232,7 @@ class MinariEpisodes(Episodes):
             )
 
     def _steps_of(self, infos: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
-        """Return the infos of each step [L, ...], by name, with one dot per level.
-
-        A warning names infos that are skipped, once.
-        """
+        """Return the infos of each step [L, ...], by name, with one dot per level."""
         found = {}
         left_out = set()
         pending = dict(infos)
@@ -265,17 +258,12 @@ class MinariEpisodes(Episodes):
 
 
 def _same_choices(given: Any, there: Any) -> bool:
-    """Return whether two action spaces have the same choices with the same first number."""
     same_first = np.array_equal(first_choice(given), first_choice(there))
     return not choices_of(there) or (same_first and choices_of(given) == choices_of(there))
 
 
 def _per_step(values: Any, length: int, key: str, name: str) -> np.ndarray:
-    """Return one number per step, [L].
-
-    Raises:
-        ConfigurationError: for another number of values.
-    """
+    """Return one number per step, [L]."""
     array = np.asarray(values)
     require(
         array.ndim > 0 and array.size == length == len(array) and array.dtype.kind in "biuf",
@@ -298,11 +286,7 @@ def _check_shapes(said: Mapping[str, Any]) -> None:
 
 
 def _linked(group: Any, name: str) -> Any:
-    """Return an entry of an HDF5 group.
-
-    Raises:
-        ValueError: if the entry is a link to another file, host or entry.
-    """
+    """Return an entry of an HDF5 group; refuse a link to another file, host or entry."""
     h5py = import_extra("h5py")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"its entry {group.name}/{name} is missing, or a link to another one")
@@ -310,11 +294,7 @@ def _linked(group: Any, name: str) -> Any:
 
 
 def _size_of(group: Any, name: str, seen: set[int]) -> int:
-    """Return the bytes that an entry of an HDF5 group takes in memory.
-
-    Raises:
-        ValueError: if its values lie in other files, or it contains itself.
-    """
+    """Return the bytes in memory of an HDF5 entry; refuse external values and cycles."""
     h5py = import_extra("h5py")
     entry = _linked(group, name)
     address = h5py.h5o.get_info(entry.id).addr
@@ -332,12 +312,7 @@ def _size_of(group: Any, name: str, seen: set[int]) -> int:
 
 
 def _size_of_table(path: Path, kind: str) -> int:
-    """Return the bytes that the table of an episode takes in memory; `kind`: `arrow` or `parquet`.
-
-    Raises:
-        ConfigurationError: if a Parquet file exceeds the bounds of `TableFile`.
-        ValueError: for too many rows, compressed Arrow columns, or a picture that is no JPEG.
-    """
+    """Return the bytes in memory of an episode's table; `kind`: `arrow` or `parquet`."""
     if kind == "parquet":
         table = TableFile(path).rows(0, MOST_STEPS + 2)
     else:
@@ -361,9 +336,6 @@ def _refuse_compressed(content: Any) -> None:
 
     PyArrow reports the size only after decompression. Source: the format of Arrow's files, version
     5 (`File.fbs`, `Message.fbs`), and of flatbuffers.
-
-    Raises:
-        ValueError: for compressed columns.
     """
 
     def number(kind: str, at: int) -> int:

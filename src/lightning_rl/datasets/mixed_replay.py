@@ -101,7 +101,6 @@ class MixedReplay(Replay):
     def _open(
         self, path: str, penalties: dict[str, float] | None, settings: dict[str, Any]
     ) -> Iterator[Episode]:
-        """Return the initial episodes of the offline replay."""
         found = expanded(path)
         if found.suffix == ".ckpt" or (found / "checkpoints").is_dir():
             count, source = _of_replay(find_checkpoint(path, found), self._spaces)
@@ -147,7 +146,6 @@ class MixedReplay(Replay):
             self._keep_interventions(rollout)
 
     def _read_demonstrations(self) -> None:
-        """Store the initial episodes, unless they are stored or restored already."""
         source, self._source = self._source, None
         if source is not None:
             for episode in source:
@@ -188,12 +186,7 @@ class MixedReplay(Replay):
         self._interventions += int(taken.sum())
 
     def _put(self, episode: Episode, *, continues: bool = False) -> None:
-        """Store an episode in the offline replay.
-
-        Args:
-            episode: its last step leads to its last observation, unless the step is terminal.
-            continues: whether it continues the episode that was stored before.
-        """
+        """Store an episode in the offline replay; `continues`: it continues the episode before."""
         penalty = {"penalty": episode.extra.get("penalty", torch.zeros(len(episode)))}
         rollout = replace(episode, extra=penalty).to_rollout(*self._spaces)
         rollout["continues"].fill_(continues)
@@ -215,7 +208,6 @@ class MixedReplay(Replay):
         return (_joined(batches) for batches in zip(*parts, strict=True))
 
     def _share_of(self, batch_size: int) -> int:
-        """Return the number of online samples in a minibatch."""
         if len(self.offline) == 0:
             return batch_size  # if both are empty, `online` raises the error
         return 0 if len(self.online) == 0 else math.floor(batch_size * self.online_ratio + 0.5)
@@ -314,11 +306,7 @@ def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Itera
 def _of_replay(
     checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 ) -> tuple[int, Iterator[Episode]]:
-    """Return the number of transitions and the episodes of a checkpoint's replays (all processes).
-
-    Raises:
-        ConfigurationError: if the checkpoint holds no replay.
-    """
+    """Return the number of transitions and the episodes of all processes' replays in a checkpoint."""
     states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
     # Of a mixed replay, only `online` is read: it holds the interventions too.
     states = [state.get("online", state) for state in states]

@@ -35,14 +35,7 @@ CURE = "Restore the file, or leave the camera out: name the observations to be r
 
 
 class VideoWriter:
-    """Write frames to a video.
-
-    Args:
-        path: of the file.
-        height: H, in pixels.
-        width: W, in pixels.
-        fps: frames per second.
-    """
+    """Write frames of H x W pixels to a video."""
 
     def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
         self._av = import_extra("av")
@@ -63,14 +56,13 @@ class VideoWriter:
 
 
 def rate_of(fps: float) -> Fraction:
-    """Return a rate as a fraction, as FFmpeg needs it."""
     return Fraction(fps).limit_denominator(100_000)
 
 
 def read_frames(
     path: Path, times: Sequence[float], fps: float, size: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the frames of a video at increasing times [M] in seconds, as [M, H, W, C] uint8.
+    """Return the frames [M, H, W, C] uint8 of a video at increasing times [M] in seconds.
 
     `size` is (H, W, C).
 
@@ -110,11 +102,7 @@ def read_frames(
 
 
 def _opened(path: Path) -> Any:
-    """Open an MP4 or Matroska file: these cannot make FFmpeg open other files or hosts.
-
-    Raises:
-        ValueError: for another kind of file.
-    """
+    """Open an MP4 or Matroska file: these cannot make FFmpeg open other files or hosts."""
     check_file(path)
     with path.open("rb") as file:
         head = file.read(8)
@@ -140,11 +128,7 @@ def _channels(size: tuple[int, ...]) -> int:
 
 
 def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
-    """Return a video frame as uint8 [H, W, C], or [H, W] for grey.
-
-    Raises:
-        ValueError: for another height or width, and for more than 8 bits.
-    """
+    """Return a video frame as uint8 [H, W, C], or [H, W] for grey."""
     if frame.format.name.startswith(("gray1", "ya16")):  # depth pictures need more than 8 bits
         raise ValueError(f"a picture of format {frame.format.name}, and 8 bits a channel are read")
     _check_size(frame.height, frame.width, size)
@@ -177,12 +161,7 @@ def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
 
 
 class PngEncoder:
-    """Encode frames of one size as PNG.
-
-    Args:
-        height: H, in pixels.
-        width: W, in pixels.
-    """
+    """Encode frames of H x W pixels as PNG."""
 
     # One encoder for many frames: the library releases the memory of an encoder late.
     def __init__(self, height: int, width: int) -> None:
@@ -199,7 +178,7 @@ class PngEncoder:
 
 
 def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
-    """Decode a file of `PICTURES` to [H, W, C] uint8, or [H, W] for grey; `size` is that shape.
+    """Decode a file of `PICTURES` to uint8 of shape `size`: [H, W, C], or [H, W] for grey.
 
     Raises:
         ValueError: if it is no picture, or has another size or more than 8 bits.
@@ -217,10 +196,6 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
 
 
 def jpeg_bytes(content: bytes) -> int:
-    """Return the bytes of a JPEG after decoding.
-
-    Raises:
-        OSError: if it is no JPEG.
-    """
+    """Return the bytes of a JPEG after decoding."""
     with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
         return int(picture.height * picture.width * len(picture.getbands()))

@@ -54,7 +54,7 @@ def read_replay(
 ) -> ReplayBuffer:
     """Make a replay of all transitions of a dataset, as if one env had played them.
 
-    `settings` are those of `ReplayBuffer`; the default `capacity` fits the dataset exactly.
+    `settings` are arguments of `ReplayBuffer`; the default `capacity` fits the dataset exactly.
 
     Raises:
         ConfigurationError: if the dataset has no rewards, and see `ReplayBuffer`.

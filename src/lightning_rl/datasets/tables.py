@@ -35,11 +35,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> Any:
-    """Read columns of a small table. Default: all.
-
-    Raises:
-        ConfigurationError: if it is missing or damaged, or exceeds the bounds.
-    """
+    """Read columns of a small table. Default: all."""
     file = TableFile(path, columns)
     count = sum(file.counts)
     require(
@@ -71,10 +67,6 @@ def write_tables(path: Path, tables: Iterable[Any]) -> None:
 
 class TableFile:
     """Columns of a parquet file, read by row groups; the last row group stays in memory.
-
-    Args:
-        path: of the file.
-        columns: names of the columns to read. Default: all.
 
     Attributes:
         names: of all columns of the file.
@@ -114,11 +106,7 @@ class TableFile:
         self._kept: tuple[int, Any] | None = None
 
     def rows(self, first: int, count: int) -> Any:
-        """Return `count` rows starting at `first`, or fewer at the end of the file.
-
-        Raises:
-            ConfigurationError: if the file is damaged, or the rows exceed the bounds.
-        """
+        """Return `count` rows starting at `first`, or fewer at the end of the file."""
         arrow = import_extra("pyarrow")
         parts, begin, size = [], 0, 0
         for group, end in enumerate(self._ends):
@@ -132,15 +120,10 @@ class TableFile:
         return arrow.concat_tables(parts) if parts else self._nothing()
 
     def groups(self) -> Iterator[Any]:
-        """Yield the row groups in order."""
         return map(self.group, range(len(self.counts)))
 
     def group(self, number: int) -> Any:
-        """Return a row group by its number from 0.
-
-        Raises:
-            ConfigurationError: if the file is damaged, or the row group exceeds the bounds.
-        """
+        """Return a row group by its number from 0."""
         if self._kept is None or self._kept[0] != number:
             with readable(self.path):
                 self._kept = (number, self._read(number))

@@ -93,7 +93,6 @@ class EpisodeWriter:
         self._unlock = weakref.finalize(self, lock_dataset(self.path))
 
     def _open(self) -> None:
-        """Make the directory, or open its dataset."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         if not part_of(self.path, lerobot.INFO).is_file() and not is_begun(self.path):
@@ -112,13 +111,11 @@ class EpisodeWriter:
             self._remove_first_episode()
 
     def _remove_first_episode(self) -> None:
-        """Remove a dataset without a finished episode."""
         for top in TOPS:
             shutil.rmtree(self.path / top, ignore_errors=True)
         self._tasks = []
 
     def _extend(self) -> None:
-        """Continue after the dataset's last episode, if the columns are the same."""
         there = LeRobotEpisodes(self.path, {}, None, None, None)
         info = lerobot.read_json(self.path / lerobot.INFO)
         self._extras = tuple(there.extras)
@@ -204,7 +201,7 @@ class EpisodeWriter:
         self._recording.add(observation, action, numbers, self._number_of(task))
 
     def _all_extras(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """Return the extras of a step: those of the first step; missing labels are NaN."""
+        """Return a step's extras, the same names as in the first step; missing labels are NaN."""
         if self._extras is None:
             self._extras = tuple(sorted(extra))
             require(
@@ -239,6 +236,7 @@ class EpisodeWriter:
             move(recording.folder / f"{key}.mp4", self.path / name)
         name = lerobot.DATA.format(**lerobot.place_of(self._next["data"]))
         move(recording.folder / ROWS, self.path / name)
+        # The row makes the episode part of the dataset.
         self._write_row(recording, finals, success, list(videos))
         self._episodes += 1
         self._frames += recording.length
@@ -320,7 +318,6 @@ class EpisodeWriter:
         success: bool | None,
         videos: Sequence[str],
     ) -> None:
-        """Write the episode's row in the table of episodes, which adds it to the dataset."""
         arrow = lerobot.import_extra("pyarrow")
         length = recording.length
         columns: dict[str, Any] = {

@@ -174,7 +174,6 @@ def compare(
 
 
 def _notes(groups: Sequence[Group], metric: str) -> list[str]:
-    """Return warnings about unequal or doubtful runs."""
     notes = []
     ends = {run.path: run.curve(metric)[0][-1] for group in groups for run in group.runs}
     shortest, longest = min(ends, key=lambda path: ends[path]), max(ends, key=lambda p: ends[p])
@@ -244,7 +243,6 @@ def _env_of(runs: Sequence[RunRecord]) -> str:
 
 
 def _grouped(runs: Sequence[RunRecord], group_by: Sequence[str] | None) -> list[Group]:
-    """Group runs by their settings, and name the groups by the settings that differ."""
     known = sorted({name for run in runs for name in run.settings})
     by = None if group_by is None else [_path_of(name, known) for name in group_by]
     found: dict[str, list[RunRecord]] = {}
@@ -385,7 +383,6 @@ def _at(
 def _improvements(
     groups: Sequence[Group], higher: bool
 ) -> list[tuple[str, str, float, tuple[float, float]]]:
-    """Compare all pairs of groups, or the best group with all others if there are many."""
     pairs = list(combinations(groups, 2))
     if len(groups) > COMPARED:
         pairs = [(groups[0], other) for other in groups[1:]]

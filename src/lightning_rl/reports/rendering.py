@@ -277,12 +277,10 @@ def _summary(comparison: Comparison) -> str:
 
 
 def as_page(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Return a self-contained HTML page.
+    """Return a self-contained HTML page that will be written to `output`.
 
-    Args:
-        comparison: of runs.
-        output: path of the page, from which other videos are linked.
-        films_mib: MiB of videos in the page, those of the best groups first.
+    The page contains at most `films_mib` MiB of videos, the best groups' first, and links the
+    others.
     """
     template = (files("lightning_rl.reports") / "page.html").read_text(encoding="utf-8")
     data = json.dumps(as_data(comparison), separators=(",", ":"), allow_nan=False)
@@ -333,7 +331,6 @@ def _bars(
     rows: Sequence[tuple[float, tuple[float, float] | None, int | None]],
     span: tuple[float, float] | None = None,
 ) -> list[str]:
-    """Draw scores and their intervals as dots and lines, on one scale."""
     if span is None:
         ends = [end for score, interval, _ in rows for end in (score, *(interval or ()))]
         span = (min(ends), max(ends))
@@ -359,7 +356,7 @@ def _bars(
 
 
 def _films(comparison: Comparison, output: Path, films_mib: float) -> str:
-    """Show the newest video of each run: within the page while there is room, then as links."""
+    """Show the newest video of each run."""
     left = films_mib * MIB
     shown = []
     for group in comparison.groups:

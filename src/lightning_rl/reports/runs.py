@@ -71,7 +71,7 @@ class RunRecord:
         return "unknown" if found is None else str(found).rpartition(".")[2]
 
     def of_all_parts(self, name: str) -> float | None:
-        """Return the seconds of the run and its earlier, resumed parts; killed parts have no seconds.
+        """Return the seconds of the run and its earlier, resumed parts; killed parts have none.
 
         `name` is total, evaluation or cpu.
         """
@@ -139,7 +139,6 @@ def read_run(path: Path, metrics: Sequence[str]) -> RunRecord:
 
 
 def _films(path: Path) -> list[Path]:
-    """Return the videos of a run, newest last."""
     written = {}
     for film in (path / "videos").glob("*.mp4"):
         with open_file(film, path, sys.maxsize) as file:
@@ -207,7 +206,7 @@ def _seconds(env_steps: np.ndarray, speed: np.ndarray) -> np.ndarray:
 
 
 def _settings_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a run: its configuration, or the logger's file of a run in Python."""
+    # A run of the command line has config.yaml; the logger of a run in Python writes hparams.yaml.
     for file in (path / "config.yaml", path / "logs" / "hparams.yaml"):
         try:
             content = read_yaml(read_text(file, path), str(file))
@@ -229,11 +228,7 @@ def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]
 
 
 def _evaluation(path: Path) -> dict[str, Any] | None:
-    """Return the content of `evaluation.json`; None without the file.
-
-    Raises:
-        ConfigurationError: if an entry is missing or not finite.
-    """
+    """Return the content of `evaluation.json`; None without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:
@@ -259,11 +254,7 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    """Return the content of `run.json`; empty without the file.
-
-    Raises:
-        ConfigurationError: for entries of another type than `RunRecord` needs.
-    """
+    """Return the content of `run.json`; empty without the file."""
     try:
         content = read_json(path, path.parent)
     except FileNotFoundError:

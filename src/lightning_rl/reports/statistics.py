@@ -49,8 +49,8 @@ def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[floa
 def iqm_curve(values: np.ndarray, *, resamples: int = RESAMPLES) -> np.ndarray:
     """Return the interquartile mean at each point of a curve and its interval: [3, T].
 
-    The bootstrap draws whole runs, as in rliable's sample-efficiency curves; one run has no interval
-    (NaN).
+    The bootstrap draws whole runs, as in rliable's sample-efficiency curves. One run has no
+    interval: NaN.
 
     Args:
         values: of R runs at T points, [R, T].
@@ -104,11 +104,6 @@ def interval_of_improvement(
 
 
 def _finite(scores: Any) -> np.ndarray:
-    """Return scores as an array.
-
-    Raises:
-        ConfigurationError: if a score is not finite.
-    """
     values = np.asarray(scores, float)
     wrong = values[~np.isfinite(values)]
     require(
@@ -130,7 +125,6 @@ def _trimmed_mean(values: np.ndarray) -> np.ndarray:
 def _resampled(
     scores: Sequence[float], resamples: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return bootstrap samples [resamples, R] of R scores."""
     values = _finite(scores)
     return values[generator.integers(len(values), size=(resamples, len(values)))]
 

@@ -64,7 +64,7 @@ class Trial:
 
 
 class _NoLock(JournalFileOpenLock):
-    """No lock: Optuna's lock file would survive a kill of its process. `SweepJournal` locks instead."""
+    """No lock: Optuna's lock file would survive a kill. `SweepJournal` uses a lock of the system."""
 
     def acquire(self) -> bool:
         return True
@@ -77,14 +77,10 @@ class SweepJournal:
     """Trials of a sweep.
 
     Each process that runs trials locks its own file (`RUNNER`) while it lives, and each running
-    trial names that file: if the file is not locked, the trial was interrupted. The journal may come
-    from other users, so each trial is checked against the space and the seeds.
+    trial names that file: if the file is not locked, the trial was interrupted. The journal may
+    come from other users, so each trial is checked against the space and the seeds.
 
-    Args:
-        directory: of the sweep. A missing journal is created.
-        settings: of the sweep, without open defaults.
-        space: of the sweep.
-        mode: `max` or `min`: whether high or low scores are better.
+    With `mode` `max`, high scores are better, with `min` low ones.
 
     Raises:
         ConfigurationError: for a journal that cannot be read.
@@ -138,11 +134,7 @@ class SweepJournal:
                 os.close(descriptor)
 
     def trials(self) -> dict[int, FrozenTrial]:
-        """Return the latest attempt of each started trial, by its number in the sweep.
-
-        Raises:
-            ConfigurationError: for a trial that is not of this sweep.
-        """
+        """Return the latest attempt of each started trial, by its number in the sweep."""
         found: dict[int, FrozenTrial] = {}
         for one in self._study.get_trials(deepcopy=False):
             require(
@@ -158,7 +150,6 @@ class SweepJournal:
         return int(attrs["point"] * len(self._seeds) + self._seeds.index(attrs["seed"]))
 
     def _is_ours(self, one: FrozenTrial, begun: int) -> bool:
-        """Return whether a trial of the journal may belong to this sweep."""
         attrs = one.user_attrs
         params = [*one.system_attrs.get("fixed_params", {}).items(), *one.params.items()]
         running = one.state == TrialState.RUNNING and "runner" in attrs
@@ -212,7 +203,6 @@ class SweepJournal:
         )
 
     def leave(self) -> None:
-        """Unregister this process."""
         (self._directory / self._runner).unlink(missing_ok=True)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -263,7 +253,6 @@ class SweepJournal:
         return Trial(number, seed, decoded(self._space, asked.params), asked)
 
     def _queue_next(self, trials: dict[int, FrozenTrial]) -> None:
-        """Queue the next new trial."""
         point, seed = divmod(len(trials), len(self._seeds))
         settings = self._settings
         params: Point = {}  # left to the sampler
@@ -283,7 +272,7 @@ class SweepJournal:
         self._study.enqueue_trial(params, attrs)
 
     def report(self, trial: Trial, curve: Sequence[tuple[int, float]]) -> bool:
-        """Report evaluations [(env steps, score)] to the pruner; return whether it prunes the run."""
+        """Report evaluations [(env steps, score)] to the pruner; return whether to prune."""
         if self._settings.pruner is None:
             return False
         with self._alone():
@@ -318,7 +307,6 @@ class SweepJournal:
         return one.number == trial.asked.number and one.state == TrialState.RUNNING
 
     def count(self, *states: TrialState) -> int:
-        """Return the number of trials in these states."""
         with self._alone():
             return sum(one.state in states for one in self.trials().values())
 
@@ -332,12 +320,10 @@ class SweepJournal:
 
 
 def point_count(settings: SweepSettings, space: Space) -> int:
-    """Return the number of points that a sweep tries."""
     return size_of(space) if settings.search == GRID else settings.trials or TRIALS
 
 
 def _drop_cut_off_line(path: Path) -> None:
-    """Truncate a file after its last complete line."""
     if not path.exists():
         return
     with path.open("r+b") as file:

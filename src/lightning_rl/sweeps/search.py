@@ -28,7 +28,6 @@ UNPICKLING = ("CmaEsSampler",)
 """Samplers that store pickles in the journal: reading them runs code."""
 
 RANGE = ("low", "high", "log", "step")
-"""Keys of a range."""
 
 Space = dict[str, BaseDistribution]
 """Values by setting: a list of JSON texts, or a range."""
@@ -119,11 +118,7 @@ def ends_of(allowed: BaseDistribution) -> Sequence[Any]:
 
 
 def check_first(space: Space, points: Sequence[Point]) -> None:
-    """Refuse first points outside of the space.
-
-    Raises:
-        ConfigurationError: naming the setting.
-    """
+    """Refuse first points outside of the space."""
     for point in points:
         unknown = [name for name in point if name not in space]
         require(
@@ -145,11 +140,7 @@ def check_first(space: Space, points: Sequence[Point]) -> None:
 
 
 def size_of(space: Space) -> int:
-    """Return the number of points of a grid.
-
-    Raises:
-        ConfigurationError: for a space with a range.
-    """
+    """Return the number of points of a grid."""
     ranges = [name for name, allowed in space.items() if not _is_choice(allowed)]
     require(
         not ranges,
@@ -192,11 +183,6 @@ def sampler_of(settings: SweepSettings, point: int) -> optuna.samplers.BaseSampl
 
 
 def pruner_of(settings: SweepSettings) -> optuna.pruners.BasePruner:
-    """Make the pruner.
-
-    Raises:
-        ConfigurationError: as in `sampler_of`.
-    """
     if settings.pruner is None:
         require(not settings.pruner_args, "sweep.pruner_args are of no pruner: name one.")
         return optuna.pruners.NopPruner()  # with None, Optuna would use its own default

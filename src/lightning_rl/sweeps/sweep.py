@@ -86,9 +86,6 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
         options: of the command line: `--sweep...`, `--resume`, `--join`, and options of `fit`.
         parse: checks options of `fit`.
         begin: runs `rl-cli fit` in its own process.
-
-    Raises:
-        ConfigurationError: for invalid settings, before a trial begins.
     """
     own, rest = _apart(options)
     if "-h" in options or "--help" in options:
@@ -104,7 +101,6 @@ def sweep(options: Sequence[str], parse: Parse, begin: Begin) -> None:
 
 
 def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the options into those of the sweep and those of its trials."""
     own: list[str] = []
     rest: list[str] = []
     into = rest
@@ -117,7 +113,6 @@ def _apart(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _new(settings: SweepSettings, rest: Sequence[str], parse: Parse) -> "_Sweep":
-    """Check all settings, and make the directory of a new sweep."""
     for name in ("--ckpt_path", "--trainer.run_dir", "--seed_everything"):
         cure = {
             "--ckpt_path": "trials begin with a policy by --trainer.init_from",
@@ -157,7 +152,6 @@ def _probes(space: Space) -> Iterator[list[str]]:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as a command-line text: YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -233,8 +227,6 @@ class _Running:
 
 
 class _Sweep:
-    """Run the trials of a sweep in this process."""
-
     journal: SweepJournal
 
     def __init__(self, directory: Path, settings: SweepSettings, text: str) -> None:
@@ -291,7 +283,6 @@ class _Sweep:
         )
 
     def _check_cores(self, threads: int, trainer: dict[str, Any]) -> None:
-        """Set the number of parallel trials, and the cores of each."""
         given, ranks = self.settings, _count(trainer["devices"])
         cores = threads if given.cores_per_trial is None else given.cores_per_trial
         check_range("sweep.cores_per_trial", cores, least=0)
@@ -314,12 +305,10 @@ class _Sweep:
         self._cores = cores_of(self.jobs, cores)
 
     def save_settings(self) -> None:
-        """Write the settings to the sweep's directory."""
         content = dump_yaml(asdict(self.settings)).encode()
         write_atomically(self.directory / SETTINGS, lambda file: file.write(content))
 
     def open(self) -> None:
-        """Open the journal, or create it."""
         self.journal = SweepJournal(self.directory, self.settings, self.space, self.mode)
 
     def run(self, begin: Begin, joined: bool) -> None:
@@ -428,7 +417,6 @@ class _Sweep:
         return f"trial {trial.number + 1}/{self.journal.total}"
 
     def _look_at(self, running: _Running) -> None:
-        """Report new evaluations to the pruner."""
         began = time.monotonic()
         if self.settings.pruner is None or running.pruned or began < running.next_look:
             return
@@ -442,7 +430,6 @@ class _Sweep:
         running.next_look = now + max(0.1, (now - began) / SHARE_OF_READING)
 
     def _finish(self, running: _Running) -> None:
-        """Record the result of an ended trial."""
         trial, code = running.trial, running.process.exit_code or 0
         curve, run = self._curve(trial), self._run_of(trial)
         pruned = running.pruned and code != 0

@@ -71,7 +71,7 @@ class SweepSettings:
 
 
 def sweep_parser() -> OptionParser:
-    """Return the parser of the options that `rl-cli sweep` adds to those of `fit`."""
+    """Return the parser of `rl-cli sweep`, without the options of `fit`."""
     parser = OptionParser(
         prog="rl-cli sweep",
         formatter_class=HelpFormatter,
@@ -95,11 +95,7 @@ def sweep_parser() -> OptionParser:
 
 
 def sweep_settings(own: Sequence[str]) -> SweepSettings:
-    """Read the settings from options that begin with `--sweep`, `--resume` or `--join`.
-
-    Raises:
-        ConfigurationError: for an unknown name, and YAML or a file that cannot be read.
-    """
+    """Read the settings from options that begin with `--sweep`, `--resume` or `--join`."""
     arguments = list(own)
     given: dict[str, Any] = {}  # from YAML, unless a later option overrides it
     for i, option in enumerate(own):
@@ -120,11 +116,7 @@ def sweep_settings(own: Sequence[str]) -> SweepSettings:
 
 
 def kept_settings(path: Path) -> SweepSettings:
-    """Read the settings file of a sweep, with the checks of the command line.
-
-    Raises:
-        ConfigurationError: for an unknown setting, or a value of another type.
-    """
+    """Read the settings file of a sweep, with the checks of the command line."""
     content = _content(read_text(path, path.parent), str(path))
     with explained_refusals([]):
         parsed = sweep_parser().parse_object({"sweep": deepcopy(content)})  # changes its input
@@ -163,7 +155,6 @@ def _text_of(given: str) -> tuple[str, str]:
 
 
 def _content(text: str, name: str) -> dict[str, Any]:
-    """Return the sweep settings in a YAML text, after checking their names."""
     content = read_yaml(text, name)
     require(isinstance(content, dict), f"{name} must hold settings of a sweep, such as seeds: 5.")
     for key in content:

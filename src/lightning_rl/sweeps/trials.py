@@ -37,9 +37,6 @@ class TrialProcess:
 
     Attributes:
         exit_code: negative for a signal; None until `ended` sees the end.
-
-    Raises:
-        ConfigurationError: on a system without fork.
     """
 
     def __init__(
@@ -59,7 +56,6 @@ class TrialProcess:
             _be_trial(begin, list(arguments), cores, log, sweep)
 
     def ended(self) -> bool:
-        """Return whether the process has ended."""
         if self.exit_code is None:
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self._pid, ended) is not None:
@@ -102,7 +98,6 @@ class TrialProcess:
 def _be_trial(
     begin: Begin, arguments: list[str], cores: Sequence[int] | None, log: Path, parent: int
 ) -> NoReturn:
-    """Run `rl-cli` in the forked process, which ends with process `parent`."""
     code = 1
     try:
         os.setsid()  # Ctrl-C reaches only the sweep, which passes it on
@@ -142,10 +137,7 @@ def _end_with(parent: int) -> None:
 
 
 def cores_of(jobs: int, each: int) -> list[list[int] | None]:
-    """Return the cores of each of `jobs` parallel trials; None: not pinned.
-
-    `each`: cores per trial; 0: no pinning.
-    """
+    """Return the cores of each of `jobs` parallel trials, `each` cores per trial; 0: not pinned."""
     if each == 0 or not hasattr(os, "sched_getaffinity"):
         return [None] * jobs
     allowed = sorted(os.sched_getaffinity(0))
@@ -153,7 +145,6 @@ def cores_of(jobs: int, each: int) -> list[list[int] | None]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
