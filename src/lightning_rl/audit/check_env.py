@@ -40,7 +40,7 @@ LEVELS: tuple[Level, ...] = ("ok", "note", "warning", "error")
 """Levels in order of severity: from information to an error that would end or spoil a run."""
 
 LARGE = 100.0
-"""Absolute value from which an observation or a reward needs scaling."""
+"""Absolute value above which an observation or a reward needs scaling."""
 
 PLAYED = 2_000
 """Maximum steps of each env to play, unless its time limit is longer."""

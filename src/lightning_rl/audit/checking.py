@@ -26,7 +26,7 @@ MOST_STEPS = 500
 """Maximum steps of the untrained policy in each env."""
 
 SLOW_STEP = 5e-3
-"""Seconds to choose the actions of all envs from which an own thread for acting pays."""
+"""Seconds to choose the actions of all envs, above which a collector thread pays."""
 
 WORKER_SECONDS, WORKERS_SECONDS = 4e-5, 1.5e-4
 """Overhead of a step in worker processes, in seconds: per worker, and for all workers."""

@@ -19,8 +19,8 @@ FLAGS = ("terminated", "truncated", "done")
 class EndRule:
     """Rule that decides how the episodes of a dataset ended.
 
-    If the dataset has `terminated`, that decides. With `truncated` alone, an episode that ended
-    without truncation is terminal. With neither, `ends` decides.
+    The flag `terminated` decides if the dataset has it. With `truncated` alone, an episode that
+    ended without truncation is terminal. With neither, `ends` decides.
 
     Args:
         columns: columns of the dataset, by `terminated`, `truncated`, `done`, `success`.

@@ -46,7 +46,7 @@ class Episode:
         observation: [L+1, ...], a tensor or a tree; the last is the true final observation, unless
             `final_known` is false.
         action: [L, *A], executed actions; choices count from 0.
-        reward: [L] float32, float64 if the dataset has that; NaN if it has none.
+        reward: [L] float32, or float64 as in the dataset; NaN without rewards.
         terminated: [L] bool, only the last may be true.
         truncated: [L] bool, only the last may be true, also together with `terminated`.
         success: whether the episode succeeded; None if unknown.
@@ -239,7 +239,7 @@ class Episodes(Sequence[Episode]):
         action_space: for a check of the actions; None: no check.
         actions_outside: treatment of actions outside its bounds.
         rule: decides how episodes ended; None if `read` does not use one.
-        columns: for messages: column of each part of an observation, of the action and the reward.
+        columns: column of each part of an observation, the action and the reward, for messages.
         first_action: number of the first choice in the files, see `first_choice`.
     """
 

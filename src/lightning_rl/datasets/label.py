@@ -120,9 +120,8 @@ def positive_steps(advantage: Tensor, intervened: Tensor, share: float) -> Tenso
     own = advantage[~intervened]
     if not len(own):
         return intervened.clone()
-    threshold = float(
-        np.quantile(own.numpy(), 1 - share)
-    )  # torch.quantile takes at most 2^24 numbers
+    # torch.quantile takes at most 2^24 numbers.
+    threshold = float(np.quantile(own.numpy(), 1 - share))
     return (advantage > threshold) | intervened
 
 
@@ -475,9 +474,8 @@ def _rewrite(source: Path, target: Path, columns: Mapping[str, Any]) -> None:
         first = 0
         for table in TableFile(source).groups():
             for key, column in columns.items():
-                if (
-                    key != "next.success" or key in table.column_names
-                ):  # not in LeRobot's own datasets
+                # LeRobot's own datasets have no `next.success`.
+                if key != "next.success" or key in table.column_names:
                     table = with_column(table, key, column.slice(first, len(table)))
             first += len(table)
             said = {k: v for k, v in (table.schema.metadata or {}).items() if k != b"huggingface"}

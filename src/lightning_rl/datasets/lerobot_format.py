@@ -13,7 +13,7 @@ episodes: `success`, null if unknown, and `final/<key>`, the true final observat
 the final observation as the frame after the episode's last, and the column holds its time.
 
 Source: the format of lerobot 0.4.4 (huggingface/lerobot, `src/lerobot/datasets`), codebase version
-v3.0, as LeRobot's own reader reads it.
+v3.0, as far as LeRobot's own reader uses it.
 """
 
 import importlib

@@ -503,7 +503,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _names(path: Path, keys: Mapping[str, str], features: Mapping[str, Any]) -> dict[str, str]:
-    """Return columns by name: from `keys`, then `NAMES` by this package's or LeRobot's name."""
+    """Return the column of each name, from `keys` or by the names in `NAMES`."""
     require(
         len(set(keys.values())) == len(keys),
         f"keys names two columns the same: {dict(keys)}. Name one of them.",

@@ -306,7 +306,7 @@ def _of_dataset(episodes: Episodes, penalties: dict[str, float] | None) -> Itera
 def _of_replay(
     checkpoint: Path, spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
 ) -> tuple[int, Iterator[Episode]]:
-    """Return the number of transitions and the episodes of all processes' replays in a checkpoint."""
+    """Return the number of transitions and the episodes of the replays in a checkpoint."""
     states = read_checkpoint(checkpoint).get("RLDataModule", {}).get("replays", [])
     # Of a mixed replay, only `online` is read: it holds the interventions too.
     states = [state.get("online", state) for state in states]

@@ -137,7 +137,7 @@ def _pixels(frame: Any, size: tuple[int, ...]) -> np.ndarray:
 
 
 def join_videos(sources: Iterable[Path], target: Path, fps: float) -> list[int]:
-    """Concatenate videos without compressing them again; return the first frame of each."""
+    """Concatenate videos without compressing them again; return the frame at which each begins."""
     av = import_extra("av")
     begins, frames = [], 0
     with closing(av.open(str(target), "w")) as joined:
@@ -196,6 +196,6 @@ def decode_picture(content: bytes, size: tuple[int, ...]) -> np.ndarray:
 
 
 def jpeg_bytes(content: bytes) -> int:
-    """Return the bytes of a JPEG after decoding."""
+    """Return the number of bytes of a decoded JPEG."""
     with import_extra("PIL.Image").open(io.BytesIO(content), formats=("JPEG",)) as picture:
         return int(picture.height * picture.width * len(picture.getbands()))

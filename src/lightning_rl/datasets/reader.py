@@ -29,9 +29,10 @@ def read_episodes(
 
     Args:
         path: of the directory.
-        keys: name of a column in this package, if its own name does not say it: `observation`,
-            `observation.<key>` (one dot per level of a Dict), `action`, `reward`, `done`,
-            `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of `infos`.
+        keys: maps columns of the dataset to names of this package, if their own names do not fit:
+            `observation`, `observation.<key>` (one dot per level of a Dict), `action`, `reward`,
+            `done`, `terminated`, `truncated`, `success`, `intervened`. For Minari only entries of
+            `infos`.
         observation_space: of the env; checked if given, and only its columns are read.
         action_space: of the env; checked if given.
         fps: frames per second of the env; checked if given.

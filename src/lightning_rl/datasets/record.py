@@ -216,7 +216,7 @@ def script_chooser(script: Callable[[Any], Any], space: gymnasium.Space[Any]) ->
 
 
 def neutral_action(space: gymnasium.Space[Any]) -> np.ndarray:
-    """Return the neutral action [*A]: the middle of the bounds (0 without), or the first choice."""
+    """Return the neutral action [*A]: middle of the bounds (0 if unbounded), or first choice."""
     if isinstance(space, gymnasium.spaces.Box):
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = (np.where(bounded, bound, 0.0) for bound in (space.low, space.high))
@@ -238,8 +238,8 @@ def _number(info: dict[str, Any], name: str) -> float:
 class _WrittenBehind:
     """Write the frames in order in a thread while the env steps."""
 
-    # Compressing pictures takes time, which an env with its own pace does not have. The encoder
-    # runs without Python's lock.
+    # Compressing pictures between steps would slow down an env that keeps its own pace. The
+    # encoder releases Python's lock.
     def __init__(self, writer: EpisodeWriter) -> None:
         self._writer = writer
         self._thread = ThreadPoolExecutor(1, "recorder", _yield_to_others)

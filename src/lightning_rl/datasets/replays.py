@@ -35,7 +35,7 @@ def write_replay(
         action_space: of the env.
         fps: steps per second.
         task: task in words.
-        pictures: storage of pictures; `video` is lossy.
+        pictures: `video` (lossy) or `png` (lossless).
 
     Raises:
         ConfigurationError: for a replay of chunks, and see `EpisodeWriter`.

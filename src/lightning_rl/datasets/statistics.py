@@ -95,7 +95,7 @@ def _of_levels(levels: Any) -> dict[str, float]:
 def joined_statistics(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Combine the statistics of episodes to statistics of all frames.
 
-    Quantiles are means weighted by frames, not quantiles of all frames, as in LeRobot.
+    As in LeRobot, quantiles are averages weighted by frames, not quantiles of all frames.
     """
     found = [{name: np.array(part[name], np.float64) for name in part} for part in parts]
     counts = np.array([part["count"][0] for part in found])

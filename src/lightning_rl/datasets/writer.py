@@ -52,7 +52,7 @@ class EpisodeWriter:
         action_space: of the env.
         fps: steps per second.
         task: task in words.
-        pictures: storage of pictures.
+        pictures: `video` (lossy) or `png` (lossless).
 
     Raises:
         ConfigurationError: for a space that a dataset cannot hold, if the directory holds something

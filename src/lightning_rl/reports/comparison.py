@@ -337,8 +337,8 @@ def _evaluated(run: RunRecord, metric: str) -> float | None:
 def aggregated(runs: Sequence[RunRecord], metric: str, most: int = ENOUGH_POINTS) -> Curve:
     """Aggregate a metric over R runs, at all env steps at which a run was evaluated.
 
-    Values of other runs at these env steps are interpolated; a run that ended earlier is left out.
-    At most `most` points are returned, including the last.
+    Other runs are interpolated between their evaluations, and left out before their first and after
+    their last one. At most `most` points are returned, including the last.
     """
     curves = [curve for run in runs if len((curve := run.curve(metric))[0])]
     steps = np.unique(np.concatenate([curve[0] for curve in curves]) if curves else np.empty(0))

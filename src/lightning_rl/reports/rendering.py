@@ -19,7 +19,7 @@ from lightning_rl.reports.comparison import ABSENT, Comparison, Group, short_nam
 from lightning_rl.reports.runs import RunRecord
 
 MIB = 2**20
-"""Bytes."""
+"""Bytes of a mebibyte."""
 
 CURVE_POINTS = 200
 """Maximum points of one run's curve."""

@@ -35,8 +35,8 @@ def iqm(scores: Scores) -> float:
 def interval_of_iqm(scores: Scores, *, resamples: int = RESAMPLES) -> tuple[float, float]:
     """Return (low, high), the 95 % percentile-bootstrap interval of the interquartile mean.
 
-    The bootstrap is stratified: it draws, with replacement, each task's number of runs. The seed is
-    fixed.
+    The bootstrap is stratified: it draws as many runs of each task as the task has, with
+    replacement. The seed is fixed.
 
     Raises:
         ConfigurationError: for a score that is not finite.
@@ -88,7 +88,7 @@ def probability_of_improvement(scores: Scores, others: Scores) -> float:
 def interval_of_improvement(
     scores: Scores, others: Scores, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Return (low, high), the 95 % percentile-bootstrap interval of that probability.
+    """Return (low, high), the 95 % percentile-bootstrap interval of the probability of improvement.
 
     The bootstrap draws runs of both arguments within each task. The seed is fixed.
 

@@ -64,7 +64,7 @@ class Trial:
 
 
 class _NoLock(JournalFileOpenLock):
-    """No lock: Optuna's lock file would survive a kill. `SweepJournal` uses a lock of the system."""
+    """No lock: Optuna's lock file would survive a kill. `SweepJournal` uses a system lock."""
 
     def acquire(self) -> bool:
         return True
@@ -171,10 +171,9 @@ class SweepJournal:
     def enter(self, *, others_allowed: bool) -> None:
         """Register this process, and queue failed trials again.
 
-        `others_allowed`: whether other processes may run trials of this sweep.
-
         Raises:
-            ConfigurationError: if other processes run it without permission, or without file locks.
+            ConfigurationError: if other processes run the sweep although `others_allowed` is false,
+                or the file system has no locks.
         """
         with self._alone():
             self._descriptor = lock_file(self._directory / self._runner, "")
@@ -288,9 +287,8 @@ class SweepJournal:
         """Record the score of a trial; None if it failed."""
         state = TrialState.FAIL
         if score is not None:
-            state = (
-                TrialState.PRUNED if pruned else TrialState.COMPLETE
-            )  # the score of PRUNED is the last report
+            # Optuna scores a pruned trial by its last report.
+            state = TrialState.PRUNED if pruned else TrialState.COMPLETE
         with self._alone():
             if self._is_run_here(trial, self.trials()[trial.number]):
                 self._study.tell(trial.asked, None if pruned else score, state=state)

@@ -499,9 +499,8 @@ class _Sweep:
             running.process.kill()
             running.process.wait(SAVING_SECONDS)  # until the system has killed it
         for running in self._running.values():
-            with suppress(
-                ConfigurationError
-            ):  # disk full: `claim` later finds trials without an owner
+            # If the disk is full: `claim` later finds trials without an owner.
+            with suppress(ConfigurationError):
                 if running.process.exit_code == 0:
                     self._finish(running)
                 else:
