@@ -37,7 +37,7 @@ class LabelledFrames(TorchEnv):
             observation, only these are shown: `{observation.images.front: observation.front}`.
         positive_frames: number of frames at the end of a successful episode that show success; the
             true final observation is one of them if the dataset has it.
-        negatives: frames without success: `all` others, or only those of failed episodes.
+        negatives: frames without success: `all` others, or only frames of failed episodes.
         held_out: share of the episodes to hold out, of successes and failures each, at least one.
         split_seed: draws the held-out episodes.
         device: of the frames.
