@@ -81,8 +81,7 @@ def check_space(owner: str, kind: str, space: gymnasium.Space[Any], field: str =
 
 
 def check_like(name: str, value: Any, storage: Any, field: str) -> None:
-    """Compare a result [N, ...] of an env with its storage: a tensor, an array or a tree of
-    tensors.
+    """Compare a result [N, ...] of an env with its storage: an array, a tensor or a tree.
 
     Raises:
         EnvFaultError: names the field, both shapes, and the cure.
@@ -403,8 +402,8 @@ INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
 def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
     """Report in an info whether a layer around the env replaced the action (`taken`).
 
-    `told` [*A] is the action of the inner env. The innermost layer knows the executed action;
-    "intervened" of any layer stays true.
+    `told` [*A] is the action for the inner env. The innermost layer reports the executed action;
+    `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, told)
     inside = info.get(INTERVENED, not np.array_equal(executed, told))

@@ -335,9 +335,7 @@ class StepsArrays(Protocol):
     """An env that steps NumPy arrays."""
 
     def step_arrays(self, actions: np.ndarray) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Do what `VectorEnv.step` does for actions [N, *A], with arrays; `info` still holds
-        tensors.
-        """
+        """Do what `VectorEnv.step` does, with arrays [N, *A] of actions; `info` holds tensors."""
 
 
 class ArrayStepper(RolloutStepper):
@@ -394,9 +392,7 @@ class ArrayStepper(RolloutStepper):
 def check_results(
     env: Any, observation: Any, place: Any, results: Sequence[Any], slots: Sequence[Any]
 ) -> None:
-    """Compare the results of an env with their slots [N, ...] at every step: shapes might
-    broadcast.
-    """
+    """Compare the results of an env with their slots [N, ...]; wrong shapes might broadcast."""
     name = type(env).__name__
     check_like(name, observation, place, "observation")
     for field, result, slot in zip(RESULTS, results, slots, strict=True):

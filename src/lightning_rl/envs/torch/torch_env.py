@@ -27,8 +27,9 @@ class Restarts(Enum):
 
 
 class TorchEnv(VectorEnv):
-    """A batched env whose state is one TensorDict [N]; handles time limits, autoreset, seeds,
-    saving.
+    """A batched env whose state is one TensorDict [N].
+
+    This class handles time limits, autoreset, seeds and saving.
 
     Random numbers are a function of the env's seed, the episode and the step, not of a shared
     generator: the episodes of an env depend only on its own seed and actions, not on the other
@@ -52,8 +53,8 @@ class TorchEnv(VectorEnv):
         seed: [N] int64, the seed of each env; initially env i has the seed i.
         episode: [N] int64, the number of earlier episodes of this seed.
         elapsed: [N] int64, env steps since the episode began.
-        final_state: [N], the state after the last step, before the resets; compiled steps do not
-            keep it.
+        final_state: [N], the state before the resets of the last step; compiled steps do not keep
+            it.
         stream_key: [2, N] int64, the key of each env's random numbers.
         restarts: how finished envs begin the next episode.
 
@@ -252,21 +253,17 @@ class TorchEnv(VectorEnv):
         return torch.tensor(seeds, dtype=torch.int64, device=self.device)
 
     def started(self, uniform: Tensor) -> TensorDict:
-        """Return initial states [M] from random numbers [M, K], with additional tensors of
-        subclasses.
-        """
+        """Return initial states [M] from random numbers [M, K]. Subclasses may add tensors."""
         return self.initial_state(uniform)
 
     def moved(
         self, state: TensorDict, action: Any
     ) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
-        """Call `transition` for a state [N] and an action [N, *A]; update additional tensors of
-        subclasses.
-        """
+        """Call `transition` with state [N] and action [N, *A]. Subclasses may add tensors."""
         return self.transition(state, action)
 
     def observed(self, state: TensorDict) -> Observation:
-        """Return the observation [M, ...] of a state [M] with additional tensors of subclasses."""
+        """Return the observation [M, ...] of a state [M]. Subclasses may use their own tensors."""
         return self.observe(state)
 
     def starts_of(self, key: Tensor, episode: Tensor) -> TensorDict:
