@@ -34,8 +34,7 @@ class HoldsRows(Protocol):
         """
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
-        """Reset the rows in `done` [N] bool; return the observations [N, ...] after and before the
-        reset.
+        """Reset rows `done` [N] bool; return the observations [N, ...] after and before the reset.
         """
 
 
@@ -112,7 +111,7 @@ class ActionChunk(VectorEnvWrapper):
             "step_reward": (shape, torch.float32),
             "executed": (shape, torch.bool),
         }
-        # The fields for actions of this shape, not those of the wrapped env's single actions.
+        # Skip the wrapped env's fields: their shapes fit single actions.
         return own | super(VectorEnvWrapper, self).extra_fields
 
     def reset(

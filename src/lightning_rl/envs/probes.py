@@ -64,8 +64,9 @@ class TimeLimitProbe(Probe):
 
 
 class ValueProbe(Probe):
-    """Show -1 or +1, pay it after `delay` steps, and end: V(s) = gamma^(delay - 1) * s at the
-    start.
+    """Show -1 or +1, and pay it after `delay` steps, at the end.
+
+    At the start V(s) = gamma^(delay - 1) * s.
     """
 
     def __init__(self, num_envs: int, delay: int = 1, device: torch.device | str = "cpu") -> None:

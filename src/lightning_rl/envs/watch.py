@@ -1,6 +1,4 @@
-"""Detect envs that hang: report which env, in what call and where; then end the call or the
-process.
-"""
+"""Detect envs that hang: report which env, in what call and where; end the call or process."""
 
 import sys
 import threading
@@ -162,8 +160,7 @@ class EnvWatch:
         return called
 
     def _end(self, call: "_Call") -> None:
-        """Kill the processes that a call waits for; otherwise fail the rollout or end this process.
-        """
+        """Kill the processes that a call waits for; otherwise fail the rollout or exit."""
         frames = _frames_of(call.thread)
         owners = [frame.f_locals.get("self") for frame in frames]
         steppers = [one for one in owners if isinstance(one, TellsWhere)]

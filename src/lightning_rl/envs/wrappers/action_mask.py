@@ -13,8 +13,8 @@ from lightning_rl.system.errors import ConfigurationError, EnvFaultError
 class ActionMask(gymnasium.Wrapper):
     """An env whose observation has `action_mask` [C], taken from the info of each reset and step.
 
-    The C categories are those of all choices of an action, in order: n of a Discrete, the sum of
-    nvec of a MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
+    The C categories belong to all choices of an action, in order: n of a Discrete, the sum of nvec
+    of a MultiDiscrete. Observations that are not a Dict become a Dict of `observation` and
     `action_mask`. If the info of an episode's end has no mask, all actions are allowed.
 
     Args:

@@ -20,7 +20,7 @@ class ChunkWrapper(gymnasium.Wrapper):
 
     The observation is a dict: `observation`, the env's own after the last executed action; and for
     the last chunk `step_reward` [K] and `executed` [K], 1 for executed actions. They are part of
-    the observation because it reaches the learner with every step. The info is that of the last
+    the observation because it reaches the learner with every step. The info belongs to the last
     executed action, except `rewards` (summed), `executed_action` (a chunk) and `intervened` (any
     action).
 

@@ -1,4 +1,4 @@
-"""Convert observations to those of a vision-language-action policy, with tokenised instructions."""
+"""Convert observations for a vision-language-action policy, with tokenised instructions."""
 
 import importlib
 from collections.abc import Sequence
