@@ -34,8 +34,7 @@ class HoldsRows(Protocol):
         """
 
     def reset_finished(self, done: Tensor) -> tuple[Observation, Observation]:
-        """Reset rows `done` [N] bool; return the observations [N, ...] after and before the reset.
-        """
+        """Reset rows `done` [N] bool; return observations [N, ...] after and before the reset."""
 
 
 @runtime_checkable
@@ -175,7 +174,6 @@ class ActionChunk(VectorEnvWrapper):
         return self._inner(following), reward, terminated, truncated, info
 
     def _inner(self, observation: Observation) -> Observation:
-        """Return the observation of the env itself."""
         if not isinstance(self.env, WrapsEach):
             return observation
         return cast(TensorDict, observation)["observation"]  # type: ignore[no-any-return]  # TensorDict
@@ -204,5 +202,4 @@ def _merge(merged: dict[str, Any], info: dict[str, Any], active: Tensor) -> None
 
 
 def _numbers(info: dict[str, Any], kind: str) -> dict[str, Tensor]:
-    """Return the entries of a dict in an info that are one number per env, [N]."""
     return {name: value for name, value in info.get(kind, {}).items() if value.dim() == 1}

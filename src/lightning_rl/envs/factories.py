@@ -144,7 +144,6 @@ def _check_arguments(given: Callable[..., Any], setting: str) -> None:
 
 
 def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
-    """Describe how to make a factory of a callable with other arguments."""
     cls = given.func if isinstance(given, partial) else given
     if not isinstance(cls, type):
         return "Pass a function of one: lambda num_envs: GymnasiumEnv(num_envs, id='CartPole-v1')."
@@ -161,7 +160,6 @@ def _completed(given: Callable[..., Any], signature: inspect.Signature) -> str:
 
 
 def _what_makes(env: Any) -> str:
-    """Describe what to pass instead of an existing env."""
     if isinstance(env, GymnasiumEnv):
         return f"Pass what makes it: {_of_id(env.id, env.env_kwargs)}."
     if isinstance(env, VectorEnv):
@@ -181,7 +179,6 @@ def _of_id(id: str, env_kwargs: dict[str, Any]) -> str:
 
 
 def _to_register(cls: type) -> str:
-    """Describe how to register a Gymnasium class."""
     name = cls.__name__
     return (
         f"Register it, gymnasium.register('{name}-v0', {name}, max_episode_steps=...), and pass "

@@ -380,6 +380,7 @@ def _kind(dtype: Any) -> str:
 
 
 def name_of(env: gymnasium.Env) -> str:
+    """Return the name of a single env, for messages."""
     spec = env.unwrapped.spec
     return f"Env '{spec.id}'" if spec is not None else type(env.unwrapped).__name__
 
@@ -402,7 +403,7 @@ INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
 def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
     """Report in an info whether a layer around the env replaced the action (`taken`).
 
-    `told` [*A] is the inner env's action. The innermost layer reports the executed action;
+    `told` [*A] is the inner env's action. The innermost report of the executed action counts;
     `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, told)
@@ -449,6 +450,7 @@ class InfoReader:
 
     def says_something(self, info: dict[str, Any]) -> bool:
         # Runs for each env at each step. A loop over the keys takes three times as long.
+        """Return whether the info of an env has any entry to read."""
         return bool(info) and (
             "metrics" in info
             or "success" in info

@@ -111,7 +111,6 @@ class EnvWatch:
         return env
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
         with self._starting:
             if self.is_idle:
                 self.is_idle = False
@@ -228,7 +227,6 @@ class _Call:
 
 
 def _name(env: VectorEnv) -> str:
-    """Return class and id of an env that may be under construction."""
     id = getattr(env, "id", None)
     return f" ({type(env).__name__}{f' {id!r}' if id else ''})"
 
@@ -238,7 +236,6 @@ def _module(frame: FrameType) -> str:
 
 
 def _all_frames_of(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, innermost first."""
     frames, frame = [], sys._current_frames().get(thread)
     while frame is not None:
         frames.append(frame)
@@ -257,7 +254,6 @@ def _frames_of(thread: int) -> list[FrameType]:
 
 
 def _is_debugged(thread: int) -> bool:
-    """Return whether a debugger has stopped a thread."""
     return any(_module(one).startswith(DEBUGGERS) for one in _all_frames_of(thread))
 
 

@@ -368,14 +368,12 @@ class GymnasiumEnv(VectorEnv):
         self._finals: Any = None
 
     def _time_limit(self) -> int | None:
-        """Return the time limit of an episode: of the wrappers, or of a batched version's id."""
         if self._replayable:
             limit: int | None = self._env.call("time_limit")[0]
             return limit
         return getattr(self._env.spec, "max_episode_steps", None)
 
     def _forget_episodes(self) -> None:
-        """Empty the log of actions: all episodes begin here."""
         self._actions: list[np.ndarray] = []
         self._first_kept = 0
         self._episode_begin = np.zeros(self.num_envs, dtype=np.int64)
@@ -466,7 +464,6 @@ def _close(reference: "weakref.ref[GymnasiumEnv]") -> None:
 
 
 def _stack(space: gymnasium.Space[Any], rows: Sequence[Any]) -> Any:
-    """Stack observations of single envs to arrays [N, ...], or a dict of arrays."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _stack(child, [row[key] for row in rows]) for key, child in space.items()}
     return np.stack([np.asarray(row, dtype=space.dtype) for row in rows])
@@ -478,12 +475,10 @@ def _is_plain(rollout: TensorDict) -> bool:
 
 
 def _copied(observation: Any) -> Any:
-    """Copy arrays to tensors, for checkpoints."""
     return map_tree(lambda array: torch.from_numpy(array).clone(), observation)
 
 
 def _plain_seed(seed: int | Sequence[int]) -> int | list[int]:
-    """Convert seeds to Python integers; Gymnasium accepts no others."""
     return [int(s) for s in seed] if isinstance(seed, Sequence) else int(seed)
 
 

@@ -113,11 +113,9 @@ class EnvPoolEnv(VectorEnv):
         )
 
     def close(self) -> None:
-        """Free the pool and its threads."""
         self._pool = None
 
     def _seeds(self, seed: Seed) -> list[int]:
-        """Return one seed per env; None: fresh seeds from the operating system."""
         if seed is None:
             return [int(s) for s in np.random.SeedSequence().generate_state(self.num_envs)]
         if not isinstance(seed, Sequence):
@@ -142,7 +140,6 @@ def _import_envpool() -> Any:
 def _make_spaces(
     envpool: Any, id: str, settings: dict[str, Any]
 ) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """Return the observation and action spaces without making the env."""
     ids = envpool.list_all_envs()
     require(id in ids, f"No EnvPool env '{id}'{closest(id, ids)}.")
     with _explained(id):

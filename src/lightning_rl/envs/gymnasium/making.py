@@ -210,7 +210,6 @@ def _check_layers(env: gymnasium.Env) -> None:
 
 
 def _is_statistics(value: Any) -> bool:
-    """Return whether a value is a running mean, of Gymnasium or another library."""
     return any(cls.__name__ == "RunningMeanStd" for cls in type(value).__mro__)
 
 
@@ -265,7 +264,6 @@ class _NamedInterventions(gymnasium.Wrapper):
 
 
 def _of_a_script(id: str) -> ConfigurationError:
-    """Return the error for an id that is registered in this process only."""
     entry_point = gymnasium.registry[id].entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else "module"
     return ConfigurationError(
@@ -276,7 +274,6 @@ def _of_a_script(id: str) -> ConfigurationError:
 
 
 def _unknown_namespace(id: str) -> ConfigurationError:
-    """Return the error that names the package and the module of an env."""
     name = id.rpartition(":")[2]
     namespace = name.partition("/")[0]
     begins = f"No Gymnasium env '{id}': its namespace '{namespace}' is not registered"
@@ -314,7 +311,6 @@ def missing_package(id: str, error: Exception) -> ConfigurationError:
 
 
 def _newer(id: str) -> str:
-    """Return a message suffix that names the newest version of an env."""
     name = id.rpartition("-v")[0]
     versions = [spec for spec in gymnasium.registry.values() if spec.name == name]
     newest = max(versions, key=lambda spec: spec.version or 0, default=None)

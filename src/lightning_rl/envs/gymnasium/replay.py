@@ -127,12 +127,10 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return min(filter(None, limits), default=None)
 
     def stop_interventions(self) -> None:
-        """Leave every step to the policy from now on."""
         for wrapper in self._interventions():
             wrapper.stop_interventions()
 
     def intervention_states(self) -> list[dict[str, Any]]:
-        """Return the state of each `Intervention` wrapper."""
         return [wrapper.state_dict() for wrapper in self._interventions()]
 
     def _interventions(self) -> list[Intervention]:
@@ -144,7 +142,6 @@ class ReplayableEpisode(gymnasium.Wrapper):
         return found
 
     def picture(self) -> Any:
-        """Draw the env, if `picture_wanted`."""
         return self.env.render() if self.picture_wanted else None
 
     def replay_episode(self, seconds: float) -> tuple[bool, Any]:

@@ -29,8 +29,7 @@ from lightning_rl.envs.step_results import InfoReader
 from lightning_rl.envs.watch import TellsWhere
 
 OF_GYMNASIUM = ("_state", "_check_spaces", "_add_info", "_raise_if_errors")
-"""Private members of `AsyncVectorEnv`, in addition to `_async_worker`. Tested with gymnasium 1.4.
-"""
+"""Private members of `AsyncVectorEnv`, next to `_async_worker`. Tested with gymnasium 1.4."""
 
 EXIT_SECONDS = 1.0
 """Time for processes to exit before they are killed or counted as alive."""
@@ -105,7 +104,6 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         return {i: stack for i, stack in enumerate(stacks) if stack is not None}
 
     def give_up(self) -> bool:
-        """Kill the processes, which ends every wait for them."""
         for process in self.processes:
             process.kill()
         return True
@@ -159,7 +157,6 @@ class WorkerVectorEnv(AsyncVectorEnv, TellsWhere):
         )
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the exception of an env, with the traceback of its process as a note."""
         failed = list(successes).count(False)
         if not failed:
             return

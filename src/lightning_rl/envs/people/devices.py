@@ -461,12 +461,10 @@ class _Window:
         return pressed, set(self._held)
 
     def close(self) -> None:
-        """Close the window, unless it belongs to the env."""
         if self._own:
             self._pygame.display.quit()
 
     def _draw(self, taken_over: bool) -> None:
-        """Show the env, and who acts."""
         pygame = self._pygame
         surface = pygame.display.get_surface()
         if surface is None:

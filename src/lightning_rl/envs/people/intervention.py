@@ -290,7 +290,6 @@ class Intervention(gymnasium.Wrapper):
         self._executed: list[np.ndarray] = []
 
     def _finish_restoring(self) -> None:
-        """Restore the source once the replay reaches the saved step."""
         if self._restoring is not None and self._steps >= self._restoring["steps"]:
             self.source.load_state_dict(self._restoring["source"])
             self._restoring = None
@@ -315,7 +314,6 @@ class Intervention(gymnasium.Wrapper):
 
 
 def _as_source(given: Any) -> InterventionSource:
-    """Return this env's own copy of the given source."""
     if isinstance(given, InterventionSource):
         return copy.deepcopy(given)
     if isinstance(given, queue.Queue):

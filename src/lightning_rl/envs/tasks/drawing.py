@@ -113,8 +113,7 @@ class Canvas:
         return (self._image * 255.0).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
     def _from(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the offsets of the pixels from a point: [M, 1, W] to the right and [M, H, 1] up.
-        """
+        """Return the pixels' offsets from a point: [M, 1, W] to the right and [M, H, 1] up."""
         return self._x - _per_picture(point[:, 0]), self._y - _per_picture(point[:, 1])
 
     def _paint(self, distance: Tensor, colour: Colour, opacity: float, ring: float) -> None:

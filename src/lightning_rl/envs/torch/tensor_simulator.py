@@ -214,7 +214,6 @@ class TensorSimulator(VectorEnv):
         return type(self.simulator.unwrapped).__name__
 
     def _said(self, name: str) -> Any:
-        """Return an attribute of the simulator or of its unwrapped env."""
         for owner in (self.simulator, getattr(self.simulator, "unwrapped", None)):
             if hasattr(owner, name):
                 return getattr(owner, name)
@@ -241,7 +240,6 @@ class TensorSimulator(VectorEnv):
     def _restart(
         self, observation: Observation, done: Tensor, results: dict[str, Any]
     ) -> Observation:
-        """Reset the envs that are done [N]; return the new observation."""
         if not done.any():
             return observation
         results["final_obs"] = map_tree(torch.clone, observation)

@@ -271,7 +271,6 @@ class TorchEnv(VectorEnv):
         return self.started(uniforms(key, episode, 0, self.start_size))
 
     def _restart_rows(self, rows: Tensor, moved: TensorDict, final: Observation) -> Observation:
-        """Begin the next episode of some rows; return the observation of all rows."""
         self.state = moved
         if not len(rows):
             return final

@@ -121,7 +121,6 @@ class VLAObservation(gymnasium.Wrapper):
         return gymnasium.spaces.Box(0.0, highest, (*several, *shape), np.float32)
 
     def _read(self, text: str) -> None:
-        """Tokenise the instruction, unless it is unchanged."""
         if text == self._text:
             return
         tokens = self._tokenizer(text)["input_ids"]
