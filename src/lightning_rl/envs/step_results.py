@@ -403,7 +403,7 @@ INTERVENED, EXECUTED_ACTION = "intervened", "executed_action"
 def say_intervention(info: dict[str, Any], told: Any, taken: bool) -> dict[str, Any]:
     """Report in an info whether a layer around the env replaced the action (`taken`).
 
-    `told` [*A] is the inner env's action. The innermost report of the executed action counts;
+    The inner env's action is `told` [*A]. The innermost report of the executed action counts;
     `intervened` of any layer stays true.
     """
     executed = info.get(EXECUTED_ACTION, told)

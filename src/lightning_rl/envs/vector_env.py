@@ -107,6 +107,7 @@ class VectorEnv(ABC):
             observation [N, ...] (finished envs: of the next episode), reward [N] float, terminated
             [N] bool, truncated [N] bool, and info. Info entries are optional and describe the step
             before the reset:
+
             - `final_obs` [N, ...]: true final observations of finished envs; other rows have no
               meaning. Required for truncated episodes.
             - `success` [N] bool: the outcome of finished episodes.
@@ -169,7 +170,7 @@ class VectorEnv(ABC):
             f"{type(self).__name__} has no window to be shown in: film it, --video true."
         )
 
-    def stop_interventions(self) -> None:  # noqa: B027  # in most envs nobody takes over
+    def stop_interventions(self) -> None:  # noqa: B027  # most envs have no interventions
         """Leave every step to the policy from now on, for evaluations.
 
         Call before the first `reset`. Interventions that the env cannot prevent are still reported.

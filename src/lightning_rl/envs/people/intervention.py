@@ -46,10 +46,10 @@ class InterventionSource(ABC):
             ConfigurationError: a device is missing or cannot give the env's actions.
         """
 
-    def reset(self, seed: int | None) -> None:  # noqa: B027  # not all of them care
+    def reset(self, seed: int | None) -> None:  # noqa: B027  # many sources need no reset
         """Begin an episode in the policy's control; `seed` is the env's seed, if given."""
 
-    def take_charge(self) -> None:  # noqa: B027  # others than people do as they are written
+    def take_charge(self) -> None:  # noqa: B027  # only devices need it
         """Act at every step from now on: there is no policy."""
 
     @abstractmethod
