@@ -36,7 +36,7 @@ class Policy(nn.Module, ABC, Constructed):
         ignore_keys: keys of a Dict observation that the policy does not read.
 
     Raises:
-        ConfigurationError: for an observation key neither read nor ignored, or a missing one.
+        ConfigurationError: for a key neither read nor ignored, or an unknown ignored key.
 
     Attributes:
         observation_space, action_space: of one env; several parts as flat `StructuredActions`.
@@ -45,8 +45,8 @@ class Policy(nn.Module, ABC, Constructed):
         evaluates_sequences: whether `evaluate_actions` runs a memory over the `sequences` of a
             minibatch (`lightning_rl.rollout.sequences`), with gradients through time.
         joint_ratio: for log-probs per part, [N, L]: use one ratio for the whole action.
-        counts_executed: whether `evaluate_actions` leaves actions of a chunk that `executed` [B, K]
-            excludes out of a log-prob [B]. Losses do so for log-probs per part.
+        counts_executed: whether `evaluate_actions` masks the log-prob [B] of a chunk by `executed`
+            [B, K]. Losses mask log-probs per part.
         masks_actions: whether `action_mask` of the observation limits the choice of actions.
             Training data must respect the mask too.
         autocast_dtype: of the network while acting with `trainer.precision: bf16-mixed`; None for
@@ -54,7 +54,7 @@ class Policy(nn.Module, ABC, Constructed):
         micro_batch_size: samples per pass in training and evaluation, with accumulated gradients;
             None chooses a fast size.
         critic_modules: modules that only `value` uses. `trainer.init_from` may skip them.
-        training_settings: attributes that only affect training; checkpoints may differ silently.
+        training_settings: attributes that only affect training, and may differ from a checkpoint.
     """
 
     observation_space: gymnasium.Space[Any]
@@ -232,7 +232,6 @@ def _refuse_unread(
     reads: Sequence[str] | None,
     ignored: Sequence[str],
 ) -> None:
-    """Refuse keys of the observation that the policy neither reads nor ignores."""
     known = sorted(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else []
     for key in ignored:
         require(
@@ -274,9 +273,7 @@ def first_state(policy: Policy, num_envs: int) -> dict[str, Tensor]:
 def check_weights_are_numbers(policy: Policy, origin: str = "") -> None:
     """Refuse a policy with NaN in weights or running statistics, or with infinite weights.
 
-    Args:
-        policy: the policy to check.
-        origin: the checkpoint, for the message.
+    `origin` names the checkpoint in the message.
 
     Raises:
         ConfigurationError: with the names of the tensors.
@@ -396,7 +393,6 @@ class StepwiseActor(RolloutActor):
         return type(self._policy).__name__
 
     def _refuse(self, key: str, value: Any, slot: Tensor) -> NoReturn:
-        """Raise an error that compares the policy's output with the expected field."""
         wanted = f"{slot.dtype} of shape {list(slot.shape)}"
         if value is None:
             told = f"{self._name}.forward returned no '{key}'; it must be {wanted}"

@@ -59,7 +59,6 @@ def differences(own: Description, saved: Description) -> Differences:
 
 
 def _as_lists(value: Any) -> Any:
-    """Convert tuples to lists, as JSON does."""
     return [_as_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 

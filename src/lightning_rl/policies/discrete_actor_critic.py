@@ -75,7 +75,7 @@ class DiscreteActorCritic(QActorCritic):
     ) -> Tensor:
         """Return the values [E, B, n] of all actions for `td` [B].
 
-        Defaults: the policy's critic, and `critic_features` [B, D] for `features`.
+        Default of `features` [B, D]: `critic_features`.
         """
         features = self.critic_features(td) if features is None else features
         values: Tensor = (self.critic if critic is None else critic).outputs(features)

@@ -35,8 +35,7 @@ class GripperActorCritic(SquashedActorCritic):
     The command, close, stay or open, is the last action dimension: minimum, middle or maximum,
     rounded to the nearest. The gripper's critic values the three commands, and the policy always
     takes the best one; only the arm's noise explores. The other critics read the arm's action only,
-    with the gripper as a part of the env. Source: HIL-SERL (Luo et al. 2024, "Precise and Dexterous
-    Robotic Manipulation via Human-in-the-Loop Reinforcement Learning", section III).
+    with the gripper as a part of the env. Source: HIL-SERL (Luo et al. 2024, section III).
 
     `sample_log_prob` is that of the arm. For cloning, `evaluate_actions` adds the log-prob of the
     command under a softmax of its values with `CLONING_TEMPERATURE`.

@@ -156,8 +156,7 @@ class ReturnNormalizer(RewardNormalizer):
 
     r / max(sqrt(var(G) + eps), max|G| / limit), with the G of `RewardNormalizer` and the largest
     |G| so far, so that returns fit categorical critics. Without clipping, sums of rewards scale
-    like rewards. Source: Lee et al. 2025, "Hyperspherical Normalization for Scalable Deep
-    Reinforcement Learning" (SimbaV2), section 4.3.
+    like rewards. Source: Lee et al. 2025 (SimbaV2), section 4.3.
 
     With a `MixedReplay`, `variance` covers its mixture with demonstrations.
 

@@ -39,7 +39,7 @@ class PerceptronPolicy(Policy):
     Actions that `action_mask` of the observation forbids are never chosen.
 
     Args:
-        observation_space: Box (flat or matrix), MultiBinary, or a Dict of them; any for an encoder.
+        observation_space: Box (flat or matrix), MultiBinary, or a Dict of them; or the encoder's.
         action_space: of one env.
         distribution: the action distribution, parameterized by the actor's output.
         hidden_sizes: units of the actor's hidden layers.
@@ -310,5 +310,4 @@ class PerceptronPolicy(Policy):
 
 
 def _read(observation: Tensor | TensorDict, keys: Sequence[str] | None) -> Tensor | TensorDict:
-    """Return the selected keys of an observation; a tensor is returned unchanged."""
     return observation if isinstance(observation, Tensor) else observation.select(*(keys or ()))

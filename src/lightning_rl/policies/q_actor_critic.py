@@ -129,7 +129,6 @@ class QActorCritic(PerceptronPolicy):
 
     @property
     def _trunk(self) -> list[nn.Module]:
-        """The actor's encoder and memory."""
         return [one for one in (self.encoder, self.memory) if one is not None]
 
     @property
@@ -140,8 +139,8 @@ class QActorCritic(PerceptronPolicy):
     def features_for_actor(self, td: TensorDict) -> tuple[Tensor, Tensor]:
         """Return the features [B, D] of actor and critics for the actor's loss on `td` [B].
 
-        Without gradients for a shared encoder, which the critics' loss trains (Yarats et al. 2021,
-        "Improving Sample Efficiency in Model-Free Reinforcement Learning from Images", section 4).
+        Only the actor's own encoder gets gradients; the critics' loss trains others (Yarats et al.
+        2021).
         """
         if self.critic_reads_apart:
             actor_features = self.actor_features(td)
@@ -203,7 +202,7 @@ class QActorCritic(PerceptronPolicy):
     ) -> Tensor:
         """Return the values [E, B] of actions in [-1, 1] [B, A] for `td` [B].
 
-        Defaults: the policy's critic, and `critic_features` [B, D] for `features`.
+        Default of `features` [B, D]: `critic_features`.
         """
         features = self.critic_features(td) if features is None else features
         return (critic or self.critic)(features, unit_action)  # type: ignore[no-any-return]

@@ -71,8 +71,7 @@ class Teacher:
 class MixedActor(RolloutActor):
     """Acts with the teacher in a random share of steps and envs, otherwise with the student.
 
-    Source: Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured
-    Prediction to No-Regret Online Learning", algorithm 3.1.
+    Source: Ross, Gordon and Bagnell 2011 (DAgger), algorithm 3.1.
 
     Args:
         student: acts in the other steps; its random draws do not depend on the teacher.

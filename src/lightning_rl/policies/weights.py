@@ -132,7 +132,6 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _is_state_dict(value: Any) -> bool:
-    """Return whether a value is a dict of tensors."""
     tensors = isinstance(value, dict) and len(value) > 0
     return tensors and all(isinstance(one, Tensor) for one in value.values())
 

@@ -13,7 +13,6 @@ from lightning_rl.rollout.contract import FieldSpec
 
 
 def _of_inner(name: str) -> Any:
-    """Return a property that reads and writes an attribute of the inner policy."""
 
     def read(wrapper: "PolicyWrapper") -> Any:
         return getattr(wrapper.inner, name)

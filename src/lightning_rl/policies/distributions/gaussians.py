@@ -79,7 +79,6 @@ def distribution_for(
 
 
 def _refuse_for_choices(space: gymnasium.Space[Any], squash: Any, noise_correlation: Any) -> None:
-    """Refuse settings of continuous actions for a discrete space."""
     require(not squash, f"squash is for continuous actions; the action space is {space}.")
     require(
         not noise_correlation,
@@ -119,9 +118,9 @@ class Exploring(ActionDistribution):
     action given its observation does not change. The correlation falls to 1/e after -1 / log(c)
     steps. `state` [A + 1] is stored with the rollout: the last e, and 1 if there was a draw.
 
-    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016, "Continuous
-    Control with Deep Reinforcement Learning", section 3; density of single steps: Eberhard et al.
-    2023, "Pink Noise Is All You Need", section 4. Differs from the former: constant variance.
+    Source: Uhlenbeck and Ornstein 1930 in discrete time, as in Lillicrap et al. 2016 (DDPG),
+    section 3; density of single steps: Eberhard et al. 2023, section 4. Differs from DDPG: constant
+    variance.
 
     Attributes:
         noise_correlation: c, between consecutive actions of an episode, in [0, 1).
@@ -308,8 +307,7 @@ class RescaledGaussian(DiagonalGaussian):
 class Squashing(ActionDistribution):
     """Base class for actions squashed to the bounds of a Box: a = center + scale * tanh(u).
 
-    Attributes:
-        low, high, center, scale: [A].
+    `low`, `high`, `center` and `scale` have the shape [A].
     """
 
     low: Tensor
@@ -412,10 +410,6 @@ class TanhGaussian(DiagonalGaussian, Squashing):
 class UnitActions(Squashing, Exploring):
     """Base class for off-policy actors: actions in units of their bounds, [-1, 1].
 
-    Args:
-        space: floating-point Box with finite bounds.
-        noise_correlation: see `Exploring`.
-
     Raises:
         ConfigurationError: for another space, or a correlation outside [0, 1).
     """
@@ -468,7 +462,7 @@ class StateStdTanhGaussian(UnitActions):
     deviations.
 
     Args:
-        space: with finite bounds.
+        space: floating-point Box with finite bounds.
         log_std_bounds: (low, high), clamps the log standard deviation of u.
         noise_correlation: see `Exploring`.
 
@@ -546,10 +540,10 @@ class StateStdTanhGaussian(UnitActions):
 class NoisyTanh(UnitActions):
     """A deterministic action tanh(x), in units of its bounds, with exploration noise.
 
-    Source: Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods".
+    Source: Fujimoto et al. 2018 (TD3), section 6.
 
     Args:
-        space: with finite bounds.
+        space: floating-point Box with finite bounds.
         exploration_std: standard deviation of the noise, in units of the bounds.
         noise_correlation: see `Exploring`.
 
@@ -576,7 +570,7 @@ class NoisyTanh(UnitActions):
     def log_prob_and_entropy(
         self, output: Tensor, fields: dict[str, Tensor], executed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        # Of the noise before it is clipped at the bounds.
+        # Log-prob and entropy of the noise before it is clipped at the bounds.
         std = max(self.exploration_std, 1e-6)
         log_prob = self._log_prob((self.unit(fields["action"]) - output.tanh()) / std, executed)
         log_std = self.scale.log() + math.log(std)

@@ -38,9 +38,6 @@ class Encoder(nn.Module, ABC):
     The first constructor argument of a subclass is `observation_space`, of one env; the policy
     passes it. In the config: `encoder: {class_path: my_module.MyEncoder}`.
 
-    Args:
-        observation_space: of one env.
-
     Attributes:
         size: D, number of features.
     """
@@ -127,11 +124,8 @@ class PerceptronEncoder(Encoder):
 class OneHot(Encoder):
     """One-hot encoding of a discrete observation, such as a goal.
 
-    Args:
-        observation_space: Discrete or MultiDiscrete.
-
     Raises:
-        ConfigurationError: for another space.
+        ConfigurationError: for a space that is neither Discrete nor MultiDiscrete.
     """
 
     offset: Tensor
@@ -347,12 +341,7 @@ def is_picture(space: gymnasium.Space[Any]) -> bool:
 def picture_keys(
     space: gymnasium.Space[Any], path: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[int, int]]:
-    """Return height and width of the pictures in an observation space, by the path of their keys.
-
-    Args:
-        space: of an observation, or of one picture.
-        path: the keys that lead to the space.
-    """
+    """Return height and width of the pictures in an observation space, by their key path."""
     if isinstance(space, gymnasium.spaces.Dict):
         found: dict[tuple[str, ...], tuple[int, int]] = {}
         for key, child in space.items():
@@ -419,8 +408,7 @@ class SpatialSoftmaxCNN(PictureEncoder):
     (docs/pictures.md). Appearance and number of objects are lost.
 
     Source: Levine et al. 2016, "End-to-End Training of Deep Visuomotor Policies", section 5.1; Finn
-    et al. 2016, "Deep Spatial Autoencoders for Visuomotor Learning", equations 1 and 2. Differs
-    from the papers: smaller convolutions, with orthogonal weights.
+    et al. 2016, equations 1 and 2. Differs: smaller convolutions, with orthogonal weights.
 
     Args:
         observation_space: of a picture, see `PictureEncoder`.
@@ -477,8 +465,7 @@ def _from_edge_to_edge(number: int) -> Tensor:
 class ImpalaCNN(PictureEncoder):
     """A residual network; each section has a convolution, a pooling, and two residual blocks.
 
-    Source: Espeholt et al. 2018, "IMPALA: Scalable Distributed Deep-RL with Importance Weighted
-    Actor-Learner Architectures", figure 3, the large architecture.
+    Source: Espeholt et al. 2018, "IMPALA", figure 3, the large architecture.
 
     Args:
         observation_space: of a picture of any size, see `PictureEncoder`.
@@ -519,8 +506,6 @@ class ImpalaCNN(PictureEncoder):
 
 
 class _Residual(nn.Module):
-    """Two convolutions with a skip connection, for pictures [M, C, H, W]."""
-
     def __init__(self, channels: int, activation: str, normalization: ChannelNormalization) -> None:
         super().__init__()
         layers: list[nn.Module] = []
@@ -649,8 +634,8 @@ def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFac
 class FrozenEncoder(Encoder):
     """An encoder with weights from a local file, which training does not change.
 
-    Its parameters have no gradient, and it always stays in eval mode. A rollout or a replay can
-    store its features instead of pictures: see `EncodedObservations`.
+    It has no gradients and stays in eval mode. `EncodedObservations` stores features instead of
+    pictures.
 
     Args:
         observation_space: of one env.
@@ -702,7 +687,6 @@ class FrozenEncoder(Encoder):
 
 
 def _batch_dims(observation: Tensor | TensorDict, space: gymnasium.Space[Any]) -> int:
-    """Return the number of batch dimensions of an observation."""
     if isinstance(observation, Tensor):
         return observation.dim() - len(space.shape or ())
     return len(observation.batch_size)

@@ -137,9 +137,8 @@ class GRU(Memory):
 
     h' = (1 - z) n + z h, n = tanh(W x + b + r (U h + c)), r, z = sigmoid(W x + U h + b).
 
-    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for
-    Statistical Machine Translation". Differs from the paper: r is applied after the product with U,
-    as in torch.nn.GRU; the bias of z starts at 1, to keep more (Jozefowicz et al. 2015, for LSTMs).
+    Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder". Differs: r
+    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1 (to keep more).
 
     Args:
         input_size: D, number of input features.
@@ -171,8 +170,7 @@ class LSTM(Memory):
     c' = f c + i tanh(g), h' = o tanh(c'), i, f, g, o = W x + U h + b, sigmoids on i, f, o.
 
     Source: Hochreiter and Schmidhuber 1997, "Long Short-Term Memory"; forget gate: Gers et al.
-    2000, "Learning to Forget", with an initial bias of 1 (Jozefowicz et al. 2015, "An Empirical
-    Exploration of Recurrent Network Architectures").
+    2000, with an initial bias of 1 (Jozefowicz et al. 2015).
 
     Args:
         input_size: D, number of input features.

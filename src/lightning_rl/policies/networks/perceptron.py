@@ -83,8 +83,7 @@ def mlp(
     The gain of orthogonal weights is sqrt(2), and `output_gain` for the last layer.
 
     A residual network: linear layer, one `ResidualBlock` per hidden size (all equal),
-    normalization, last layer. Source: Lee et al. 2025, "SimBa: Simplicity Bias for Scaling Up
-    Parameters in Deep Reinforcement Learning" (initial weights differ).
+    normalization, last layer. Source: Lee et al. 2025, "SimBa" (initial weights differ).
 
     Raises:
         ConfigurationError: for an unknown activation, or unsupported layer sizes.

@@ -172,8 +172,7 @@ class QEnsemble(nn.Module):
 
         Features are [B, D], actions [B, A], next features [B, D], next actions [B, A]. Batch
         statistics must cover replayed and target actions, whose distributions differ. Source: Bhatt
-        et al. 2024, "CrossQ: Batch Normalization in Deep Reinforcement Learning for Greater Sample
-        Efficiency and Simplicity", section 4.
+        et al. 2024, "CrossQ", section 4.
         """
         both = torch.cat(
             [_joined(features, unit_action), _joined(next_features, next_action)], dim=0
@@ -205,7 +204,6 @@ class QEnsemble(nn.Module):
         return product
 
     def _normalized(self, x: Tensor, place: int, moving: bool) -> Tensor:
-        """Normalize units [E, B, H] for each critic."""
         if self.normalization == "none":
             return x
         if self.normalization == "batch":

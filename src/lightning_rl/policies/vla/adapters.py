@@ -137,7 +137,6 @@ def _saved_settings(place: Path) -> dict[str, Any]:
 
 
 def _check_names(model: nn.Module, settings: Mapping[str, Any], source: str) -> None:
-    """Refuse target modules that the model does not have, and unusable regular expressions."""
     names = [name for name, _ in model.named_modules()]
     targets = settings.get("target_modules")
     if isinstance(targets, list | tuple | set):

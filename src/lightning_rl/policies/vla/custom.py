@@ -47,10 +47,11 @@ class CustomVLA(Policy):
             one file or its shards. Read whenever the policy is created.
         model_class: required; import path of the class.
         model_config: arguments of its constructor.
-        strict: refuse weights with other names or shapes; false warns and keeps random weights.
+        strict: refuse weights with other names or shapes; false warns; missing weights stay random.
         freeze: patterns of parameter names that are not trained, such as `*vision*`.
         micro_batch_size: see `Policy`.
-        ignore_keys: keys of the observation that the model, if it has `reads`, does not read.
+        ignore_keys: keys of a Dict observation that the model does not read. A class with an
+            attribute `reads` refuses further keys.
         log_std_init: of a plain model, initial log standard deviation of its actions.
 
     Raises:

@@ -64,14 +64,14 @@ def load_vla_model(
         config: of `hf_config`, instead of a path; with `model_type`.
         model_class: of `class`; from `lightning_rl`, or from anywhere with `trust_code`.
         model_config: of `class`, the arguments of its constructor.
-        trust_code: import any class, and code next to weights (see `registry.GRANTS`).
+        trust_code: import any class, and code next to weights. Checkpoints cannot set it.
         strict: refuse weights with other names or shapes; otherwise warn.
         dtype: of the weights, `float32` or `bfloat16`.
         lora: arguments of peft's `LoraConfig` for a new adapter.
         adapter: directory of a saved adapter to train, instead of `lora`.
         freeze: patterns of parameter names that are not trained, such as `*vision*`.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
-        allow_download: let `path` be a model on a hub (see `registry.GRANTS`).
+        allow_download: let `path` be a model on a hub. Checkpoints cannot set it.
 
     Raises:
         ConfigurationError: for a missing, unsafe or different file, a pattern without a match, or
@@ -242,7 +242,7 @@ def _from_directory(
         with quiet(transformers):
             model, info = transformers.AutoModelForImageTextToText.from_pretrained(
                 path,
-                local_files_only=local or not allow_download,  # directories are complete
+                local_files_only=local or not allow_download,  # no hub for directories
                 dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=trust_code,

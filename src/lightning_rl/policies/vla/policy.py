@@ -157,7 +157,6 @@ class VLAPolicy(Policy):
 
 
 def _check_tokens(space: gymnasium.Space[Any], backbone: Backbone) -> None:
-    """Refuse an observation space with tokens beyond the vocabulary; unbounded spaces pass."""
     language = cast(gymnasium.spaces.Dict, space).spaces.get("language")
     if backbone.vocabulary is None or not isinstance(language, gymnasium.spaces.Box):
         return

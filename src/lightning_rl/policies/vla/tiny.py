@@ -18,10 +18,9 @@ NUMBERS = ("proprio", "condition")
 class TinyVLA(Backbone):
     """A convolution modulated by the instruction (FiLM), followed by a spatial soft-argmax.
 
-    Source: Perez et al. 2018, "FiLM: Visual Reasoning with a General Conditioning Layer"; Levine et
-    al. 2016, "End-to-End Training of Deep Visuomotor Policies". Further cameras, and depth pictures
-    of the size of `rgb`, are more channels. `proprio` and `condition` are inputs of the last
-    layers.
+    Source: Perez et al. 2018 (FiLM); Levine et al. 2016 (soft-argmax). Further cameras, and depth
+    pictures of the size of `rgb`, are more channels. `proprio` and `condition` are inputs of the
+    last layers.
 
     Args:
         channels: of the convolution's layers.

@@ -191,12 +191,7 @@ class TransformersBackbone(Backbone):
 
 
 class VocabularyTail(nn.Module):
-    """Logits of the last n tokens of a vocabulary, from a layer that the language model owns.
-
-    Args:
-        embeddings: the language model's last layer.
-        num_bins: n.
-    """
+    """Logits of the last n tokens of a vocabulary, from a layer that the language model owns."""
 
     def __init__(self, embeddings: nn.Linear, num_bins: int) -> None:
         super().__init__()
@@ -211,7 +206,6 @@ class VocabularyTail(nn.Module):
 
 
 def _tokens_per_image(config: Any) -> int:
-    """Return the number of image tokens per picture."""
     vision = config.vision_config
     patches = (int(_of(vision, "image_size")) // int(_of(vision, "patch_size"))) ** 2
     factor = int(getattr(config, "scale_factor", 1) or 1)
