@@ -158,7 +158,7 @@ class ReturnNormalizer(RewardNormalizer):
     |G| so far, so that returns fit categorical critics. Without clipping, sums of rewards scale
     like rewards. Source: Lee et al. 2025 (SimbaV2), section 4.3.
 
-    With a `MixedReplay`, `variance` covers its mixture with demonstrations.
+    With a `MixedReplay`, the variance covers collected samples and demonstrations by their shares.
 
     Args:
         limit: of returns; None for no limit.
@@ -193,7 +193,7 @@ class ReturnNormalizer(RewardNormalizer):
         Args:
             share: share of demonstrations in each minibatch.
             reward: [M], in the order of steps.
-            ends: [M] bool, the last steps of returns.
+            ends: [M] bool, steps after which the return restarts at zero.
             gamma: discount per step.
         """
         self.given = None

@@ -57,8 +57,7 @@ class Encoder(nn.Module, ABC):
 
 
 EncoderFactory = Callable[[gymnasium.Space[Any]], Encoder]
-"""Makes an encoder for an observation space; in YAML `{class_path: NatureCNN, init_args: {size:
-256}}`."""
+"""Makes an encoder for a space; in YAML `{class_path: NatureCNN, init_args: {size: 256}}`."""
 
 
 def of_critic(make: EncoderFactory, space: gymnasium.Space[Any]) -> Encoder:
@@ -182,7 +181,7 @@ class PictureEncoder(Encoder):
         normalize: scale each channel by its running mean and variance over all pixels. Much faster
             learning if a bright background fills the picture.
         crop: (top, left, height, width) in pixels. Default: the whole picture.
-        resize: (height, width) in pixels after cropping, smoothed. Default: no resizing.
+        resize: (height, width) in pixels after cropping, antialiased. Default: no resizing.
 
     Attributes:
         input_shape: (C, H, W) of the input of `layers`.

@@ -138,7 +138,7 @@ class GRU(Memory):
     h' = (1 - z) n + z h, n = tanh(W x + b + r (U h + c)), r, z = sigmoid(W x + U h + b).
 
     Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder". Differs: r
-    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1 (to keep more).
+    follows the product with U, as in torch.nn.GRU; the bias of z starts at 1, to keep more.
 
     Args:
         input_size: D, number of input features.
