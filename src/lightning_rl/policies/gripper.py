@@ -37,7 +37,7 @@ class GripperActorCritic(SquashedActorCritic):
     takes the best one; only the arm's noise explores. The other critics read the arm's action only,
     with the gripper as a part of the env. Source: HIL-SERL (Luo et al. 2024, section III).
 
-    `sample_log_prob` is that of the arm. For cloning, `evaluate_actions` adds the log-prob of the
+    `sample_log_prob` covers the arm only. For cloning, `evaluate_actions` adds the log-prob of the
     command under a softmax of its values with `CLONING_TEMPERATURE`.
 
     Args:

@@ -627,7 +627,7 @@ def _default_encoder(space: gymnasium.Space[Any], normalize: bool) -> EncoderFac
     return partial(PerceptronEncoder, normalize=normalize)
 
 
-# --- weights that stay as they are ---
+# --- frozen weights ---
 
 
 class FrozenEncoder(Encoder):

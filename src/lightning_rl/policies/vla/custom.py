@@ -34,6 +34,8 @@ class CustomVLA(Policy):
     A model may also work on plain tensors: `forward(observation)` returns actions [B, A],
     `get_value(observation)` values [B, 1], `evaluate_actions` reads `(observation, actions)`.
 
+    In YAML:
+
         policy:
           class_path: CustomVLA
           init_args: {model_path: DIR, model_class: my_vla.MyVLA, model_config: {width: 64}}

@@ -27,8 +27,8 @@ class TransformersBackbone(Backbone):
         path: the directory, or `config.json` or its directory.
         placeholder: token for a number of the action. Default: the model's padding token, or 0.
         token_offset: added to the env's tokens, to match the model's numbering.
-        padding: the env's masked token. Default: the model's padding token; 0 with a
-            `token_offset`.
+        padding: the env's masked token. Default: the model's padding token; 0 if it has none, and
+            with a `token_offset`.
         condition_tokens: for conditions 0 and 1, such as "negative" and "positive". Default: the
             first two tokens that are neither placeholder nor image.
         image_mean: per color, 0 to 1, to scale pixels. Default: from preprocessor_config.json.
