@@ -51,8 +51,7 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def check_strategy(trainer: Trainer) -> None:
-    """Refuse strategies other than one device and DDP: each process needs its own policy and envs.
-    """
+    """Refuse strategies other than one device and DDP: each process needs a policy and envs."""
     strategy = trainer.strategy
     started = start_method_of(strategy)
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or started != "popen":

@@ -1,6 +1,6 @@
 """Evaluate a whole rollout in one batched pass: its values, or the log-probs of its actions.
 
-Each step by itself: a recurrent policy begins it with the state that the rollout has for it.
+A recurrent policy starts each step with the state stored in the rollout.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,12 @@ from lightning_rl.rollout.contract import (
 def write_values(
     policy: Policy, rollout: TensorDict, value_of: Callable[[TensorDict], Tensor] | None = None
 ) -> None:
-    """Write `value` [N, T+1], and `final_value` where only the time ran out.
+    """Write `value` [N, T+1], and `final_value` for steps that a time limit truncated.
 
     Args:
-        policy: has a critic.
+        policy: a policy with a critic.
         rollout: [N, T+1].
-        value_of: returns values [B] in place of `policy.get_value`. Not for final observations: of
-            these there is another number each time.
+        value_of: returns values [B], instead of `policy.get_value`.
     """
     inputs = ["observation", *(["state"] if policy.remembers else [])]
     observations = flat_transitions(rollout, inputs, bootstrap=True)
@@ -45,6 +44,8 @@ def write_values(
         if policy.remembers:  # the state of the episode that ended: the next slot's is already zero
             before = {key: map_tree(lambda leaf: leaf[rows, steps], rollout[key]) for key in inputs}
             finals["state"] = next_state(policy, TensorDict(before, [len(rows)]))
+        # Without `value_of`: the number of final observations varies, and graphs need a fixed
+        # number.
         rollout["final_value"][rows, steps] = _values(policy, TensorDict(finals, [len(rows)]))
 
 
@@ -61,7 +62,7 @@ def _values(
 
 
 class EvaluatesActions(Protocol):
-    """What log-probs and states are asked of: a `Policy`, or one as it was."""
+    """The part of `Policy` that a `ReferencePolicy` has too."""
 
     @property
     def extra_fields(self) -> dict[str, FieldSpec]: ...
@@ -75,10 +76,10 @@ class EvaluatesActions(Protocol):
 
 
 def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
-    """Return the state [B, ...] of a recurrent policy after steps.
+    """Return the state [B, ...] of a recurrent policy after a step.
 
     Args:
-        policy: has a state.
+        policy: a policy with a state.
         td: [B], with the `observation` of each step, and the `state` before it.
     """
     state: Tensor = policy.get_action(td, deterministic=True)["next_state"]
@@ -87,12 +88,10 @@ def next_state(policy: EvaluatesActions, td: TensorDict) -> Tensor:
 
 @torch.no_grad()
 def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
-    """Return the states [N, T+1, ...] that a policy comes to on the way through a rollout.
-
-    It begins with the first state that the rollout has, and reads step by step.
+    """Return the states [N, T+1, ...] of a policy, recomputed from the first state of a rollout.
 
     Args:
-        policy: has a state.
+        policy: a policy with a state.
         rollout: [N, T+1].
     """
     state: Tensor = rollout["state"][:, 0]
@@ -107,10 +106,7 @@ def states_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
 
 @torch.no_grad()
 def log_prob_of(policy: EvaluatesActions, rollout: TensorDict) -> Tensor:
-    """Return the log-prob [N, T] that a policy gives to the actions of a rollout [N, T+1].
-
-    Or [N, T, L], where the policy gives it in parts.
-    """
+    """Return log-probs [N, T], or [N, T, L] in parts, of the actions of a rollout [N, T+1]."""
     keys = sorted({"observation", "action", *policy.extra_fields})
     transitions = flat_transitions(rollout, keys)
     log_probs = [

@@ -43,7 +43,7 @@ class TracedAdam:
         group = optimizer.param_groups[0]
         return (
             {id(p) for p in group["params"]} == {id(p) for p in parameters}
-            and len({(p.device, p.dtype) for p in parameters}) == 1  # flat tensors need one dtype and device
+            and len({(p.device, p.dtype) for p in parameters}) == 1  # flat tensors need that
             and min(group["betas"]) > 0
             and group["weight_decay"] == 0
             and not (group["amsgrad"] or group["maximize"] or group["differentiable"])

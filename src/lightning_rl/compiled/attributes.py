@@ -142,8 +142,7 @@ class Snapshot:
 
 @contextmanager
 def replaced(values: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Replace attributes, given as (holder, name, value), within a context; `MISSING` removes one.
-    """
+    """Replace attributes (holder, name, value) within a context; `MISSING` removes one."""
     kept = []
     try:
         for holder, name, value in values:

@@ -189,7 +189,7 @@ class Graphs:
     def _loosen(
         self, make: Make, inputs: list[Tensor], loose: set[str]
     ) -> tuple[set[str], "_Trace"]:
-        """Trace without constants for the changed attributes; return those not needed, and the trace.
+        """Trace without constants for changed attributes; return those not needed, and the trace.
 
         A changed number becomes a tensor; any other changed attribute is removed while tracing. If
         tracing then fails, the attribute stays a constant, and each of its values has its own
@@ -312,8 +312,7 @@ class _Compiled:
         self._places = {p: index[id(a.value)] for p, a in found.items() if id(a.value) in index}
 
     def holds(self, found: dict[str, Attribute]) -> bool:
-        """Return whether the graph is valid for these attributes; update its tensors and numbers.
-        """
+        """Return whether the graph is valid for these attributes; update its tensors."""
         for tensor, version, value in self._reads:
             if version_of(tensor) != version and tensor.item() != value:
                 return False

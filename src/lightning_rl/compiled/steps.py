@@ -39,13 +39,13 @@ from lightning_rl.system.machine import settings
 from lightning_rl.system.torch_private import copy_all, make_fx, version_of
 
 MOST_AHEAD, MOST_BYTES = 32, 2**25
-"""Most steps that run before the results are read, and most bytes of the final observations that are
-stored until then.
+"""Most steps that run before the results are read, and most bytes of the final observations that
+are stored until then.
 """
 
 LARGEST_START = 64
-"""Largest tensor of a reset, in numbers per env, for which each step computes a reset of every env and
-uses the needed ones. Beyond it, resets run outside the graph, for the envs that need one.
+"""Largest tensor of a reset, in numbers per env, for which each step computes a reset of every env
+and uses the needed ones. Beyond it, resets run outside the graph, for the envs that need one.
 """
 
 DRIVEN = ("state", "final_state", "episode", "elapsed", "stream_key", "restarts")
@@ -260,8 +260,7 @@ class CompiledSteps:
     # --- running code ---
 
     def slots_of(self, rollout: TensorDict) -> list[list[Tensor]]:
-        """Return the tensors that the graph writes, for each of the T steps of a rollout [N, T+1].
-        """
+        """Return the tensors that the graph writes, for each step of a rollout [N, T+1]."""
         storage = time_major(rollout.exclude("final_observation"))
         observation, names = _leaves(storage["observation"], SEEN), self.slot_names
         columns: dict[Keys, Sequence[Tensor]] = {
@@ -582,8 +581,7 @@ class _Held:
         return Snapshot(self._root, {(id(self._root.env), name) for name in DRIVEN}).found
 
     def changed(self) -> str | None:
-        """Describe an attribute that the step must not change but has changed; None if there is none.
-        """
+        """Describe an attribute that the step must not change but did; None if there is none."""
         for path, one in sorted(self._look().items()):
             tensor, version, _ = self._tensors.get(path, (None, 0, None))
             written = tensor is one.value and tensor is not None and version_of(tensor) != version

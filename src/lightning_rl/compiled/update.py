@@ -69,8 +69,7 @@ class CompiledUpdate(Update):
 
     @torch.no_grad()
     def _step_by_graph(self, minibatch: TensorDict) -> Tensor:
-        """Take a step, or only set the gradients if Adam is not in the graph; return the scalars.
-        """
+        """Take a step, or only set the gradients if Adam is not in the graph; return scalars."""
         if self.adam is not None and len(self._micro_batches(minibatch)) == 1:
             return self._run(minibatch, self.adam)
         sums = self._add_up(self.objective.prepare(minibatch.copy()))
@@ -263,8 +262,7 @@ class CompiledUpdate(Update):
         state: Sequence[Tensor],
         reached: Tensor | None,
     ) -> Tensor:
-        """Clip and step, unless a scalar is not finite; return the scalars and the gradient norm.
-        """
+        """Clip and step, unless a scalar is not finite; return scalars and gradient norm."""
         norm = gradient.square().sum().sqrt()
         row = torch.cat([row, norm[None]])
         clipped = gradient * computed_once(clip_factor(norm, self.objective.max_grad_norm))
@@ -345,8 +343,7 @@ class CompiledSequence(UpdateSequence):
         return rows
 
     def _function(self, minibatch: TensorDict) -> tuple[Function, dict[str, None]]:
-        """Return the graph's function, and the dict in which it records `index:name` of each scalar.
-        """
+        """Return the graph's function, and the dict that records `index:name` of each scalar."""
         first = len(self._tensors)
         last = first + len(tensors_of(minibatch))
         reported: dict[str, None] = {}

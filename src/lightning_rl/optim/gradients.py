@@ -108,7 +108,10 @@ class FlatGradient:
         return flattened(row, [self._whole], self._reached, count)
 
     def no_sums(self, scalars: int) -> Tensor:
-        """Return the result of `with_scalars` for no samples and L `scalars`: zeros [L + P + n + 1].
+        """Return what `with_scalars` returns for no samples: zeros [L + P + n + 1].
+
+        Args:
+            scalars: L.
         """
         return self._whole.new_zeros(scalars + len(self._whole) + len(self._parameters) + 1)
 

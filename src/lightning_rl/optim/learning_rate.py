@@ -25,7 +25,8 @@ class LearningRateSchedule:
     FACTOR = 1.5
     BOUNDS = (1e-5, 1e-2)
     NOISE = 1e-10
-    """A KL below it is rounding noise: float32 log-probs are off by about 1e-6, which gives a KL of 1e-12.
+    """A KL below it is rounding noise: float32 log-probs are off by about 1e-6, which gives a KL of
+    1e-12.
     """
 
     def __init__(self, kind: ScheduleKind, initial: float, desired_kl: float = 0.01) -> None:

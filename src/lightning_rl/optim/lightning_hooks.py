@@ -54,8 +54,7 @@ class LightningHooks:
             self._module.manual_backward(loss, inputs=inputs)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Step the plain optimizer: a LightningOptimizer would count each minibatch as a global step.
-        """
+        """Step the plain optimizer: LightningOptimizer would count each minibatch as a step."""
         self._module.trainer.strategy.optimizer_step(optimizer, closure=_no_closure)
 
 

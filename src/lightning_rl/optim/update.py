@@ -73,7 +73,7 @@ class Update:
         fused = all(group.get("fused") for group in optimizer.param_groups)
         self._gated = fused and self.parameters[0].device.type != "cpu"
         self._several = ranks.world_size() > 1
-        self._agreed = self._checked = False  # names agreed between ranks; first backward pass checked
+        self._agreed = self._checked = False  # names; first backward pass
 
     def __call__(self, minibatch: TensorDict) -> None:
         """Take a step for a minibatch [B]; with several processes, for this rank's part of it."""
@@ -242,7 +242,7 @@ class Objective:
 
 
 class UpdateStatistics:
-    """Store the scalars of minibatches on the device, read them once per iteration, count the steps.
+    """Store scalars of minibatches on the device, read them once per iteration, count the steps.
 
     The scalars are already means over all ranks.
 

@@ -49,7 +49,10 @@ class UpdateSequence:
         self.follow_up()
 
     def __call__(self, minibatch: TensorDict) -> None:
-        """Take a step on each loss for a minibatch [B]; with several processes, for this rank's part.
+        """Take a step on each loss for a minibatch [B], or for this rank's part of it.
+
+        Raises:
+            ConfigurationError: if the minibatch has a field with the name of a passed scalar.
         """
         self.check_fields(minibatch)
         minibatch = minibatch.copy()
